@@ -1,0 +1,568 @@
+"""The configuration: strict typed models, `base:` inheritance, every name cross-checked.
+
+One file describes what to compute (`config.yaml`); the Snakemake profile says on what machines.
+Each entry of a section is one thing to make, named by its key:
+
+    corpora → batches, pairs → backbones → experiments → benchmarks → tables, figures
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from revela.errors import RevelaError, unknown_name
+
+
+class Settings(BaseModel):
+    """Base of every entry: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def dump(self) -> str:
+        """Return the settings as one line of JSON with sorted keys, as rules pass them on."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Temperature = Annotated[float, Field(gt=0)]
+
+
+# ---------------------------------------------------------------------------- corpora
+
+
+class Corpus(Settings):
+    """What all corpora share: how documents are chosen and cut into chunks."""
+
+    documents: Positive | None = Field(None, description="keep a seeded sample of so many")
+    max_words: Positive = Field(120, description="words of a chunk at most")
+    seed: int = 0
+
+
+class FieldNames(Settings):
+    """Which fields of a row hold a document."""
+
+    id: str | None = None
+    title: str | None = None
+    text: str = "text"
+
+
+class PackagesCorpus(Corpus):
+    """Source and documentation of installed Python packages, one document a module."""
+
+    source: Literal["python-packages"]
+    packages: list[str] = Field(min_length=1)
+
+
+class RowCorpus(Corpus):
+    """A corpus whose documents are rows with named fields."""
+
+    fields: FieldNames = FieldNames()
+    join_title: bool = Field(False, description="consecutive rows of a title are one document")
+    on_bad_row: Literal["error", "skip"] = "error"
+
+
+class FilesCorpus(RowCorpus):
+    """Local files: .jsonl, .jsonl.gz, .parquet, or a folder of .txt and .md files."""
+
+    source: Literal["files"]
+    path: str
+
+
+class HubCorpus(RowCorpus):
+    """A data set of the Hugging Face hub, streamed, or one raw file of its repository."""
+
+    source: Literal["hub"]
+    dataset: str
+    revision: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    file: str | None = Field(None, description="read this .jsonl[.gz] or .parquet file instead")
+
+
+AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discriminator="source")]
+
+
+# ---------------------------------------------------------------------------- training data
+
+
+class Batches(Settings):
+    """Batches of B consecutive chunks, from corpora, from other batch sets, or ready-made.
+
+    Exactly one of `corpora`, `mix`, `file` and `hub` says where they come from.
+    """
+
+    batch_size: Positive = 16
+    corpora: list[str] = []
+    mix: dict[str, Positive] = Field({}, description="batch set → batches to sample from it")
+    file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
+    hub: str | None = Field(None, description="a hub data set of such JSON lines")
+    sample: Positive | None = Field(None, description="keep a seeded sample of so many batches")
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [k for k in ("corpora", "mix", "file", "hub") if getattr(self, k)]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of corpora, mix, file, hub; given: {given}")
+        return self
+
+
+class Pairs(Settings):
+    """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
+
+    corpora: list[str] = Field(min_length=1)
+    pairs: Positive | None = Field(None, description="pairs to make; all chunks if not given")
+    negatives: Natural = 15
+    inverse_cloze: float = Field(0.5, ge=0, le=1, description="share; the rest is cropping")
+    seed: int = 0
+
+
+class Backbone(Settings):
+    """A small Llama with its own tokenizer, pretrained on the chunks of a corpus."""
+
+    corpus: str
+    vocabulary: Positive = 8192
+    hidden_size: Positive = 256
+    intermediate_size: Positive = 688
+    layers: Positive = 4
+    heads: Positive = 4
+    sequence_length: Positive = 256
+    sequences_per_step: Positive = 16
+    tokens: Positive = Field(description="token passes in all")
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: Natural = 50
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    seed: int = 0
+
+
+# ---------------------------------------------------------------------------- experiments
+
+
+class Lora(Settings):
+    """Low-rank adapters; the defaults are the paper's (section 4.1 and its public code)."""
+
+    rank: Positive = 256
+    alpha: Positive = 64
+    dropout: float = Field(0.1, ge=0, lt=1)
+    targets: list[str] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
+
+
+class Encoding(Settings):
+    """How a text becomes a vector; one and the same for training and evaluation."""
+
+    query_prefix: str = "Query: "
+    passage_prefix: str = "Passage: "
+    pooling: Literal["last", "mean", "cls"] = "last"
+    append_eos: bool = True
+    normalize: bool = Field(True, description="cosine similarity; else dot product")
+
+
+class RevelaObjective(Settings):
+    """In-batch attention (paper, section 3)."""
+
+    name: Literal["revela"]
+    temperature: Temperature = Field(1e-4, description="of the in-batch similarities")
+    value_norm: bool = Field(True, description="V-normalisation (paper, equation 8)")
+    min_similarity: float = Field(1e-12, ge=0, description="pairs below it are skipped")
+    similarity_precision: Literal["float32", "bfloat16"] = "float32"
+    plain_loss_every: Natural = Field(50, description="steps between plain losses; 0: never")
+    language_model_loss: bool = Field(False, description="add the e rows' own loss")
+    freeze_language_model: bool = False
+
+
+class ReplugObjective(Settings):
+    """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
+
+    name: Literal["replug"]
+    retriever_temperature: Temperature = 1e-3
+    language_model_temperature: Temperature = 1e-3
+    include_self: bool = Field(True, description="the paper's sums run over k = i as well")
+
+
+class ContrieverObjective(Settings):
+    """InfoNCE over own and in-batch negatives (paper, appendix D.1)."""
+
+    name: Literal["contriever"]
+    temperature: Temperature = 0.01
+
+
+AnyObjective = Annotated[
+    RevelaObjective | ReplugObjective | ContrieverObjective, Field(discriminator="name")
+]
+
+
+class Experiment(Settings):
+    """One trained retriever; the defaults are the paper's (section 4.1)."""
+
+    objective: AnyObjective
+    data: str = Field(description="a batch set; for Contriever a set of pairs")
+    retriever: str = Field(description="a backbone of this file, a hub name or a folder")
+    language_model: str | None = None
+    encoding: Encoding = Encoding()
+    lora: Lora | None = Field(Lora(), description="null trains all weights")
+    max_length: Positive = Field(157, description="tokens of a chunk, the EOS included")
+    first_half: list[str] = Field([], description="corpora whose query form is a first half")
+    batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
+    batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
+    steps: Positive | None = Field(None, description="one epoch if not given")
+    learning_rate: float = Field(1e-4, gt=0)
+    warmup_steps: Natural = 100
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
+    )
+    gradient_checkpointing: bool = False
+    checkpoint_steps: Positive = 500
+    checkpoints_kept: Positive = 2
+    snapshots: list[Natural] = Field([], description="steps whose similarities are recorded")
+    tensorboard: bool = False
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needs_model = self.objective.name != "contriever"
+        if needs_model and self.language_model is None:
+            raise ValueError(f"language_model is required by objective {self.objective.name}")
+        if self.batches_per_step % self.batches_per_device:
+            raise ValueError(
+                f"batches_per_step {self.batches_per_step} is not divisible by "
+                f"batches_per_device {self.batches_per_device}"
+            )
+        if self.objective.name != "contriever" and self.batches_per_device != 1:
+            raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
+        return self
+
+
+# ---------------------------------------------------------------------------- evaluation
+
+
+class Bm25Model(Settings):
+    """BM25 by bm25s, as mteb ships it."""
+
+    kind: Literal["bm25s"]
+
+
+class EncoderModel(Settings):
+    """A pretrained encoder: a backbone of this file, a hub name or a folder."""
+
+    kind: Literal["encoder"]
+    retriever: str
+    revision: str | None = None
+    encoding: Encoding = Encoding()
+
+
+AnyModel = Annotated[Bm25Model | EncoderModel, Field(discriminator="kind")]
+
+
+class PydocsBenchmark(Settings):
+    """Three retrieval tasks cut from the Python standard library's own source."""
+
+    source: Literal["pydocs"]
+    tasks: list[Literal["docstring-to-function", "function-to-docstring", "first-to-second-half"]]
+    max_queries: Positive = 500
+    max_length: Positive = 512
+    seed: int = 0
+
+
+class MtebBenchmark(Settings):
+    """Retrieval tasks of mteb, by their names."""
+
+    source: Literal["mteb"]
+    tasks: list[str] = Field(min_length=1)
+    max_length: Positive = 2048
+
+
+class FolderBenchmark(Settings):
+    """Collections in BEIR layout: <path>/<task>/{corpus,queries}.jsonl[.gz], qrels.tsv."""
+
+    source: Literal["folder"]
+    path: str
+    tasks: list[str] = Field(min_length=1)
+    max_length: Positive = 2048
+
+
+AnyBenchmark = Annotated[
+    PydocsBenchmark | MtebBenchmark | FolderBenchmark, Field(discriminator="source")
+]
+
+
+# ---------------------------------------------------------------------------- report
+
+
+class Reported(Settings):
+    """A system's figures as somebody printed them: a column of a CSV file with tasks as rows."""
+
+    file: str
+    column: str
+
+
+class Row(Settings):
+    """One system of a table: measured here (`model`) or printed elsewhere (`reported`)."""
+
+    label: str
+    model: str | None = None
+    reported: Reported | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.model is None) == (self.reported is None):
+            raise ValueError("give exactly one of model, reported")
+        return self
+
+
+class Table(Settings):
+    """Systems × tasks and their mean, nDCG@10 × 100."""
+
+    caption: str
+    benchmark: str
+    rows: list[Row] = Field(min_length=1)
+    columns: dict[str, str] = Field({}, description="task → heading, in this order; default all")
+    measure: str = "ndcg_at_10"
+
+
+class CurvesFigure(Settings):
+    """Training curves: loss, loss without in-batch attention, mean top similarity."""
+
+    kind: Literal["curves"]
+    caption: str
+    experiments: dict[str, str] = Field(min_length=1, description="experiment → label")
+
+
+class DynamicsFigure(Settings):
+    """In-batch similarities of one batch at several steps (paper, figure 6)."""
+
+    kind: Literal["dynamics"]
+    caption: str
+    experiment: str
+
+
+AnyFigure = Annotated[CurvesFigure | DynamicsFigure, Field(discriminator="kind")]
+
+
+class Config(Settings):
+    """A whole configuration file."""
+
+    corpora: dict[str, AnyCorpus] = {}
+    batches: dict[str, Batches] = {}
+    pairs: dict[str, Pairs] = {}
+    backbones: dict[str, Backbone] = {}
+    experiments: dict[str, Experiment] = {}
+    models: dict[str, AnyModel] = {}
+    benchmarks: dict[str, AnyBenchmark] = {}
+    tables: dict[str, Table] = {}
+    figures: dict[str, AnyFigure] = {}
+
+    def evaluable(self) -> list[str]:
+        """Return the names of everything that can be a row of a table."""
+        return [*self.experiments, *self.models]
+
+    def model(self, name: str) -> Bm25Model | EncoderModel:
+        """Return how to load a model for evaluation; an experiment is its trained encoder."""
+        if name in self.models:
+            return self.models[name]
+        experiment = self.experiments[name]
+        return EncoderModel(
+            kind="encoder",
+            retriever=f"results/models/{name}/retriever",
+            encoding=experiment.encoding,
+        )
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def load_config(path: Path) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        RevelaError: it cannot be read, has an unknown key, a bad value or an unknown name; the
+            message gives the file, the key, the value and what is allowed.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RevelaError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise RevelaError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    return parse_config(raw or {}, str(path))
+
+
+def parse_config(raw: dict[str, Any], source: str) -> Config:
+    """Check a configuration that was already read from `source`; see `load_config`."""
+    if not isinstance(raw, dict):
+        raise RevelaError(f"{source}: expected sections such as corpora and experiments")
+    resolved = {
+        section: _inherit(section, entries, source) if isinstance(entries, dict) else entries
+        for section, entries in raw.items()
+    }
+    try:
+        config = Config.model_validate(resolved)
+    except ValidationError as error:
+        raise RevelaError(f"{source}: {_first_problem(error, resolved)}") from error
+    _check_names(config, source)
+    return config
+
+
+def parse_settings(model: Any, text: str) -> Any:
+    """Read the JSON settings that a command was given as an entry of type `model`.
+
+    Raises:
+        RevelaError: not JSON, or not the settings of this command.
+    """
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RevelaError(f"--settings: not valid JSON: {error}") from error
+    try:
+        return TypeAdapter(model).validate_python(raw)
+    except ValidationError as error:
+        raise RevelaError(f"--settings: {_first_problem(error, raw)}") from error
+
+
+def _inherit(section: str, entries: dict[str, Any], source: str) -> dict[str, Any]:
+    """Resolve `base:` in the entries of a section: mappings merge, everything else replaces."""
+    done: dict[str, Any] = {}
+
+    def resolve(name: str, path: tuple[str, ...]) -> Any:
+        where = f"{source}: {section}.{name}"
+        if name in path:
+            raise RevelaError(f"{where}.base: circular: {' → '.join((*path, name))}")
+        if name not in done:
+            entry = entries[name]
+            if isinstance(entry, dict) and "base" in entry:
+                base = entry["base"]
+                if base not in entries:
+                    raise RevelaError(f"{where}.base: {unknown_name('entry', str(base), entries)}")
+                own = {key: value for key, value in entry.items() if key != "base"}
+                entry = _merge(resolve(base, (*path, name)), own)
+            done[name] = entry
+        return done[name]
+
+    return {name: resolve(name, ()) for name in entries}
+
+
+def _merge(base: Any, own: Any) -> Any:
+    """Merge two mappings; one that changes what kind of thing it is starts afresh."""
+    if isinstance(base, dict) and isinstance(own, dict):
+        if any(own.get(tag, base.get(tag)) != base.get(tag) for tag in ("name", "source", "kind")):
+            return own
+        return {
+            **base,
+            **{key: _merge(base[key], own[key]) if key in base else own[key] for key in own},
+        }
+    return own
+
+
+def _first_problem(error: ValidationError, raw: Any) -> str:
+    """Tell the first problem in one line: key, what is wrong, the value."""
+    problem = error.errors(include_url=False)[0]
+    keys, value = [], raw
+    for part in problem["loc"]:
+        # The path names union members as well; those are no keys of the file.
+        if isinstance(value, dict) and part in value:
+            keys.append(str(part))
+            value = value[part]
+        elif isinstance(value, list) and isinstance(part, int):
+            keys.append(str(part))
+            value = value[part]
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    last = str(problem["loc"][-1]) if problem["loc"] else ""
+    if problem["type"] == "extra_forbidden":
+        known = {field for model in _models(Settings) for field in model.model_fields}
+        if last in known:
+            return f"{'.'.join(keys)}: {last!r} is not a key of this entry{more}"
+        return f"{'.'.join(keys)}: {unknown_name('key', last, known)}{more}"
+    if problem["type"] == "missing":
+        return f"{'.'.join([*keys, last])}: missing{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(value, dict) else f"; got {value!r}"
+    return f"{'.'.join(keys)}: {message}{shown}{more}"
+
+
+def _models(model: type[Settings]) -> list[type[Settings]]:
+    return [model, *(m for child in model.__subclasses__() for m in _models(child))]
+
+
+def _check_names(config: Config, source: str) -> None:
+    """Check that every name one entry uses is defined by another.
+
+    Raises:
+        RevelaError: with the key, the name and the nearest defined ones.
+    """
+
+    def check(key: str, what: str, name: str, allowed: Iterable[str]) -> None:
+        if name not in set(allowed):
+            raise RevelaError(f"{source}: {key}: {unknown_name(what, name, allowed)}")
+
+    def check_model(key: str, name: str) -> None:
+        """A name without a slash can only be a backbone: hub names and folders have one."""
+        if "/" not in name:
+            check(key, "backbone", name, config.backbones)
+
+    for name, batches in config.batches.items():
+        for corpus in batches.corpora:
+            check(f"batches.{name}.corpora", "corpus", corpus, config.corpora)
+        for other in batches.mix:
+            check(f"batches.{name}.mix", "batch set", other, config.batches)
+    for name, pairs in config.pairs.items():
+        for corpus in pairs.corpora:
+            check(f"pairs.{name}.corpora", "corpus", corpus, config.corpora)
+    for name, backbone in config.backbones.items():
+        check(f"backbones.{name}.corpus", "corpus", backbone.corpus, config.corpora)
+    for name, experiment in config.experiments.items():
+        key = f"experiments.{name}"
+        if experiment.objective.name == "contriever":
+            check(f"{key}.data", "set of pairs", experiment.data, config.pairs)
+        else:
+            check(f"{key}.data", "batch set", experiment.data, config.batches)
+        check_model(f"{key}.retriever", experiment.retriever)
+        if experiment.language_model is not None:
+            check_model(f"{key}.language_model", experiment.language_model)
+        for corpus in experiment.first_half:
+            check(f"{key}.first_half", "corpus", corpus, config.corpora)
+        if name in config.models or name in config.backbones:
+            raise RevelaError(f"{source}: {key}: the name is taken by a model or backbone")
+    for name, model in config.models.items():
+        if isinstance(model, EncoderModel):
+            check_model(f"models.{name}.retriever", model.retriever)
+    seen: dict[str, str] = {}
+    for name, benchmark in config.benchmarks.items():
+        for task in benchmark.tasks:
+            if seen.setdefault(task, name) != name:
+                raise RevelaError(
+                    f"{source}: benchmarks.{name}.tasks: {task!r} is a task of {seen[task]!r} too"
+                )
+    for name, table in config.tables.items():
+        key = f"tables.{name}"
+        check(f"{key}.benchmark", "benchmark", table.benchmark, config.benchmarks)
+        for task in table.columns:
+            tasks = config.benchmarks[table.benchmark].tasks
+            check(f"{key}.columns", f"task of {table.benchmark}", task, tasks)
+        for row in table.rows:
+            if row.model is not None:
+                check(f"{key}.rows", "model or experiment", row.model, config.evaluable())
+    for name, figure in config.figures.items():
+        named = [figure.experiment] if isinstance(figure, DynamicsFigure) else figure.experiments
+        for experiment_name in named:
+            check(f"figures.{name}", "experiment", experiment_name, config.experiments)
+        if isinstance(figure, DynamicsFigure):
+            experiment = config.experiments[figure.experiment]
+            if not experiment.snapshots or experiment.objective.name != "revela":
+                raise RevelaError(
+                    f"{source}: figures.{name}.experiment: {figure.experiment!r} must be a revela "
+                    "experiment with snapshots"
+                )

@@ -1,0 +1,20 @@
+"""The one error that a user is meant to see."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RevelaError(Exception):
+    """A mistake in the input, the settings or the surroundings, told in one line.
+
+    The command line prints the message without a traceback and exits with code 1.
+    """
+
+
+def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
+    """Say that `name` is not one of `allowed`, nearest names first."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        return f"unknown {what} {name!r}; did you mean {' or '.join(map(repr, near))}?"
+    return f"unknown {what} {name!r}; allowed: {', '.join(names) or 'none is defined'}"

@@ -1,0 +1,63 @@
+"""Tiny models and data, made on the spot in the formats of the real ones."""
+
+import json
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # a missing model or data set fails at once
+
+import pytest
+import torch
+import transformers
+
+TEXTS = [
+    "The parser reads a file line by line. Every line becomes a record. Records are sorted.",
+    "A socket connects two processes. Each end reads what the other end writes. Both can close it.",
+    "Rivers carry water to the sea. In spring they flood the fields. Farmers welcome the mud.",
+    "The queue holds jobs until a worker is free. Workers take the oldest job. Jobs may fail.",
+    "A matrix has rows and columns. Its transpose swaps them. Its inverse may not exist.",
+]
+
+
+def tiny_llama(**changes: object) -> transformers.LlamaForCausalLM:
+    """Return a random Llama of a few thousand parameters."""
+    torch.manual_seed(0)
+    settings = {
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }
+    config = transformers.LlamaConfig(**(settings | changes))
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="session")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer of its own, as `save_pretrained` leaves it in a folder."""
+    from revela.pretraining import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("backbone")
+    tokenizer = train_tokenizer(iter(TEXTS * 5), 300)
+    model = tiny_llama(
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def corpus_file(tmp_path: Path) -> Path:
+    """Forty short documents as JSON lines."""
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"id": str(n), "text": f"{TEXTS[n % 5]} Note {n}.\n\nEnd of {n}."} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path

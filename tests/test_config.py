@@ -1,0 +1,92 @@
+"""Configuration: every mistake is one line that names file, key, value and what is allowed."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from revela.config import load_config, parse_config
+from revela.errors import RevelaError
+
+ROOT = Path(__file__).parent.parent
+DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
+
+
+def changed(path: str, value: object) -> dict:
+    config = copy.deepcopy(DEMO)
+    *parents, last = path.split("/")
+    entry = config
+    for key in parents:
+        entry = entry[int(key)] if isinstance(entry, list) else entry[key]
+    entry[last] = value
+    return config
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.demo.yaml"])
+def test_shipped_configs_are_valid(name):
+    assert load_config(ROOT / name).tables
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("experimets", {}, "experimets: unknown key 'experimets'; did you mean 'experiments'"),
+        ("experiments/demo-revela/learning_rat", 1, "demo-revela.learning_rat.*'learning_rate'"),
+        ("experiments/demo-revela/learning_rate", -1, r"demo-revela.learning_rate.*got -1"),
+        ("experiments/demo-revela/data", "python-package", "data: unknown batch set.*'python-pack"),
+        ("experiments/demo-revela/retriever", "demo-bacbone", "retriever.*'demo-backbone'"),
+        ("experiments/demo-revela/base", "nothing", "base: unknown entry 'nothing'"),
+        ("experiments/demo-revela/base", "demo-replug", "circular"),
+        ("experiments/demo-revela/first_half", ["wiki"], "first_half: unknown corpus 'wiki'"),
+        ("experiments/demo-revela/language_model", None, "language_model is required"),
+        ("experiments/demo-contriever/batches_per_step", 17, "17 is not divisible by"),
+        ("batches/python-packages/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
+        ("batches/python-packages/mix", {"a": 1}, "give exactly one of corpora, mix, file, hub"),
+        ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora: unknown corpus"),
+        ("backbones/demo-backbone/corpus", "x", "backbones.demo-backbone.corpus: unknown corpus"),
+        ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
+        ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),
+        ("tables/demo/columns", {"x": "X"}, "tables.demo.columns: unknown task of pydocs 'x'"),
+        ("tables/demo/rows/4/model", "demo-revel", "unknown model or experiment.*'demo-revela'"),
+        ("figures/demo-dynamics/experiment", "demo", "unknown experiment 'demo'"),
+        ("figures/demo-dynamics/experiment", "demo-replug", "with snapshots"),
+        ("corpora/python-packages/source", "package", "package"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(path, value, message):
+    with pytest.raises(RevelaError, match=message) as caught:
+        parse_config(changed(path, value), "demo.yaml")
+    assert str(caught.value).startswith("demo.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_base_inherits_all_but_what_is_given():
+    config = parse_config(DEMO, "demo.yaml")
+    revela, replug = (config.experiments[f"demo-{name}"] for name in ("revela", "replug"))
+    assert replug.learning_rate == revela.learning_rate
+    assert replug.objective.name == "replug"
+
+
+def test_base_merges_within_the_same_objective():
+    raw = changed("experiments/ablation", {"base": "demo-revela", "objective": {"value_norm": False}})
+    config = parse_config(raw, "demo.yaml")
+    ablation, original = config.experiments["ablation"], config.experiments["demo-revela"]
+    assert not ablation.objective.value_norm
+    assert ablation.objective.temperature == original.objective.temperature
+    assert ablation.model_copy(update={"objective": original.objective}) == original
+
+
+def test_settings_do_not_depend_on_the_order_of_keys():
+    turned = dict(reversed(DEMO["experiments"]["demo-revela"].items()))
+    for name in DEMO["experiments"]:
+        settings = parse_config(changed("experiments/demo-revela", turned), "x").experiments[name]
+        assert settings.dump() == parse_config(DEMO, "x").experiments[name].dump()
+
+
+def test_a_missing_or_broken_file(tmp_path):
+    with pytest.raises(RevelaError, match=r"none\.yaml: No such file"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1")
+    with pytest.raises(RevelaError, match=r"broken\.yaml: not valid YAML.*line 1"):
+        load_config(tmp_path / "broken.yaml")
