@@ -1,0 +1,189 @@
+"""Batches: B chunks that attend to each other (paper, section 4.1)."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from revela.config import Batches
+from revela.corpora import json_lines
+from revela.errors import RevelaError
+
+SCHEMA = pa.schema([("source", pa.string()), ("texts", pa.list_(pa.string()))])
+"""Columns of a batch file: the corpus its chunks come from, its B chunks in document order."""
+
+T = TypeVar("T")
+
+_ROWS = 1024  # batches written or read at a time
+
+
+@dataclass
+class Counts:
+    """What batching did, for the manifest."""
+
+    batches: int = 0
+    chunks_dropped: int = 0  # of incomplete last batches
+    batches_before_sampling: int = 0
+
+
+def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Counts:
+    """Write a batch file.
+
+    Args:
+        settings: where batches come from and how many are kept.
+        inputs: chunk files by corpus name, or batch files by set name when mixing.
+        output: the Parquet file to write.
+
+    Raises:
+        RevelaError: too few chunks for one batch, fewer batches than are to be sampled, or a
+            ready-made batch of another size.
+    """
+    counts = Counts()
+    if settings.mix:
+        batches: Iterator[dict[str, Any]] = _mixed(settings, inputs)
+        available = sum(settings.mix.values())
+    elif settings.corpora:
+        sizes = {name: pq.read_metadata(inputs[name]).num_rows for name in settings.corpora}
+        available = sum(size // settings.batch_size for size in sizes.values())
+        counts.chunks_dropped = sum(size % settings.batch_size for size in sizes.values())
+        if not available:
+            raise RevelaError(
+                f"corpora {', '.join(settings.corpora)}: {sum(sizes.values())} chunks are too few "
+                f"for one batch of {settings.batch_size}"
+            )
+        batches = (
+            {"source": name, "texts": texts}
+            for name in settings.corpora
+            for texts in group_consecutive(read_texts(inputs[name]), settings.batch_size)
+        )
+    else:
+        path = Path(settings.file) if settings.file else _download(settings)
+        batches = read_jsonl(path, settings.batch_size)
+        available = sum(1 for _ in read_jsonl(path, settings.batch_size))
+    counts.batches_before_sampling = available
+    if settings.sample is not None:
+        batches = sample(batches, available, settings.sample, settings.seed)
+    with pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
+        while rows := list(islice(batches, _ROWS)):
+            writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+            counts.batches += len(rows)
+    return counts
+
+
+def read_texts(chunks: Path) -> Iterator[str]:
+    """Yield the texts of a chunk file in order."""
+    for rows in pq.ParquetFile(chunks).iter_batches(8192, columns=["text"]):
+        yield from rows.column("text").to_pylist()
+
+
+def group_consecutive(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield consecutive texts in groups of `size`; an incomplete last group is dropped.
+
+    A group may span documents, as in the paper.
+    """
+    stream = iter(texts)
+    while len(group := list(islice(stream, size))) == size:
+        yield group
+
+
+def sample(items: Iterable[T], available: int, count: int, seed: int) -> Iterator[T]:
+    """Yield `count` of `available` items, drawn without replacement, in their own order.
+
+    Raises:
+        RevelaError: fewer are available.
+    """
+    if count > available:
+        raise RevelaError(f"cannot sample {count} batches: there are only {available}")
+    chosen = sorted(random.Random(seed).sample(range(available), count))
+    return _at(items, chosen)
+
+
+def _at(items: Iterable[T], indices: list[int]) -> Iterator[T]:
+    wanted = iter(indices)
+    following = next(wanted, None)
+    for index, item in enumerate(items):
+        if following is None:
+            return
+        if index == following:
+            yield item
+            following = next(wanted, None)
+
+
+def _mixed(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
+    """Yield a sample of each batch set, one set after the other; training shuffles the order."""
+    for name, count in settings.mix.items():
+        available = pq.read_metadata(inputs[name]).num_rows
+        for row in sample(read_batches(inputs[name]), available, count, settings.seed):
+            if len(row["texts"]) != settings.batch_size:
+                raise RevelaError(
+                    f"batch set {name!r} has batches of {len(row['texts'])}, "
+                    f"not of batch_size {settings.batch_size}"
+                )
+            yield row
+
+
+def read_batches(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch file, each with `source` and `texts`."""
+    for rows in pq.ParquetFile(path).iter_batches(_ROWS):
+        yield from rows.to_pylist()
+
+
+# ---------------------------------------------------------------------------- the authors' format
+
+
+def read_jsonl(path: Path, batch_size: int) -> Iterator[dict[str, Any]]:
+    """Yield ready-made batches: JSON lines, each a list of texts or `{src, text: [texts]}`.
+
+    Raises:
+        RevelaError: a line is neither, or a batch has another size; with file and line.
+    """
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise RevelaError(f"{path}: {error.strerror}") from error
+    with stream:
+        for place, row in json_lines(stream, str(path)):
+            if isinstance(row, Exception):
+                raise RevelaError(f"{place}: {row}")
+            source, texts = (row.get("src", ""), row.get("text")) if isinstance(row, dict) else ("", row)
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
+            if len(texts) != batch_size:
+                raise RevelaError(f"{place}: {len(texts)} texts, not batch_size {batch_size}")
+            yield {"source": source, "texts": texts}
+
+
+def write_jsonl(batches: Iterable[dict[str, Any]], output: Path) -> int:
+    """Write batches as JSON lines `{src, text: [texts]}`; return how many."""
+    count = 0
+    with output.open("w", encoding="utf-8") as stream:
+        for row in batches:
+            line = {"src": row["source"], "text": row["texts"]}
+            stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def _download(settings: Batches) -> Path:
+    """Fetch the one JSON-lines file of a hub data set."""
+    import huggingface_hub
+
+    from revela.hub import explain
+
+    name = str(settings.hub)
+    try:
+        files = huggingface_hub.list_repo_files(name, repo_type="dataset")
+        lines = [file for file in files if file.endswith((".jsonl", ".jsonl.gz"))]
+        if len(lines) != 1:
+            raise RevelaError(f"data set {name!r}: expected one .jsonl file, found {lines}")
+        return Path(huggingface_hub.hf_hub_download(name, lines[0], repo_type="dataset"))
+    except RevelaError:
+        raise
+    except Exception as error:
+        raise RevelaError(explain("data set", name, error)) from error

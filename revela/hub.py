@@ -1,0 +1,40 @@
+"""Why something of the Hugging Face hub cannot be had, in one sentence that says what to do."""
+
+from collections.abc import Iterator
+
+
+def explain(what: str, name: str, error: BaseException) -> str:
+    """Return one line for an error that loading `name` from the hub or a folder raised.
+
+    Args:
+        what: "model" or "data set".
+        name: the hub name or folder asked for.
+        error: what the library raised; its causes are looked at as well.
+    """
+    kinds = {type(cause).__name__ for cause in _causes(error)}
+    text = " ".join(str(cause) for cause in _causes(error)).lower()
+    if "GatedRepoError" in kinds or "gated" in text:
+        return (
+            f"{what} {name!r} is gated: accept its terms on https://huggingface.co/{name} "
+            "and set HF_TOKEN in the environment"
+        )
+    if "RepositoryNotFoundError" in kinds or "404" in text:
+        return (
+            f"{what} {name!r} does not exist on the hub, or is private: check the spelling, "
+            "or set HF_TOKEN in the environment"
+        )
+    offline = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError"}
+    phrases = ("offline", "couldn't connect", "couldn't reach", "cached files", "connection")
+    if kinds & offline or any(phrase in text for phrase in phrases):
+        return (
+            f"{what} {name!r} is not in the local cache and the hub cannot be reached: "
+            "connect, or download it beforehand with `hf download`"
+        )
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"{what} {name!r} cannot be loaded: {first_line}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
