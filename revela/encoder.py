@@ -1,0 +1,210 @@
+"""The encoder: text → token ids → vector, the same function for training and evaluation."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from revela.config import Encoding, Lora
+from revela.errors import RevelaError
+from revela.hub import explain
+
+Role = Literal["query", "passage"]
+
+_PAD_MULTIPLE = 8
+
+
+def token_ids(
+    tokenizer: Any,
+    texts: Sequence[str],
+    role: Role,
+    encoding: Encoding,
+    max_length: int,
+    first_half: bool = False,
+) -> list[list[int]]:
+    """Return the token ids of texts in one of their two roles.
+
+    Prefix + text is stripped and cut so that the ids, EOS included, are at most `max_length`. The
+    EOS goes in as an id: a tokenizer may drop one that is written as text.
+
+    Args:
+        tokenizer: the backbone's; adds its own BOS where it has one.
+        texts: N texts.
+        role: which prefix they get.
+        encoding: prefixes, and whether an EOS ends them.
+        max_length: tokens at most, at least two.
+        first_half: keep the first half of the ids of prefix + text (paper, appendix C).
+    """
+    prefix = encoding.query_prefix if role == "query" else encoding.passage_prefix
+    room = max_length - int(encoding.append_eos)
+    rows = tokenizer(
+        [(prefix + text).strip() for text in texts], truncation=True, max_length=room
+    )["input_ids"]
+    if first_half:
+        rows = [ids[: max(1, len(ids) // 2)] for ids in rows]
+    if not encoding.append_eos:
+        return rows
+    eos = tokenizer.eos_token_id
+    return [ids if ids and ids[-1] == eos else [*ids, eos] for ids in rows]
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+    """Pad rows of ids on the right to one length, a multiple of 8.
+
+    Returns:
+        input_ids (N, L) and attention_mask (N, L), 1 on real tokens.
+    """
+    length = max(map(len, rows))
+    length += -length % _PAD_MULTIPLE
+    input_ids = torch.full((len(rows), length), pad_id or 0, dtype=torch.long)
+    attention_mask = torch.zeros((len(rows), length), dtype=torch.long)
+    for index, ids in enumerate(rows):
+        input_ids[index, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+        attention_mask[index, : len(ids)] = 1
+    return input_ids, attention_mask
+
+
+class Encoder(nn.Module):
+    """A backbone, perhaps with an adapter, and the pooling that makes its output a vector."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, encoding: Encoding) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.encoding = encoding
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return embeddings (N, D) in float32 of right-padded ids (N, L), of unit length if set."""
+        hidden_NLD = self.model(
+            input_ids=input_ids, attention_mask=attention_mask
+        ).last_hidden_state.float()
+        if self.encoding.pooling == "cls":
+            embeddings_ND = hidden_NLD[:, 0]
+        elif self.encoding.pooling == "mean":
+            weights = attention_mask.unsqueeze(-1).float()
+            embeddings_ND = (hidden_NLD * weights).sum(1) / weights.sum(1)
+        else:
+            last = attention_mask.sum(1) - 1
+            embeddings_ND = hidden_NLD[torch.arange(len(last), device=last.device), last]
+        return F.normalize(embeddings_ND, dim=-1) if self.encoding.normalize else embeddings_ND
+
+    @torch.inference_mode()
+    def encode(
+        self, texts: Sequence[str], role: Role, max_length: int, tokens_per_batch: int = 16_384
+    ) -> Tensor:
+        """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
+
+        Texts of like length share a batch, so that little is spent on padding.
+
+        Raises:
+            RevelaError: an embedding is not finite; names the text.
+        """
+        rows = token_ids(self.tokenizer, texts, role, self.encoding, max_length)
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
+        embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
+        with tqdm(total=len(rows), desc=f"encoding {role}", mininterval=2, leave=False) as progress:
+            while order:
+                width = len(rows[order[0]]) + _PAD_MULTIPLE
+                batch = order[: max(1, tokens_per_batch // width)]
+                order = order[len(batch) :]
+                ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
+                output = self(ids.to(self.device), mask.to(self.device)).cpu()
+                if not bool(output.isfinite().all()):
+                    bad = batch[int((~output.isfinite()).any(1).nonzero()[0])]
+                    raise RevelaError(f"the embedding of {texts[bad][:80]!r} is not finite")
+                for index, embedding in zip(batch, output, strict=True):
+                    embeddings[index] = embedding
+                progress.update(len(batch))
+        return torch.stack(embeddings)
+
+
+# ---------------------------------------------------------------------------- loading
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """Load a backbone's tokenizer; see `load_model` for the errors."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except Exception as error:
+        raise RevelaError(explain("model", name, error)) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+def load_model(
+    name: str,
+    causal: bool = False,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """Load a backbone, without its head unless `causal`; a folder's adapter is merged into it.
+
+    Raises:
+        RevelaError: offline, gated, misspelt or broken, each told apart.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    adapter = Path(name) / "adapter_config.json"
+    if adapter.exists():
+        from peft import PeftModel
+
+        base_name = json.loads(adapter.read_text())["base_model_name_or_path"]
+        base = load_model(base_name, causal, dtype=dtype)
+        return PeftModel.from_pretrained(base, name).merge_and_unload()
+    if name.startswith((".", "/", "results/")) and not Path(name).is_dir():
+        raise RevelaError(f"model {name!r}: no such folder")
+    loader = AutoModelForCausalLM if causal else AutoModel
+    try:
+        return loader.from_pretrained(name, revision=revision, dtype=dtype, use_safetensors=True)
+    except Exception as error:
+        raise RevelaError(explain("model", name, error)) from error
+
+
+def load_encoder(name: str, encoding: Encoding, revision: str | None = None) -> Encoder:
+    """Load a trained or pretrained encoder for inference, on a GPU where there is one."""
+    device, dtype = device_and_dtype("bfloat16")
+    if device.type == "cpu":
+        dtype = torch.float32
+    model = load_model(name, revision=revision, dtype=dtype)
+    return Encoder(model, load_tokenizer(name, revision), encoding).to(device).eval()
+
+
+def add_lora(model: Any, lora: Lora, seed: int) -> Any:
+    """Freeze a backbone and put trainable low-rank adapters (in float32) on it."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=lora.targets,
+        ),
+    )
+
+
+def device_and_dtype(precision: str) -> tuple[torch.device, torch.dtype]:
+    """Return the device to compute on and the dtype it can do: bfloat16 only where native."""
+    if torch.cuda.is_available():
+        device, native = torch.device("cuda"), torch.cuda.is_bf16_supported()
+    else:
+        capability = torch.cpu.get_capabilities()
+        device = torch.device("cpu")
+        native = bool(capability.get("avx512_bf16") or capability.get("amx_bf16"))
+    return device, torch.bfloat16 if precision == "bfloat16" and native else torch.float32

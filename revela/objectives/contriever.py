@@ -1,0 +1,46 @@
+"""Contriever: InfoNCE over own and in-batch negatives (paper, section 5 and appendix D.1)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from revela.config import ContrieverObjective
+from revela.encoder import Encoder
+
+
+class Contriever(nn.Module):
+    """A retriever that learns to tell a query's passage from all other passages."""
+
+    def __init__(self, retriever: Encoder, settings: ContrieverObjective) -> None:
+        super().__init__()
+        self.retriever = retriever
+        self.settings = settings
+
+    def forward(
+        self, query_ids: Tensor, query_mask: Tensor, passage_ids: Tensor, passage_mask: Tensor
+    ) -> dict[str, Any]:
+        """Return the InfoNCE loss of Q queries, and its accuracy.
+
+        Args:
+            query_ids: (Q, L).
+            query_mask: (Q, L).
+            passage_ids: (Q · G, L'): each query's positive, then its G − 1 negatives. Passages of
+                all queries are negatives of each other's.
+            passage_mask: (Q · G, L').
+        """
+        query_QD = self.retriever(query_ids, query_mask)
+        passage_PD = self.retriever(passage_ids, passage_mask)
+        group = len(passage_PD) // len(query_QD)
+        positive_Q = torch.arange(len(query_QD), device=query_QD.device) * group
+        with torch.autocast(query_QD.device.type, enabled=False):
+            scores_QP = query_QD @ passage_PD.T / self.settings.temperature
+        accuracy = (scores_QP.argmax(1) == positive_Q).float().mean()
+        return {
+            "loss": F.cross_entropy(scores_QP, positive_Q),
+            "measures": {
+                "accuracy": accuracy,
+                "top_similarity": scores_QP.detach().softmax(1).max(1).values.mean(),
+            },
+        }

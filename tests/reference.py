@@ -1,0 +1,113 @@
+"""A plain-loop transcription of the paper's equations, independent of the package."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def in_batch_losses(
+    model: Any, chunks: list[list[int]], similarity: Tensor, value_norm: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the mean next-token losses of the h rows and of the e rows of a Llama or Qwen2.
+
+    One chunk, one head, one query token and one document at a time; no padding, no batching.
+    """
+    body = model.model
+    e = [body.embed_tokens(torch.tensor(ids)) for ids in chunks]
+    h = [states.clone() for states in e]
+    for layer in body.layers:
+        e_normed = [layer.input_layernorm(states) for states in e]
+        h_normed = [layer.input_layernorm(states) for states in h]
+        e_projected = [_project(model, layer.self_attn, states) for states in e_normed]
+        h_projected = [_project(model, layer.self_attn, states) for states in h_normed]
+        new_e, new_h = [], []
+        for i in range(len(chunks)):
+            new_e.append(_block(layer, e[i], _causal(e_projected[i])))
+            attended = _causal(h_projected[i])
+            for j in range(len(chunks)):
+                if j != i:
+                    read = _read(h_projected[i], e_projected[j], value_norm)
+                    attended = attended + similarity[i, j] * read
+            new_h.append(_block(layer, h[i], attended))
+        e, h = new_e, new_h
+    return _loss(model, h, chunks), _loss(model, e, chunks)
+
+
+def _project(model: Any, attention: Any, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys, values (heads, tokens, width) with rotary positions 0…L−1."""
+    config = model.config
+    width = attention.head_dim
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    length = len(states)
+
+    def split(projected: Tensor, count: int) -> Tensor:
+        return projected.view(length, count, width).transpose(0, 1)
+
+    query = split(attention.q_proj(states), heads)
+    key = split(attention.k_proj(states), key_heads)
+    value = split(attention.v_proj(states), key_heads)
+    base = config.rope_parameters["rope_theta"]
+    half = width // 2
+    rotated = []
+    for tensor in (query, key):
+        turned = torch.zeros_like(tensor)
+        for position in range(length):
+            for k in range(half):
+                angle = position * base ** (-2 * k / width)
+                a, b = tensor[:, position, k], tensor[:, position, k + half]
+                turned[:, position, k] = a * math.cos(angle) - b * math.sin(angle)
+                turned[:, position, k + half] = b * math.cos(angle) + a * math.sin(angle)
+        rotated.append(turned)
+    group = heads // key_heads
+    key = torch.stack([rotated[1][n // group] for n in range(heads)])
+    value = torch.stack([value[n // group] for n in range(heads)])
+    return rotated[0], key, value
+
+
+def _causal(projected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    query, key, value = projected
+    heads, length, width = query.shape
+    rows = []
+    for t in range(length):
+        parts = []
+        for n in range(heads):
+            scores = key[n, : t + 1] @ query[n, t] / math.sqrt(width)
+            parts.append(scores.softmax(0) @ value[n, : t + 1])
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+def _read(
+    reader: tuple[Tensor, Tensor, Tensor],
+    document: tuple[Tensor, Tensor, Tensor],
+    value_norm: bool,
+) -> Tensor:
+    query, (_, key, value) = reader[0], document
+    heads, length, width = query.shape
+    rows = []
+    for t in range(length):
+        parts = []
+        for n in range(heads):
+            weights = (key[n] @ query[n, t] / math.sqrt(width)).softmax(0)
+            read = weights @ value[n]
+            if value_norm:
+                read = read / (weights @ value[n].norm(dim=-1) + 1e-6)
+            parts.append(read)
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+def _block(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+    states = states + layer.self_attn.o_proj(attended)
+    return states + layer.mlp(layer.post_attention_layernorm(states))
+
+
+def _loss(model: Any, states: list[Tensor], chunks: list[list[int]]) -> Tensor:
+    losses = []
+    for hidden, ids in zip(states, chunks, strict=True):
+        logits = model.lm_head(model.model.norm(hidden))
+        for t in range(len(ids) - 1):
+            losses.append(-logits[t].log_softmax(0)[ids[t + 1]])
+    return torch.stack(losses).mean()
