@@ -1,0 +1,5 @@
+"""`python -m revela` is `revela`."""
+
+from revela.cli import main
+
+main()

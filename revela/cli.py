@@ -1,0 +1,270 @@
+"""The `revela` command: one step of the pipeline a subcommand, each runnable by hand."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from revela import outputs
+from revela.config import (
+    AnyBenchmark,
+    AnyCorpus,
+    AnyFigure,
+    AnyModel,
+    Backbone,
+    Batches,
+    Experiment,
+    Pairs,
+    PydocsBenchmark,
+    Settings,
+    Table,
+    load_config,
+    parse_settings,
+)
+from revela.errors import RevelaError, unknown_name
+
+app = typer.Typer(
+    help="Dense retriever learning via language modeling: raw text in, retriever out.",
+    epilog="`revela settings CONFIG SECTION NAME` prints what --settings of a step expects.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+SettingsJson = Annotated[str, typer.Option("--settings", help="The step's settings as JSON.")]
+Output = Annotated[Path, typer.Option(help="File or folder to write.")]
+Named = Annotated[
+    list[str], typer.Option("--input", help="NAME=PATH of an input; repeat for each.")
+]
+
+
+def main() -> None:
+    """Run the command line; a `RevelaError` becomes one line and exit code 1."""
+    try:
+        app()
+    except RevelaError as error:
+        sys.exit(f"revela: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("revela: interrupted")
+
+
+@app.command()
+def settings(config: Path, section: str, name: str) -> None:
+    """Print the settings of one entry of a config as the JSON that its step expects."""
+    sections = load_config(config).model_dump(mode="json")
+    for what, key, allowed in (
+        ("section", section, sections),
+        ("entry", name, sections.get(section, {})),
+    ):
+        if key not in allowed:
+            raise RevelaError(f"{config}: {unknown_name(what, key, allowed)}")
+    print(json.dumps(sections[section][name], sort_keys=True))
+
+
+@app.command()
+def check(config: Path) -> None:
+    """Check a config: keys, values and every name that one entry uses of another."""
+    checked = load_config(config)
+    counts = {name: len(getattr(checked, name)) for name in type(checked).model_fields}
+    print(f"{config}: fine:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
+
+
+@app.command()
+def chunk(
+    settings: SettingsJson,
+    output: Output,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+) -> None:
+    """Cut a corpus into chunks of whole sentences (Parquet)."""
+    from revela.chunking import chunk_corpus
+
+    corpus = parse_settings(AnyCorpus, settings)
+    with outputs.whole(output) as temporary:
+        counts = chunk_corpus(corpus, temporary, workers)
+    facts = dict(vars(counts), rows_skipped=len(counts.rows_skipped))
+    _finish(output, corpus, [], **facts, skipped_examples=counts.rows_skipped[:20])
+    if counts.rows_skipped:
+        print(f"skipped {len(counts.rows_skipped)} bad rows; first: {counts.rows_skipped[0]}")
+    print(
+        f"{counts.documents} documents → {counts.chunks} chunks; "
+        f"{counts.sentences_cut} sentences were longer than {corpus.max_words} words and cut"
+    )
+
+
+@app.command()
+def batch(settings: SettingsJson, output: Output, input: Named = []) -> None:  # noqa: B006
+    """Group chunks of consecutive documents into batches (Parquet)."""
+    from revela.batching import make_batches
+
+    parsed, paths = parse_settings(Batches, settings), _named(input)
+    with outputs.whole(output) as temporary:
+        counts = make_batches(parsed, paths, temporary)
+    _finish(output, parsed, list(paths.values()), **vars(counts))
+    print(
+        f"{counts.batches} batches of {parsed.batch_size} "
+        f"(of {counts.batches_before_sampling}; {counts.chunks_dropped} chunks left over)"
+    )
+
+
+@app.command()
+def export(batches: Path, output: Output) -> None:
+    """Write a batch file as JSON lines, the format of the authors' published batches."""
+    from revela.batching import read_batches, write_jsonl
+
+    with outputs.whole(output) as temporary:
+        count = write_jsonl(read_batches(batches), temporary)
+    print(f"{count} batches")
+
+
+@app.command()
+def pair(settings: SettingsJson, output: Output, input: Named) -> None:
+    """Cut query-document pairs with negatives from chunks, for Contriever (Parquet)."""
+    from revela.pairs import make_pairs
+
+    parsed, paths = parse_settings(Pairs, settings), _named(input)
+    with outputs.whole(output) as temporary:
+        counts = make_pairs(parsed, paths, temporary)
+    _finish(output, parsed, list(paths.values()), **vars(counts))
+    print(f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze")
+
+
+@app.command()
+def pretrain(
+    settings: SettingsJson,
+    chunks: Annotated[Path, typer.Option(help="Chunk file.")],
+    output: Output,
+) -> None:
+    """Pretrain a small Llama and its tokenizer on chunks."""
+    from revela.pretraining import pretrain as run
+
+    run(parse_settings(Backbone, settings), chunks, output)
+
+
+@app.command()
+def train(
+    settings: SettingsJson,
+    data: Annotated[Path, typer.Option(help="Batch file; for Contriever a pair file.")],
+    output: Output,
+) -> None:
+    """Train a retriever; called again after an interruption it goes on from its checkpoint."""
+    from revela.training import train as run
+
+    run(parse_settings(Experiment, settings), data, output)
+
+
+@app.command()
+def pydocs(settings: SettingsJson, task: str, output: Output) -> None:
+    """Write a task of the pydocs benchmark in BEIR layout."""
+    from revela.pydocs import write_task
+
+    parsed = parse_settings(PydocsBenchmark, settings)
+    with outputs.whole(output) as temporary:
+        counts = write_task(parsed, task, temporary)
+    _finish(output, parsed, [], task=task, **counts)
+    print(f"{task}: {counts['queries']} queries, {counts['documents']} documents")
+
+
+@app.command()
+def evaluate(
+    task: str,
+    model: Annotated[str, typer.Option(help="The model's settings as JSON.")],
+    benchmark: Annotated[str, typer.Option(help="The benchmark's settings as JSON.")],
+    scores: Annotated[Path, typer.Option(help="JSON file to write.")],
+    run: Annotated[Path, typer.Option(help="TREC run to write.")],
+    folder: Annotated[Path | None, typer.Option(help="The task's collection, if local.")] = None,
+    name: Annotated[str, typer.Option(help="What the model is called in runs.")] = "model",
+) -> None:
+    """Evaluate a model on a task: scores as JSON, ranked lists as a TREC run."""
+    from revela.benchmarks import collection_files, load_task
+    from revela.evaluation import evaluate as measure
+    from revela.evaluation import load_for_mteb
+
+    parsed, suite = parse_settings(AnyModel, model), parse_settings(AnyBenchmark, benchmark)
+    loaded_task = load_task(suite, task, folder)
+    local = Path(getattr(parsed, "retriever", ""))
+    weights = [local] if parsed.kind == "encoder" and local.is_dir() else []
+    revision = outputs.sha256(local)[:12] if weights else getattr(parsed, "revision", None)
+    found, lines = measure(
+        load_for_mteb(parsed, name, revision or "none", suite.max_length), loaded_task
+    )
+    outputs.write_text(run, "\n".join(lines) + "\n")
+    outputs.write_json(scores, found)
+    inputs = weights + (collection_files(folder) if folder else [])
+    facts = {"task": task, "max_length": suite.max_length, "revision": revision}
+    outputs.write_manifest(scores, parsed.model_dump(mode="json"), inputs, **facts)
+    print(f"{name} on {task}: nDCG@10 {100 * found['ndcg_at_10']:.1f}")
+
+
+@app.command()
+def table(
+    settings: SettingsJson,
+    benchmark: Annotated[str, typer.Option(help="The benchmark's settings as JSON.")],
+    scores: Annotated[Path, typer.Option(help="Folder with <model>/<task>.json.")],
+    output: Annotated[Path, typer.Option(help="Path without suffix: .csv, .md, .tex are written.")],
+) -> None:
+    """Compile a table from scores and reported figures: CSV, Markdown, LaTeX."""
+    from revela import tables
+
+    parsed = parse_settings(Table, settings)
+    frame = tables.compile_table(parsed, parse_settings(AnyBenchmark, benchmark), scores)
+    outputs.write_text(output.with_suffix(".md"), tables.to_markdown(frame, parsed.caption))
+    outputs.write_text(output.with_suffix(".tex"), tables.to_latex(frame, parsed.caption))
+    outputs.write_text(output.with_suffix(".csv"), tables.to_csv(frame))
+
+
+@app.command()
+def show(tables: list[Path]) -> None:
+    """Print compiled tables (CSV) to the terminal."""
+    import csv
+
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    for path in tables:
+        with path.open(encoding="utf-8", newline="") as stream:
+            heading, *rows = csv.reader(stream)
+        drawn = RichTable(title=f"{path.stem}: nDCG@10 × 100")
+        for index, column in enumerate(heading):
+            drawn.add_column(column, justify="left" if index == 0 else "right")
+        for row in rows:
+            drawn.add_row(*(cell or "–" for cell in row))
+        Console(width=None if sys.stdout.isatty() else 120).print(drawn)
+
+
+@app.command()
+def figure(
+    settings: SettingsJson,
+    output: Annotated[Path, typer.Option(help="Path without suffix: .pdf and .png are written.")],
+    input: Named,
+) -> None:
+    """Draw a figure from training logs (experiment=log.jsonl) as PDF and PNG."""
+    from revela import figures
+
+    parsed, logs = parse_settings(AnyFigure, settings), _named(input)
+    for suffix in (".png", ".pdf"):
+        with outputs.whole(output.with_suffix(suffix)) as temporary:
+            figures.save(figures.draw(parsed, logs), temporary, suffix[1:])
+
+
+def _named(inputs: list[str]) -> dict[str, Path]:
+    """Parse NAME=PATH options.
+
+    Raises:
+        RevelaError: one has no `=`, or its file does not exist.
+    """
+    paths = {}
+    for item in inputs:
+        name, equals, path = item.partition("=")
+        if not equals:
+            raise RevelaError(f"--input {item!r}: expected NAME=PATH")
+        if not Path(path).exists():
+            raise RevelaError(f"--input {item!r}: no such file")
+        paths[name] = Path(path)
+    return paths
+
+
+def _finish(output: Path, settings: Settings, inputs: list[Path], **facts: Any) -> None:
+    outputs.write_manifest(output, settings.model_dump(mode="json"), inputs, **facts)

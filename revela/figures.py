@@ -1,0 +1,107 @@
+"""Figures of a training: its curves, and the in-batch similarities of one batch over time."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+
+from revela.config import CurvesFigure, DynamicsFigure
+from revela.errors import RevelaError
+from revela.training import read_log
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+# Okabe-Ito colours with line styles of their own: legible in print and without colour vision.
+_STYLES = [
+    ("#0072B2", "-"),
+    ("#D55E00", "--"),
+    ("#009E73", "-."),
+    ("#CC79A7", ":"),
+    ("#56B4E9", (0, (5, 1))),
+    ("#E69F00", (0, (3, 1, 1, 1))),
+]
+
+
+def draw(figure: CurvesFigure | DynamicsFigure, logs: dict[str, Path]) -> Any:
+    """Return a matplotlib figure from the training logs of its experiments."""
+    entries = {name: read_log(path) for name, path in logs.items()}
+    if isinstance(figure, DynamicsFigure):
+        return draw_dynamics(entries[figure.experiment])
+    return draw_curves({label: entries[name] for name, label in figure.experiments.items()})
+
+
+def save(drawing: Any, path: Path, kind: str) -> None:
+    """Save a figure as `pdf` or `png`."""
+    # No date in the PDF: the same data gives the same file.
+    metadata = {"CreationDate": None} if kind == "pdf" else {}
+    drawing.savefig(path, dpi=160, format=kind, metadata=metadata)
+    plt.close(drawing)
+
+
+def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
+    """Draw each experiment's loss relative to its start, the gain of attention, the sharpness."""
+    drawing, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained")
+    panels = [
+        ("loss", "training loss, share of its start"),
+        ("plain_loss_gain", "loss without − with in-batch attention (nats)"),
+        ("top_similarity", "mean largest similarity weight"),
+    ]
+    for (label, entries), (colour, style) in zip(logs.items(), _STYLES, strict=False):
+        frame = pd.DataFrame([entry for entry in entries if "loss" in entry]).set_index("step")
+        width = max(1, len(frame) // 40)
+        for axis, (name, _) in zip(axes, panels, strict=True):
+            if name not in frame:
+                continue
+            values = frame[name].dropna()
+            if name == "loss":
+                values = values / values.iloc[:width].mean()
+            if name != "plain_loss_gain":
+                values = values.rolling(width, min_periods=1).mean()
+            axis.plot(values.index, values, color=colour, linestyle=style, label=label)
+    for axis, (_, title) in zip(axes, panels, strict=True):
+        axis.set_xlabel("step")
+        axis.set_title(title, fontsize=9)
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    return drawing
+
+
+def draw_dynamics(entries: list[dict[str, Any]]) -> Any:
+    """Draw the similarity matrix of one batch at each recorded step, chunks named by their text.
+
+    Raises:
+        RevelaError: the log holds no snapshot.
+    """
+    snapshots = [(entry["step"], entry["snapshot"]) for entry in entries if "snapshot" in entry]
+    if not snapshots:
+        raise RevelaError("the training log holds no snapshot: set `snapshots` in the experiment")
+    size = len(snapshots[0][1]["texts"])
+    labels = [_label(number, text) for number, text in enumerate(snapshots[0][1]["texts"])]
+    drawing, axes = plt.subplots(
+        1,
+        len(snapshots),
+        figsize=(3 + 3.4 * len(snapshots), 1.2 + 0.24 * size),
+        layout="constrained",
+        squeeze=False,
+    )
+    for index, (axis, (step, snapshot)) in enumerate(zip(axes[0], snapshots, strict=True)):
+        image = axis.imshow(snapshot["similarity"], cmap="cividis", vmin=0, vmax=1)
+        axis.set_title(
+            f"step {step}\nloss {snapshot['loss']:.2f}, without attention "
+            f"{snapshot['plain_loss']:.2f}",
+            fontsize=9,
+        )
+        axis.set_xticks(range(size), [str(number) for number in range(size)], fontsize=6)
+        axis.set_yticks(range(size), labels if index == 0 else [""] * size, fontsize=6)
+        axis.set_xlabel("document read")
+    drawing.colorbar(image, ax=axes[0][-1], label="similarity weight", shrink=0.8)
+    return drawing
+
+
+def _label(number: int, text: str) -> str:
+    line = " ".join(text.split())
+    # matplotlib would read a pair of dollar signs as mathematics.
+    return f"{line[:44].replace('$', chr(92) + '$')}…  {number}"

@@ -1,0 +1,565 @@
+"""Training: one entry point for the three objectives, on the Hugging Face Trainer."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from torch import nn
+
+from revela import outputs
+from revela.config import Experiment
+from revela.encoder import (
+    Encoder,
+    add_lora,
+    device_and_dtype,
+    load_model,
+    load_tokenizer,
+    pad,
+    token_ids,
+)
+from revela.errors import RevelaError
+from revela.objectives.contriever import Contriever
+from revela.objectives.replug import Replug
+from revela.objectives.revela import Revela, similarity_measures
+
+LOG = "log.jsonl"
+_COMPLETE = "complete"  # written last into a checkpoint: one without it was cut off
+
+
+def train(experiment: Experiment, data: Path, output: Path) -> None:
+    """Train a retriever and write it to the folder `output`.
+
+    Writes `retriever/` (adapter or weights in safetensors, tokenizer), `language_model/` where one
+    is trained, `log.jsonl` (one line a step) and `manifest.json`. While it runs, checkpoints stand
+    in `output/checkpoints/`, in a folder of these settings and data: calling again goes on from the
+    last one.
+
+    Args:
+        experiment: the settings.
+        data: a batch file; for Contriever a pair file.
+        output: the model's folder.
+
+    Raises:
+        RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
+            written or is in use, or a signal stopped the training (a checkpoint is saved).
+    """
+    identity = hashlib.sha256((experiment.dump() + outputs.sha256(data)).encode()).hexdigest()[:12]
+    work = output / "checkpoints" / identity
+    with _locked(output / "checkpoints"):
+        work.mkdir(parents=True, exist_ok=True)
+        keep_freed_memory()
+        transformers.set_seed(experiment.seed)
+        module, collate = _build(experiment)
+        rows = _load_rows(data)
+        trainer = _Trainer(
+            experiment=experiment,
+            work=work,
+            model=module,
+            args=_arguments(experiment, work),
+            train_dataset=rows,
+            data_collator=collate,
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.remove_callback(transformers.ProgressCallback)
+        trainer.add_callback(Progress())
+        stop = StopOnSignal()
+        trainer.add_callback(stop)
+        if isinstance(module, Revela) and experiment.snapshots:
+            trainer.add_callback(_Snapshots(trainer, experiment, rows[0]))
+        checkpoint = last_checkpoint(work)
+        trainer.forget_log_after(checkpoint)
+        with stop.listening():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if stop.received:
+            raise RevelaError(
+                f"stopped by {stop.received} at step {trainer.state.global_step} of "
+                f"{trainer.state.max_steps}; the same command goes on from there"
+            )
+        if trainer.is_world_process_zero():
+            _finish(experiment, data, output, trainer)
+    shutil.rmtree(output / "checkpoints")
+
+
+def _finish(experiment: Experiment, data: Path, output: Path, trainer: "_Trainer") -> None:
+    """Write the finished models, the log and the manifest."""
+    module = trainer.model
+    with outputs.whole(output / "retriever") as folder:
+        module.retriever.model.save_pretrained(folder)
+        module.retriever.tokenizer.save_pretrained(folder)
+    if isinstance(module, Revela) and not module.settings.freeze_language_model:
+        with outputs.whole(output / "language_model") as folder:
+            module.language_model.save_pretrained(folder)
+    outputs.write_text(output / LOG, (trainer.work / LOG).read_text())
+    outputs.write_manifest(
+        output,
+        json.loads(experiment.dump()),
+        [data],
+        device=str(trainer.args.device),
+        precision="bfloat16" if trainer.args.bf16 else "float32",
+        processes=trainer.args.world_size,
+        steps=trainer.state.global_step,
+        trainable_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
+        train_seconds=round(trainer.seconds, 1),
+        tokens_per_second=round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
+    )
+
+
+# ---------------------------------------------------------------------------- what is trained
+
+
+def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
+    """Load the models of an experiment and return its objective and its collator."""
+    _, dtype = device_and_dtype(experiment.precision)
+    # Frozen weights can be half precision; trained ones are kept in float32 under autocast.
+    weights = dtype if experiment.lora else torch.float32
+
+    def load(name: str, causal: bool) -> Any:
+        model = load_model(name, causal=causal, dtype=weights)
+        if experiment.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        return model
+
+    def adapted(model: Any) -> Any:
+        return add_lora(model, experiment.lora, experiment.seed) if experiment.lora else model
+
+    tokenizer = load_tokenizer(experiment.retriever)
+    retriever = Encoder(
+        adapted(load(experiment.retriever, causal=False)), tokenizer, experiment.encoding
+    )
+    objective = experiment.objective
+    if objective.name == "contriever":
+        return Contriever(retriever, objective), PairCollator(experiment, tokenizer)
+    name = str(experiment.language_model)
+    language_model = load(name, causal=True)
+    collate = BatchCollator(experiment, tokenizer, load_tokenizer(name))
+    if objective.name == "replug":
+        return Replug(retriever, language_model, objective), collate
+    return Revela(retriever, adapted(language_model), objective), collate
+
+
+class BatchCollator:
+    """Turn one row of a batch file into the ids of retriever and language model.
+
+    The chunks are shuffled by the seed and the row, so that no place in a batch means anything.
+    The retriever sees prefix + chunk + EOS in both roles; the language model sees the bare chunk,
+    cut where the retriever's would be (paper, appendix C, and its public code).
+    """
+
+    def __init__(self, experiment: Experiment, tokenizer: Any, language_model_tokenizer: Any):
+        self.experiment = experiment
+        self.tokenizer = tokenizer
+        self.language_model_tokenizer = language_model_tokenizer
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return ids and masks: retriever (2B, L), query forms first; language model (B, L)."""
+        (row,) = rows
+        texts = list(row["texts"])
+        random.Random(f"{self.experiment.seed} {row['index']}").shuffle(texts)
+        return self.tensors(texts, row["source"])
+
+    def tensors(self, texts: list[str], source: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of chunks in the order given."""
+        settings, length = self.experiment.encoding, self.experiment.max_length
+        half = source in self.experiment.first_half
+        queries = token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
+        passages = token_ids(self.tokenizer, texts, "passage", settings, length)
+        retriever_ids, retriever_mask = pad(queries + passages, self.tokenizer.pad_token_id)
+        bare = self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)
+        model_ids, model_mask = pad(bare["input_ids"], self.language_model_tokenizer.pad_token_id)
+        return {
+            "retriever_ids": retriever_ids,
+            "retriever_mask": retriever_mask,
+            "language_model_ids": model_ids,
+            "language_model_mask": model_mask,
+        }
+
+
+class PairCollator:
+    """Turn rows of a pair file into ids: Q queries, and each one's positive and negatives."""
+
+    def __init__(self, experiment: Experiment, tokenizer: Any):
+        self.experiment = experiment
+        self.tokenizer = tokenizer
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return ids and masks of queries (Q, L) and passages (Q · G, L')."""
+        settings, length = self.experiment.encoding, self.experiment.max_length
+        queries = [row["query"] for row in rows]
+        passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
+        pad_id = self.tokenizer.pad_token_id
+        query = pad(token_ids(self.tokenizer, queries, "query", settings, length), pad_id)
+        passage = pad(token_ids(self.tokenizer, passages, "passage", settings, length), pad_id)
+        return {
+            "query_ids": query[0],
+            "query_mask": query[1],
+            "passage_ids": passage[0],
+            "passage_mask": passage[1],
+        }
+
+
+def _load_rows(data: Path) -> Any:
+    """Memory-map a batch or pair file and number its rows."""
+    try:
+        rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
+    except Exception as error:
+        raise RevelaError(f"{data}: not a batch or pair file: {error}") from error
+    return rows.add_column("index", list(range(len(rows))))
+
+
+# ---------------------------------------------------------------------------- the trainer
+
+
+def _arguments(experiment: Experiment, work: Path) -> transformers.TrainingArguments:
+    device, dtype = device_and_dtype(experiment.precision)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    together = world * experiment.batches_per_device
+    if experiment.batches_per_step % together:
+        raise RevelaError(
+            f"batches_per_step {experiment.batches_per_step} is not divisible by {world} processes "
+            f"× batches_per_device {experiment.batches_per_device}"
+        )
+    return transformers.TrainingArguments(
+        output_dir=str(work),
+        per_device_train_batch_size=experiment.batches_per_device,
+        gradient_accumulation_steps=experiment.batches_per_step // together,
+        max_steps=experiment.steps or -1,
+        num_train_epochs=1,
+        learning_rate=experiment.learning_rate,
+        lr_scheduler_type="linear",  # WarmupDecayLR: linear up, linear down to zero
+        warmup_steps=experiment.warmup_steps,
+        weight_decay=experiment.weight_decay,
+        max_grad_norm=experiment.max_gradient_norm,
+        bf16=dtype == torch.bfloat16,
+        use_cpu=device.type == "cpu",
+        seed=experiment.seed,
+        logging_steps=1,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        save_steps=experiment.checkpoint_steps,
+        save_total_limit=experiment.checkpoints_kept,
+        remove_unused_columns=False,
+        dataloader_pin_memory=device.type == "cuda",
+        dataloader_drop_last=True,
+        label_names=[],
+        report_to=["tensorboard"] if experiment.tensorboard else [],
+        disable_tqdm=True,
+        average_tokens_across_devices=False,
+    )
+
+
+class _Trainer(transformers.Trainer):
+    """HF's Trainer, with this project's log, and checkpoints of the trained weights only."""
+
+    def __init__(self, experiment: Experiment, work: Path, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
+        self.experiment = experiment
+        self.work = work
+        self.measures: list[dict[str, torch.Tensor]] = []
+        self.plain: torch.Tensor | None = None
+        self.tokens = self.step_tokens = 0
+        self.seconds = 0.0
+        self.clock = time.monotonic()
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """Return the objective's loss, keeping its measures for the log."""
+        result = model(**inputs)
+        self.measures.append({"loss": result["loss"].detach(), **result["measures"]})
+        for name, tensor in inputs.items():
+            if name.endswith("_mask"):
+                self.step_tokens += int(tensor.sum())
+        if len(self.measures) == 1 and self._wants_plain_loss():
+            names = ("language_model_ids", "language_model_mask")
+            with self.compute_loss_context_manager():
+                plain = self.accelerator.unwrap_model(model).plain_loss(*map(inputs.get, names))
+            # Both on the same chunks: their difference is what in-batch attention gives.
+            self.plain = torch.stack([plain, result["loss"].detach()])
+        return (result["loss"], result) if return_outputs else result["loss"]
+
+    def _wants_plain_loss(self) -> bool:
+        every = getattr(self.experiment.objective, "plain_loss_every", 0)
+        return every > 0 and self.state.global_step % every == 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write one line of JSON for a step.
+
+        Raises:
+            RevelaError: the loss is not finite.
+        """
+        if "loss" not in logs or not self.measures:
+            return
+        now = time.monotonic()
+        seconds, self.clock = now - self.clock, now
+        entry: dict[str, Any] = {"step": self.state.global_step}
+        for name in self.measures[0]:
+            entry[name] = float(torch.stack([m[name].float() for m in self.measures]).mean())
+        if self.plain is not None:
+            plain, with_attention = self.plain.float().tolist()
+            entry |= {"plain_loss": plain, "plain_loss_gain": plain - with_attention}
+        entry |= {
+            "learning_rate": logs.get("learning_rate"),
+            "gradient_norm": float(logs.get("grad_norm", math.nan)),
+            "tokens_per_second": round(self.step_tokens / max(seconds, 1e-9), 1),
+            "memory_gb": round(memory_gb(), 3),
+        }
+        self.tokens += self.step_tokens
+        self.seconds += seconds
+        self.measures, self.plain, self.step_tokens = [], None, 0
+        self.state.log_history.append({"step": entry["step"], "loss": entry["loss"]})
+        if self.is_world_process_zero():
+            append_line(self.work / LOG, entry)
+        if not math.isfinite(entry["loss"]):
+            raise RevelaError(
+                f"the loss is {entry['loss']} at step {entry['step']}: lower learning_rate "
+                f"(now {self.experiment.learning_rate}) or use precision float32"
+            )
+        self.callback_handler.on_log(self.args, self.state, self.control, entry)
+
+    def forget_log_after(self, checkpoint: Path | None) -> None:
+        """Drop log lines of steps that will be done again."""
+        keep_log_until(self.work / LOG, step_of(checkpoint))
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save what is trained, each model in a folder of its own, in safetensors."""
+        for name, model in self._trained():
+            model.save_pretrained(Path(str(output_dir)) / name)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load what `_save` wrote."""
+        for name, trained in self._trained():
+            load_weights(trained, Path(resume_from_checkpoint) / name)
+
+    def _trained(self) -> Iterator[tuple[str, Any]]:
+        module = self.accelerator.unwrap_model(self.model)
+        yield "retriever", module.retriever.model
+        if isinstance(module, Revela) and not module.settings.freeze_language_model:
+            yield "language_model", module.language_model
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.is_world_process_zero():
+            (self.work / f"checkpoint-{self.state.global_step}" / _COMPLETE).touch()
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Load into a model, or into its adapter, what `save_pretrained` wrote to a folder."""
+    from safetensors.torch import load_file
+
+    if hasattr(model, "peft_config"):
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+        return
+    missing, unexpected = model.load_state_dict(
+        load_file(folder / "model.safetensors"), strict=False
+    )
+    tied = set(getattr(model, "all_tied_weights_keys", None) or [])
+    if unexpected or set(missing) - tied:
+        raise RevelaError(f"{folder}: not a checkpoint of this model: {unexpected or missing}")
+
+
+# ---------------------------------------------------------------------------- shared with pretraining
+
+
+def last_checkpoint(work: Path) -> Path | None:
+    """Return the newest complete checkpoint of a folder; incomplete ones are removed."""
+    checkpoints = sorted(work.glob("checkpoint-*"), key=step_of)
+    for folder in [*checkpoints]:
+        if not (folder / _COMPLETE).exists():
+            shutil.rmtree(folder)
+            checkpoints.remove(folder)
+    return checkpoints[-1] if checkpoints else None
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """Return the step of a `checkpoint-N` folder, 0 for none."""
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+
+
+def append_line(path: Path, entry: dict[str, Any]) -> None:
+    """Append one line of JSON."""
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read a training log."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def keep_log_until(path: Path, step: int) -> None:
+    """Drop the lines of a log behind `step`, and a last line that was cut off."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            if 0 < json.loads(line)["step"] <= step or (step and json.loads(line)["step"] == 0):
+                kept.append(line + "\n")
+    outputs.write_text(path, "".join(kept))
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep freed memory for the next step instead of returning it.
+
+    A step allocates and frees the same large tensors again and again; on a CPU the page faults of
+    fresh memory can take half of the time of a small model (`bench/allocator.py`).
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
+        libc = ctypes.CDLL("libc.so.6")
+        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            libc.mallopt(option, 2**31 - 1)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def memory_gb() -> float:
+    """Return the peak memory so far in GB: of the GPU where there is one, else of the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1024**3
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for one training.
+
+    Raises:
+        RevelaError: another training holds it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = (folder / "lock").open("w")
+    except OSError as error:
+        raise RevelaError(f"cannot write {folder}: {error.strerror}") from error
+    with stream:
+        if int(os.environ.get("RANK", "0")) == 0:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RevelaError(f"{folder.parent}: another training is running there") from error
+        yield
+
+
+class StopOnSignal(transformers.TrainerCallback):
+    """On Ctrl-C or SIGTERM finish the step, save a checkpoint and stop."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals while the block runs."""
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._note) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _: Any) -> None:
+        self.received = signal.Signals(number).name
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Ask the trainer to save and stop."""
+        if self.received:
+            control.should_save = control.should_training_stop = True
+
+
+class Progress(transformers.TrainerCallback):
+    """A progress bar with the loss and the time left, on the main process."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Open the bar where the training starts or resumes."""
+        from tqdm.auto import tqdm
+
+        self.bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc="training",
+            unit="step",
+            mininterval=2,
+            disable=not state.is_world_process_zero,
+        )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Advance the bar."""
+        if "loss" not in logs:
+            return
+        self.bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the bar."""
+        self.bar.close()
+
+
+class _Snapshots(transformers.TrainerCallback):
+    """Record the in-batch similarities and losses of one batch at chosen steps (figure 6)."""
+
+    def __init__(self, trainer: _Trainer, experiment: Experiment, row: dict[str, Any]) -> None:
+        self.trainer = trainer
+        self.steps = set(experiment.snapshots)
+        self.row = row
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record step 0."""
+        if state.global_step == 0:
+            self._record(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record a chosen step."""
+        if state.global_step:
+            self._record(state.global_step)
+
+    @torch.no_grad()
+    def _record(self, step: int) -> None:
+        if step not in self.steps or not self.trainer.is_world_process_zero():
+            return
+        module = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        tensors = self.trainer.data_collator.tensors(self.row["texts"], self.row["source"])
+        inputs = {name: tensor.to(self.trainer.args.device) for name, tensor in tensors.items()}
+        training = module.training
+        module.eval()
+        with self.trainer.compute_loss_context_manager():
+            similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
+            result = module(**inputs)
+            plain = module.plain_loss(
+                inputs["language_model_ids"], inputs["language_model_mask"]
+            )
+        module.train(training)
+        append_line(
+            self.trainer.work / LOG,
+            {
+                "step": step,
+                "snapshot": {
+                    "texts": self.row["texts"],
+                    "similarity": similarity.float().tolist(),
+                    "loss": float(result["loss"]),
+                    "plain_loss": float(plain),
+                    **{k: float(v) for k, v in similarity_measures(similarity).items()},
+                },
+            },
+        )

@@ -1,0 +1,270 @@
+"""Training: every objective learns, resumes where it was killed, and says what went wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from revela import batching, pairs
+from revela.config import Encoding, Experiment
+from revela.encoder import load_encoder, load_model
+from revela.errors import RevelaError
+from revela.training import last_checkpoint, read_log, train
+from tests.conftest import TEXTS
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Eighty batches of four chunks."""
+    path = tmp_path_factory.mktemp("data") / "batches.parquet"
+    rows = [
+        {"source": "code" if n % 2 else "wiki", "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)]}
+        for n in range(80)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=batching.SCHEMA), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair_data(tmp_path_factory) -> Path:
+    """Sixty pairs with two negatives."""
+    path = tmp_path_factory.mktemp("data") / "pairs.parquet"
+    rows = [
+        {
+            "source": "code",
+            "query": TEXTS[n % 5][:30],
+            "positive": TEXTS[n % 5][30:],
+            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
+        }
+        for n in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pairs.SCHEMA), path)
+    return path
+
+
+def experiment(backbone, **changes) -> Experiment:
+    settings = {
+        "objective": {"name": "revela", "temperature": 0.1, "plain_loss_every": 2},
+        "data": "x",
+        "retriever": str(backbone),
+        "language_model": str(backbone),
+        "lora": None,
+        "max_length": 33,
+        "batches_per_step": 1,
+        "steps": 8,
+        "learning_rate": 5e-3,
+        "warmup_steps": 2,
+        "precision": "float32",
+        "checkpoint_steps": 3,
+    }
+    return Experiment.model_validate(settings | changes)
+
+
+REPLUG = {
+    "name": "replug",
+    "retriever_temperature": 0.1,
+    "language_model_temperature": 1.0,
+    "include_self": False,
+}
+
+
+def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
+    train(experiment(backbone, steps=30, snapshots=[0, 15, 30]), data, tmp_path / "m")
+    log = read_log(tmp_path / "m" / "log.jsonl")
+    steps = [entry for entry in log if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, 31))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert {
+        "loss", "learning_rate", "gradient_norm", "top_similarity", "rows_learning",
+        "tokens_per_second", "memory_gb", "plain_loss",
+    } <= set(steps[0])  # fmt: skip
+    assert "plain_loss" not in steps[1]
+    snapshots = {entry["step"]: entry["snapshot"] for entry in log if "snapshot" in entry}
+    assert list(snapshots) == [0, 15, 30]
+    for row in snapshots[0]["similarity"]:
+        assert sum(row) == pytest.approx(1, abs=1e-5)
+    manifest = json.loads((tmp_path / "m" / "manifest.json").read_text())
+    assert manifest["settings"]["learning_rate"] == 5e-3
+    assert manifest["inputs"][str(data)]
+    assert not (tmp_path / "m" / "checkpoints").exists()
+    retriever = load_encoder(str(tmp_path / "m" / "retriever"), Encoding())
+    assert retriever.encode(TEXTS, "query", 32).shape == (5, 16)
+    load_model(str(tmp_path / "m" / "language_model"), causal=True)
+
+
+@pytest.mark.parametrize("objective", ["replug", "contriever"])
+def test_the_other_objectives_learn(backbone, data, pair_data, tmp_path, objective):
+    if objective == "replug":
+        settings, rows = experiment(backbone, objective=REPLUG, steps=30), data
+    else:
+        settings = experiment(
+            backbone,
+            objective={"name": "contriever", "temperature": 0.1},
+            batches_per_step=6,
+            batches_per_device=3,
+            language_model=None,
+            steps=9,
+        )
+        rows = pair_data
+    train(settings, rows, tmp_path / "m")
+    losses = [entry["loss"] for entry in read_log(tmp_path / "m" / "log.jsonl")]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    assert not (tmp_path / "m" / "language_model").exists()
+
+
+def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
+    lora = {"rank": 4, "alpha": 8}
+    train(experiment(backbone, lora=lora, learning_rate=0.05), data, tmp_path / "m")
+    weights = load_file(tmp_path / "m" / "retriever" / "adapter_model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+    assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
+    trained = load_encoder(str(tmp_path / "m" / "retriever"), Encoding())
+    untouched = load_encoder(str(backbone), Encoding())
+    difference = trained.encode(TEXTS, "query", 32) - untouched.encode(TEXTS, "query", 32)
+    assert difference.abs().max() > 1e-3
+
+
+def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
+    train(experiment(backbone, steps=2), data, tmp_path / "m")
+    suffixes = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
+    assert suffixes <= {".safetensors", ".json", ".jsonl", ".md", ".jinja"}
+
+
+def test_accumulated_batches_count_alike(backbone, data, tmp_path):
+    """Four batches of one step give the mean of their gradients, hence of their losses."""
+    train(experiment(backbone, steps=1, batches_per_step=4), data, tmp_path / "four")
+    train(experiment(backbone, steps=4, learning_rate=1e-12), data, tmp_path / "one")
+    (together,) = read_log(tmp_path / "four" / "log.jsonl")
+    apart = read_log(tmp_path / "one" / "log.jsonl")
+    mean = sum(entry["loss"] for entry in apart) / 4
+    assert together["loss"] == pytest.approx(mean, rel=1e-4)
+    assert together["gradient_norm"] < max(entry["gradient_norm"] for entry in apart)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{file.parent.name}/{name}": tensor
+        for file in sorted(folder.rglob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def run_until(settings: Experiment, data: Path, output: Path, step: int, how: int) -> str:
+    """Train in a process of its own and send it a signal when it has logged a step."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "revela", "train", "--settings", settings.dump(),
+         "--data", str(data), "--output", str(output)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.rglob("log.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) >= step:
+            process.send_signal(how)
+            break
+        time.sleep(0.01)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0, "the training ended before it could be stopped"
+    return errors
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8, "dropout": 0.1}])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_training_ends_as_if_it_had_not_been(backbone, data, tmp_path, how, lora):
+    if lora and how != signal.SIGKILL:
+        pytest.skip("one kind of kill is enough for the adapters")
+    settings = experiment(backbone, steps=40, checkpoint_steps=3, lora=lora)
+    train(settings, data, tmp_path / "undisturbed")
+    errors = run_until(settings, data, tmp_path / "killed", 7, how)
+    if how != signal.SIGKILL:
+        assert f"stopped by {how.name} at step" in errors
+        assert "Traceback" not in errors
+    assert not (tmp_path / "killed" / "retriever").exists()
+    (work,) = (tmp_path / "killed" / "checkpoints").glob("*/")
+    assert last_checkpoint(work) is not None
+    train(settings, data, tmp_path / "killed")
+    expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "killed")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    for name in ("step", "loss", "learning_rate", "gradient_norm"):
+        logs = [read_log(tmp_path / kind / "log.jsonl") for kind in ("undisturbed", "killed")]
+        assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
+
+
+def test_an_incomplete_checkpoint_is_not_used(tmp_path):
+    for step, complete in ((3, True), (10, True), (12, False)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if complete:
+            (tmp_path / f"checkpoint-{step}" / "complete").touch()
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
+    assert not (tmp_path / "checkpoint-12").exists()
+
+
+def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
+    settings = experiment(backbone, steps=40)
+    run_until(settings, data, tmp_path / "m", 5, signal.SIGTERM)
+    train(experiment(backbone, steps=4, learning_rate=1e-3), data, tmp_path / "m")
+    assert [entry["step"] for entry in read_log(tmp_path / "m" / "log.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
+    with pytest.raises(RevelaError, match=r"the loss is nan at step \d+: lower learning_rate"):
+        train(experiment(backbone, learning_rate=1e30, warmup_steps=0), data, tmp_path / "m")
+    assert not (tmp_path / "m" / "retriever").exists()
+
+
+def test_two_trainings_in_one_folder(backbone, data, tmp_path):
+    import fcntl
+
+    (tmp_path / "m" / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RevelaError, match="another training is running there"):
+            train(experiment(backbone), data, tmp_path / "m")
+
+
+def test_models_that_cannot_be_loaded(backbone, data, tmp_path, monkeypatch):
+    def message(name: str) -> str:
+        with pytest.raises(RevelaError) as caught:
+            train(experiment(name), data, tmp_path / "m")
+        return str(caught.value)
+
+    def raising(name: str):
+        import huggingface_hub.errors as errors
+        import requests
+
+        def load(*_, **__):
+            response = requests.Response()
+            response.status_code = 403 if name == "GatedRepoError" else 404
+            response.request = requests.Request("GET", "https://huggingface.co").prepare()
+            raise getattr(errors, name)("Access denied", response=response)
+
+        return load
+
+    assert "hub cannot be reached" in message("somebody/model")
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("GatedRepoError"))
+    assert "is gated: accept its terms" in message("somebody/model")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("RepositoryNotFoundError"))
+    assert "check the spelling" in message("somebody/model")
+
+
+def test_a_read_only_folder(backbone, data, tmp_path):
+    if os.geteuid() == 0:
+        folder = Path("/proc/revela")  # root writes anywhere but there
+    else:
+        folder = tmp_path / "sealed"
+        folder.mkdir(mode=0o500)
+    with pytest.raises((RevelaError, FileNotFoundError)) as caught:
+        train(experiment(backbone), data, folder / "m")
+    assert "cannot write" in str(caught.value)
