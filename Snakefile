@@ -1,0 +1,26 @@
+"""Revela, from raw text to the tables: what can be made, and where each rule stands.
+
+    snakemake --cores 2 --configfile config.demo.yaml --replace-workflow-config all
+    snakemake --cores 8 results/tables/coir.csv
+"""
+
+
+configfile: "config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        expand("results/tables/{table}.csv", table=CONFIG.tables),
+        expand("results/figures/{figure}.png", figure=CONFIG.figures),
+
+
+localrules:
+    all,

@@ -1,0 +1,114 @@
+"""What the rules know: the checked configuration and the slice of it that each job sees."""
+
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from revela.config import MtebBenchmark, PydocsBenchmark, parse_config
+from revela.errors import RevelaError
+
+try:
+    CONFIG = parse_config(config, ", ".join(map(str, workflow.configfiles)))
+except RevelaError as error:
+    raise WorkflowError(str(error))
+
+TASKS = {
+    task: name
+    for name, benchmark in CONFIG.benchmarks.items()
+    for task in benchmark.tasks
+}
+
+
+wildcard_constraints:
+    corpus="|".join(CONFIG.corpora) or "none",
+    batches="|".join(CONFIG.batches) or "none",
+    pairs="|".join(CONFIG.pairs) or "none",
+    backbone="|".join(CONFIG.backbones) or "none",
+    experiment="|".join(CONFIG.experiments) or "none",
+    model="|".join(CONFIG.evaluable()) or "none",
+    task="|".join(TASKS) or "none",
+    table="|".join(CONFIG.tables) or "none",
+    figure="|".join(CONFIG.figures) or "none",
+
+
+def named(paths):
+    """Return `--input name=path` for each named path, as the command line expects them."""
+    return " ".join(f"--input {name}={path}" for name, path in paths.items())
+
+
+def backbone_path(name):
+    """Return the folder of a backbone made here, or the hub name or folder as it is."""
+    return f"results/models/{name}" if name in CONFIG.backbones else name
+
+
+def local_weights(*names):
+    """Return the files that a job must wait for: those of backbones made here."""
+    return [
+        f"results/models/{name}/model.safetensors"
+        for name in names
+        if name in CONFIG.backbones
+    ]
+
+
+def chunks_of(entry):
+    """Return the chunk file of each corpus, or the batch file of each set that is mixed."""
+    return {name: f"results/chunks/{name}.parquet" for name in entry.corpora} | {
+        name: f"results/batches/{name}.parquet" for name in getattr(entry, "mix", {})
+    }
+
+
+def training_data(experiment):
+    """Return the batch file or pair file that an experiment trains on."""
+    stage = "pairs" if experiment.objective.name == "contriever" else "batches"
+    return f"results/{stage}/{experiment.data}.parquet"
+
+
+def experiment_settings(name):
+    """Return an experiment's settings with its backbones as paths."""
+    experiment = CONFIG.experiments[name]
+    models = {"retriever": backbone_path(experiment.retriever)}
+    if experiment.language_model:
+        models["language_model"] = backbone_path(experiment.language_model)
+    return experiment.model_copy(update=models).dump()
+
+
+def model_settings(name):
+    """Return how to load a model for evaluation, its backbone as a path."""
+    model = CONFIG.model(name)
+    if hasattr(model, "retriever"):
+        path = backbone_path(model.retriever)
+        model = model.model_copy(update={"retriever": path})
+    return model.dump()
+
+
+def model_files(name):
+    """Return what must exist before a model can be evaluated."""
+    if name in CONFIG.experiments:
+        experiment = CONFIG.experiments[name]
+        return [f"results/models/{name}/retriever"] + local_weights(experiment.retriever)
+    return local_weights(getattr(CONFIG.model(name), "retriever", ""))
+
+
+def task_folder(task):
+    """Return the folder of a local task's collection, None for a task of mteb."""
+    benchmark = CONFIG.benchmarks[TASKS[task]]
+    if isinstance(benchmark, MtebBenchmark):
+        return None
+    if isinstance(benchmark, PydocsBenchmark):
+        return f"results/benchmarks/{TASKS[task]}/{task}"
+    return f"{benchmark.path}/{task}"
+
+
+def table_scores(table):
+    """Return the scores that a table's measured rows need."""
+    entry = CONFIG.tables[table]
+    tasks = entry.columns or CONFIG.benchmarks[entry.benchmark].tasks
+    models = [row.model for row in entry.rows if row.model]
+    return expand("results/scores/{model}/{task}.json", model=models, task=tasks)
+
+
+def figure_logs(figure):
+    """Return the training log of each experiment that a figure shows."""
+    entry = CONFIG.figures[figure]
+    names = [entry.experiment] if entry.kind == "dynamics" else entry.experiments
+    return {name: f"results/models/{name}/log.jsonl" for name in names}

@@ -1,0 +1,36 @@
+"""retriever, task → scores and run."""
+
+
+rule pydocs:
+    input:
+        code="revela/pydocs.py",
+    output:
+        directory("results/benchmarks/{benchmark}/{task}"),
+    log:
+        "results/logs/pydocs/{benchmark}.{task}.log",
+    params:
+        settings=lambda w: CONFIG.benchmarks[w.benchmark].dump(),
+    shell:
+        "revela pydocs --settings {params.settings:q} {wildcards.task:q}"
+        " --output {output:q} 2>&1 | tee {log:q}"
+
+
+rule evaluate:
+    input:
+        model=lambda w: model_files(w.model),
+        collection=lambda w: task_folder(w.task) or [],
+        code=["revela/encoder.py", "revela/evaluation.py", "revela/benchmarks.py"],
+    output:
+        scores="results/scores/{model}/{task}.json",
+        run="results/runs/{model}/{task}.trec",
+    log:
+        "results/logs/evaluate/{model}.{task}.log",
+    params:
+        model=lambda w: model_settings(w.model),
+        benchmark=lambda w: CONFIG.benchmarks[TASKS[w.task]].dump(),
+        folder=lambda w: f"--folder {task_folder(w.task)}" if task_folder(w.task) else "",
+    threads: 1
+    shell:
+        "OMP_NUM_THREADS={threads} revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
+        " --model {params.model:q} --benchmark {params.benchmark:q} {params.folder}"
+        " --scores {output.scores:q} --run {output.run:q} 2>&1 | tee {log:q}"

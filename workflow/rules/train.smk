@@ -1,0 +1,44 @@
+"""chunks → backbone; batches, pairs → trained retriever.
+
+Checkpoints are no declared outputs: Snakemake deletes those of a failed job, and a training goes
+on from the checkpoints that it finds. The code is no input either: a harmless change must not
+throw hours of training away; the manifest records the commit.
+"""
+
+
+rule pretrain:
+    input:
+        lambda w: f"results/chunks/{CONFIG.backbones[w.backbone].corpus}.parquet",
+    output:
+        "results/models/{backbone}/model.safetensors",
+        "results/models/{backbone}/log.jsonl",
+    log:
+        "results/logs/pretrain/{backbone}.log",
+    params:
+        settings=lambda w: CONFIG.backbones[w.backbone].dump(),
+        folder=subpath(output[0], parent=True),
+    threads: workflow.cores
+    shell:
+        "revela pretrain --settings {params.settings:q} --chunks {input:q}"
+        " --output {params.folder:q} 2>&1 | tee {log:q}"
+
+
+rule train:
+    input:
+        data=lambda w: training_data(CONFIG.experiments[w.experiment]),
+        backbones=lambda w: local_weights(
+            CONFIG.experiments[w.experiment].retriever,
+            CONFIG.experiments[w.experiment].language_model,
+        ),
+    output:
+        directory("results/models/{experiment}/retriever"),
+        "results/models/{experiment}/log.jsonl",
+    log:
+        "results/logs/train/{experiment}.log",
+    params:
+        settings=lambda w: experiment_settings(w.experiment),
+        folder=subpath(output[0], parent=True),
+    threads: 1
+    shell:
+        "OMP_NUM_THREADS={threads} revela train --settings {params.settings:q}"
+        " --data {input.data:q} --output {params.folder:q} 2>&1 | tee {log:q}"
