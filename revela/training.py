@@ -278,8 +278,15 @@ class _Trainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
-        """Return the objective's loss, keeping its measures for the log."""
-        result = model(**inputs)
+        """Return the objective's loss, keeping its measures for the log.
+
+        Raises:
+            RevelaError: the similarities are not finite.
+        """
+        try:
+            result = model(**inputs)
+        except ValueError as error:
+            raise self._broken(self.state.global_step + 1, str(error)) from error
         self.measures.append({"loss": result["loss"].detach(), **result["measures"]})
         for name, tensor in inputs.items():
             if name.endswith("_mask"):
@@ -325,11 +332,14 @@ class _Trainer(transformers.Trainer):
         if self.is_world_process_zero():
             append_line(self.work / LOG, entry)
         if not math.isfinite(entry["loss"]):
-            raise RevelaError(
-                f"the loss is {entry['loss']} at step {entry['step']}: lower learning_rate "
-                f"(now {self.experiment.learning_rate}) or use precision float32"
-            )
+            raise self._broken(entry["step"], f"the loss is {entry['loss']}")
         self.callback_handler.on_log(self.args, self.state, self.control, entry)
+
+    def _broken(self, step: int, what: str) -> RevelaError:
+        return RevelaError(
+            f"step {step}: {what}; lower learning_rate (now {self.experiment.learning_rate}) "
+            "or use precision float32"
+        )
 
     def forget_log_after(self, checkpoint: Path | None) -> None:
         """Drop log lines of steps that will be done again."""

@@ -177,12 +177,15 @@ def run_until(settings: Experiment, data: Path, output: Path, step: int, how: in
     return errors
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8, "dropout": 0.1}])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("how", "lora"),
+    [(signal.SIGKILL, None), (signal.SIGKILL, LORA), (signal.SIGTERM, None), (signal.SIGINT, None)],
+)
 def test_a_killed_training_ends_as_if_it_had_not_been(backbone, data, tmp_path, how, lora):
-    if lora and how != signal.SIGKILL:
-        pytest.skip("one kind of kill is enough for the adapters")
-    settings = experiment(backbone, steps=40, checkpoint_steps=3, lora=lora)
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=lora)
     train(settings, data, tmp_path / "undisturbed")
     errors = run_until(settings, data, tmp_path / "killed", 7, how)
     if how != signal.SIGKILL:
@@ -217,7 +220,7 @@ def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
-    with pytest.raises(RevelaError, match=r"the loss is nan at step \d+: lower learning_rate"):
+    with pytest.raises(RevelaError, match=r"step \d+: .*(nan|not finite); lower learning_rate"):
         train(experiment(backbone, learning_rate=1e30, warmup_steps=0), data, tmp_path / "m")
     assert not (tmp_path / "m" / "retriever").exists()
 
