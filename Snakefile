@@ -1,7 +1,7 @@
 """Revela, from raw text to the tables: what can be made, and where each rule stands.
 
-    snakemake --cores 2 --configfile config.demo.yaml --replace-workflow-config all
-    snakemake --cores 8 results/tables/coir.csv
+snakemake --cores 2 --configfile config.demo.yaml --replace-workflow-config all
+snakemake --cores 8 results/tables/coir.csv
 """
 
 

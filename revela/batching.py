@@ -151,7 +151,9 @@ def read_jsonl(path: Path, batch_size: int) -> Iterator[dict[str, Any]]:
         for place, row in json_lines(stream, str(path)):
             if isinstance(row, Exception):
                 raise RevelaError(f"{place}: {row}")
-            source, texts = (row.get("src", ""), row.get("text")) if isinstance(row, dict) else ("", row)
+            source, texts = (
+                (row.get("src", ""), row.get("text")) if isinstance(row, dict) else ("", row)
+            )
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
             if len(texts) != batch_size:

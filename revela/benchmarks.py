@@ -47,7 +47,9 @@ def local_task(name: str, folder: Path) -> Any:
 
     corpus = _read_rows(folder, "corpus")
     queries = _read_rows(folder, "queries")
-    relevant = _read_qrels(folder / "qrels.tsv", {r["id"] for r in corpus}, {r["id"] for r in queries})
+    relevant = _read_qrels(
+        folder / "qrels.tsv", {r["id"] for r in corpus}, {r["id"] for r in queries}
+    )
 
     class LocalTask(AbsTaskRetrieval):
         metadata = TaskMetadata(
@@ -118,7 +120,9 @@ def _read_qrels(path: Path, documents: set[str], queries: set[str]) -> dict[str,
             try:
                 query, document, score = row[0], row[1], int(row[2])
             except (IndexError, ValueError) as error:
-                raise RevelaError(f"{path}:{number}: expected query-id, corpus-id, score") from error
+                raise RevelaError(
+                    f"{path}:{number}: expected query-id, corpus-id, score"
+                ) from error
             if query not in queries:
                 raise RevelaError(f"{path}:{number}: no query {query!r} in the collection")
             if document not in documents:

@@ -25,7 +25,28 @@ _WORD = re.compile(r"\S+")
 _PUNKT_SAMPLE_CHARACTERS = 2_000_000
 _GROUP_CHARACTERS = 500_000  # text that one worker gets at a time
 # Punkt learns abbreviations from the text; a small corpus misses the commonest.
-_ABBREVIATIONS = "dr mr mrs ms prof st vs etc e.g i.e al fig eq sec vol no cf approx inc ltd".split()
+_ABBREVIATIONS = [
+    "dr",
+    "mr",
+    "mrs",
+    "ms",
+    "prof",
+    "st",
+    "vs",
+    "etc",
+    "e.g",
+    "i.e",
+    "al",
+    "fig",
+    "eq",
+    "sec",
+    "vol",
+    "no",
+    "cf",
+    "approx",
+    "inc",
+    "ltd",
+]
 
 
 @dataclass
@@ -110,9 +131,7 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
 # ---------------------------------------------------------------------------- sentences
 
 
-def _splitter(
-    documents: Iterator[Document], counts: Counts
-) -> tuple[Any, Iterator[Document]]:
+def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Iterator[Document]]:
     """Return Punkt, pretrained where it can be had, else trained on the corpus's beginning."""
     pretrained = _pretrained_punkt()
     if pretrained is not None:

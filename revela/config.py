@@ -470,13 +470,12 @@ def _merge(base: Any, own: Any) -> Any:
 def _first_problem(error: ValidationError, raw: Any) -> str:
     """Tell the first problem in one line: key, what is wrong, the value."""
     problem = error.errors(include_url=False)[0]
-    keys, value = [], raw
+    keys: list[str] = []
+    value: Any = raw
     for part in problem["loc"]:
         # The path names union members as well; those are no keys of the file.
-        if isinstance(value, dict) and part in value:
-            keys.append(str(part))
-            value = value[part]
-        elif isinstance(value, list) and isinstance(part, int):
+        in_mapping = isinstance(value, dict) and part in value
+        if in_mapping or (isinstance(value, list) and isinstance(part, int)):
             keys.append(str(part))
             value = value[part]
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -72,7 +72,7 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
             raise RevelaError(f"package {package!r} is not installed; install it or drop it")
         root = Path(spec.submodule_search_locations[0])
         for distribution in metadata.packages_distributions().get(package, [])[:1]:
-            description = metadata.metadata(distribution).get("Description", "").strip()
+            description = (metadata.metadata(distribution)["Description"] or "").strip()
             if description:
                 yield Document(f"{package}/README", description, distribution)
         for path in sorted(root.rglob("*.py")):

@@ -42,9 +42,9 @@ def token_ids(
     """
     prefix = encoding.query_prefix if role == "query" else encoding.passage_prefix
     room = max_length - int(encoding.append_eos)
-    rows = tokenizer(
-        [(prefix + text).strip() for text in texts], truncation=True, max_length=room
-    )["input_ids"]
+    rows = tokenizer([(prefix + text).strip() for text in texts], truncation=True, max_length=room)[
+        "input_ids"
+    ]
     if first_half:
         rows = [ids[: max(1, len(ids) // 2)] for ids in rows]
     if not encoding.append_eos:

@@ -12,7 +12,7 @@ from revela.training import read_log
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 # Okabe-Ito colours with line styles of their own: legible in print and without colour vision.
 _STYLES = [

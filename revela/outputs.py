@@ -50,7 +50,14 @@ def whole(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-_WRITE_ERRORS = {1, 13, 28, 30, 122}  # not permitted, access denied, disk full, read-only, quota
+_WRITE_ERRORS = {
+    1,
+    13,
+    27,
+    28,
+    30,
+    122,
+}  # not permitted, denied, file too large, full, read-only, quota
 
 
 def write_text(path: Path, text: str) -> None:

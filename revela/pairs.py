@@ -69,7 +69,7 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
             if pair is None:
                 counts.chunks_too_short += 1
                 continue
-            negatives = []
+            negatives: list[str] = []
             while len(negatives) < settings.negatives:
                 _, other, negative = choose.choice(pool)
                 if other != document:
@@ -122,5 +122,3 @@ def crop(text: str, choose: random.Random) -> str:
     count = max(1, round(choose.uniform(*_CROP) * len(words)))
     first = choose.randrange(len(words) - count + 1)
     return text[words[first][0] : words[first + count - 1][1]]
-
-

@@ -134,7 +134,8 @@ def _limited(texts: Iterator[str]) -> Iterator[str]:
 
 def _documents(chunks: Path) -> Iterator[str]:
     """Yield documents again: the chunks of each, joined by line breaks."""
-    current, texts = None, []
+    current: str | None = None
+    texts: list[str] = []
     for rows in pq.ParquetFile(chunks).iter_batches(8192, columns=["document", "text"]):
         for document, text in zip(*(column.to_pylist() for column in rows), strict=True):
             if document != current and texts:

@@ -1,6 +1,7 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,14 +31,22 @@ def compile_table(table: Table, benchmark: AnyBenchmark, scores: Path) -> pd.Dat
     headings = {task: table.columns.get(task, task) for task in table.columns or benchmark.tasks}
     rows = []
     for row in table.rows:
-        cells = _reported(row.reported, headings) if row.reported else _measured(
-            row, headings, table.measure, scores
+        cells = (
+            _reported(row.reported, headings)
+            if row.reported
+            else _measured(row, headings, table.measure, scores)
         )
         values = list(cells.values())
-        mean = sum(values) / len(values) if all(value == value for value in values) else float("nan")
+        mean = (
+            sum(values) / len(values) if all(value == value for value in values) else float("nan")
+        )
         rows.append(
-            {"system": row.label, **cells, MEAN: mean,
-             SOURCE: "reported" if row.reported else "measured"}
+            {
+                "system": row.label,
+                **cells,
+                MEAN: mean,
+                SOURCE: "reported" if row.reported else "measured",
+            }
         )
     return pd.DataFrame(rows).set_index("system")
 
@@ -68,7 +77,7 @@ def _reported(reported: Reported, headings: dict[str, str]) -> dict[str, float]:
     for heading in headings.values():
         if heading not in printed.index:
             raise RevelaError(f"{path}: {unknown_name('task', heading, printed.index)}")
-        cells[heading] = float(printed.loc[heading, reported.column])
+        cells[heading] = float(printed[reported.column][heading])
     return cells
 
 
@@ -104,16 +113,17 @@ def _render(
     tail: str,
 ) -> str:
     figures = frame.drop(columns=SOURCE)
-    best = figures[frame[SOURCE] == "measured"].max().round(1)
+    measured = frame[SOURCE] == "measured"
+    measured = frame[SOURCE] == "measured"
+    best = dict(figures[measured].max().round(1))
     body = []
-    for label, row in frame.iterrows():
+    rows = zip(frame.index, measured, figures.to_numpy(dtype=float), strict=True)
+    for label, is_measured, values in rows:
         cells = [str(label)]
-        for column in figures:
-            value = row[column]
-            cell = _MISSING if pd.isna(value) else f"{value:.1f}"
-            is_best = not pd.isna(value) and round(value, 1) == best[column]
-            cells.append(bold(cell) if is_best and row[SOURCE] == "measured" else cell)
-        body.append(line([*cells, str(row[SOURCE])], False))
+        for column, value in zip(figures, values, strict=True):
+            cell = _MISSING if math.isnan(value) else f"{value:.1f}"
+            cells.append(bold(cell) if is_measured and round(value, 1) == best[column] else cell)
+        body.append(line([*cells, "measured" if is_measured else "reported"], False))
     heading = line(["", *map(str, frame.columns)], True)
     return head + heading + rule + "\n".join(body) + tail
 

@@ -384,7 +384,7 @@ def load_weights(model: Any, folder: Path) -> None:
         raise RevelaError(f"{folder}: not a checkpoint of this model: {unexpected or missing}")
 
 
-# ---------------------------------------------------------------------------- shared with pretraining
+# ---------------------------------------------------------------------------- for pretraining too
 
 
 def last_checkpoint(work: Path) -> Path | None:
@@ -556,9 +556,7 @@ class _Snapshots(transformers.TrainerCallback):
         with self.trainer.compute_loss_context_manager():
             similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
             result = module(**inputs)
-            plain = module.plain_loss(
-                inputs["language_model_ids"], inputs["language_model_mask"]
-            )
+            plain = module.plain_loss(inputs["language_model_ids"], inputs["language_model_mask"])
         module.train(training)
         append_line(
             self.trainer.work / LOG,

@@ -54,7 +54,9 @@ def test_batches_span_documents_in_order(tmp_path):
 def test_smaller_batches_come_from_the_same_chunks(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 64)}
     texts = {
-        size: [t for b in made(tmp_path, chunks, corpora=["c"], batch_size=size)[0] for t in b["texts"]]
+        size: [
+            t for b in made(tmp_path, chunks, corpora=["c"], batch_size=size)[0] for t in b["texts"]
+        ]
         for size in (4, 8, 16)
     }
     assert texts[4] == texts[8] == texts[16]
@@ -63,7 +65,10 @@ def test_smaller_batches_come_from_the_same_chunks(tmp_path):
 def test_a_sample_is_seeded_ordered_and_without_repeats(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 400)}
     first, same, other = (
-        [b["texts"][0] for b in made(tmp_path, chunks, corpora=["c"], batch_size=4, sample=30, seed=s)[0]]
+        [
+            b["texts"][0]
+            for b in made(tmp_path, chunks, corpora=["c"], batch_size=4, sample=30, seed=s)[0]
+        ]
         for s in (1, 1, 2)
     )
     assert first == same != other
@@ -127,7 +132,11 @@ def test_pairs_and_their_negatives(tmp_path):
     path = tmp_path / "c.parquet"
     sentence = "{0}alpha {0}beta {0}gamma."  # every word tells its document
     rows = [
-        {"document": f"d{n // 4}", "position": n % 4, "text": " ".join([sentence.format(f"d{n // 4}-")] * 3)}
+        {
+            "document": f"d{n // 4}",
+            "position": n % 4,
+            "text": " ".join([sentence.format(f"d{n // 4}-")] * 3),
+        }
         for n in range(60)
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)

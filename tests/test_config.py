@@ -69,7 +69,9 @@ def test_base_inherits_all_but_what_is_given():
 
 
 def test_base_merges_within_the_same_objective():
-    raw = changed("experiments/ablation", {"base": "demo-revela", "objective": {"value_norm": False}})
+    raw = changed(
+        "experiments/ablation", {"base": "demo-revela", "objective": {"value_norm": False}}
+    )
     config = parse_config(raw, "demo.yaml")
     ablation, original = config.experiments["ablation"], config.experiments["demo-revela"]
     assert not ablation.objective.value_norm

@@ -137,5 +137,5 @@ def test_a_hub_set_that_cannot_be_reached(monkeypatch):
         raise GatedRepoError("Access to this dataset is restricted")
 
     monkeypatch.setattr(datasets, "load_dataset", gated)
-    with pytest.raises(RevelaError, match="is gated: accept its terms .* HF_TOKEN"):
+    with pytest.raises(RevelaError, match=r"is gated: accept its terms .* HF_TOKEN"):
         documents(source="hub", dataset="somebody/something")

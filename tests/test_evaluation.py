@@ -96,7 +96,7 @@ def test_an_incomplete_collection_is_refused(collection):
 def test_an_mteb_task_by_name():
     suite = MtebBenchmark(source="mteb", tasks=["CosQA"])
     assert load_task(suite, "CosQA", None).metadata.name == "CosQA"
-    with pytest.raises(RevelaError, match="unknown mteb retrieval task 'CosQAA'.*'CosQA'"):
+    with pytest.raises(RevelaError, match=r"unknown mteb retrieval task 'CosQAA'.*'CosQA'"):
         load_task(suite, "CosQAA", None)
 
 

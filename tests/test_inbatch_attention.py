@@ -66,7 +66,9 @@ def compare(model, chunks, cosine, temperature, value_norm, min_similarity=1e-12
     torch.testing.assert_close(loss, expected, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(cosine_gradient, expected_cosine, rtol=1e-4, atol=1e-7)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-7, msg=name)
+        torch.testing.assert_close(
+            gradient, expected_gradients[name], rtol=1e-4, atol=1e-7, msg=name
+        )
 
 
 @pytest.mark.parametrize("value_norm", [False, True])

@@ -165,5 +165,5 @@ def test_an_embedding_that_is_not_finite_names_its_text(backbone):
 
     model = load_encoder(str(backbone), Encoding())
     model.model.embed_tokens.weight.data[:] = float("nan")
-    with pytest.raises(RevelaError, match="embedding of 'Rivers carry.* is not finite"):
+    with pytest.raises(RevelaError, match=r"embedding of 'Rivers carry.* is not finite"):
         model.encode([TEXTS[2]], "query", 32)

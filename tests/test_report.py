@@ -61,8 +61,8 @@ def test_latex_escapes_and_compiles(table, tmp_path):
     assert "Two\\_2 & 12.3 & -- & -- & measured \\\\" in text
     assert text.count("{") == text.count("}")
     if shutil.which("pdflatex"):
-        document = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
-        (tmp_path / "t.tex").write_text(document)
+        head = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}"
+        (tmp_path / "t.tex").write_text(head + text + "\\end{document}")
         subprocess.run(
             ["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True
         )
@@ -83,7 +83,9 @@ def test_reported_figures_that_are_not_there(table, tmp_path):
 
 def test_an_unknown_measure(table, tmp_path):
     wrong = table.model_copy(update={"measure": "ndcg_at_11"})
-    with pytest.raises(RevelaError, match="unknown measure 'ndcg_at_11'; did you mean 'ndcg_at_10'"):
+    with pytest.raises(
+        RevelaError, match="unknown measure 'ndcg_at_11'; did you mean 'ndcg_at_10'"
+    ):
         tables.compile_table(wrong, BENCHMARK, tmp_path)
 
 
@@ -92,11 +94,23 @@ def log(tmp_path):
     path = tmp_path / "log.jsonl"
     for step in range(6):
         if step:
-            append_line(path, {"step": step, "loss": 5 - step, "plain_loss": 5.0,
-                               "plain_loss_gain": float(step), "top_similarity": 0.1 * step})
+            append_line(
+                path,
+                {
+                    "step": step,
+                    "loss": 5 - step,
+                    "plain_loss": 5.0,
+                    "plain_loss_gain": float(step),
+                    "top_similarity": 0.1 * step,
+                },
+            )
         if step in (0, 5):
-            snapshot = {"texts": ["a", "b$ c$"], "similarity": [[0, 1], [1, 0]], "loss": 1.0,
-                        "plain_loss": 2.0}
+            snapshot = {
+                "texts": ["a", "b$ c$"],
+                "similarity": [[0, 1], [1, 0]],
+                "loss": 1.0,
+                "plain_loss": 2.0,
+            }
             append_line(path, {"step": step, "snapshot": snapshot})
     return path
 

@@ -27,7 +27,10 @@ def data(tmp_path_factory) -> Path:
     """Eighty batches of four chunks."""
     path = tmp_path_factory.mktemp("data") / "batches.parquet"
     rows = [
-        {"source": "code" if n % 2 else "wiki", "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)]}
+        {
+            "source": "code" if n % 2 else "wiki",
+            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
+        }
         for n in range(80)
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=batching.SCHEMA), path)

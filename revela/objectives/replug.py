@@ -15,9 +15,7 @@ _TOKENS_PER_CHUNK = 1024
 class Replug(nn.Module):
     """A retriever distilled from how well each chunk lets a frozen LM predict each other."""
 
-    def __init__(
-        self, retriever: Encoder, language_model: Any, settings: ReplugObjective
-    ) -> None:
+    def __init__(self, retriever: Encoder, language_model: Any, settings: ReplugObjective) -> None:
         super().__init__()
         self.retriever = retriever
         self.language_model = language_model.requires_grad_(False).eval()

@@ -13,9 +13,7 @@ from revela.inbatch_attention import in_batch_loss, in_batch_similarity, plain_l
 class Revela(nn.Module):
     """A retriever whose similarities weigh what a language model reads in other chunks."""
 
-    def __init__(
-        self, retriever: Encoder, language_model: Any, settings: RevelaObjective
-    ) -> None:
+    def __init__(self, retriever: Encoder, language_model: Any, settings: RevelaObjective) -> None:
         super().__init__()
         self.retriever = retriever
         self.language_model = language_model

@@ -7,6 +7,9 @@ from snakemake.exceptions import WorkflowError
 from revela.config import MtebBenchmark, PydocsBenchmark, parse_config
 from revela.errors import RevelaError
 
+# The checkout's own source runs in whatever environment a rule names.
+shell.prefix(f"export PYTHONPATH={workflow.basedir}; ")
+
 try:
     CONFIG = parse_config(config, ", ".join(map(str, workflow.configfiles)))
 except RevelaError as error:
@@ -85,7 +88,9 @@ def model_files(name):
     """Return what must exist before a model can be evaluated."""
     if name in CONFIG.experiments:
         experiment = CONFIG.experiments[name]
-        return [f"results/models/{name}/retriever"] + local_weights(experiment.retriever)
+        return [f"results/models/{name}/retriever"] + local_weights(
+            experiment.retriever
+        )
     return local_weights(getattr(CONFIG.model(name), "retriever", ""))
 
 

@@ -8,11 +8,13 @@ rule chunk:
         "results/chunks/{corpus}.parquet",
     log:
         "results/logs/chunk/{corpus}.log",
+    threads: workflow.cores
     params:
         settings=lambda w: CONFIG.corpora[w.corpus].dump(),
-    threads: workflow.cores
+    conda:
+        "../../envs/train.yaml"
     shell:
-        "revela chunk --settings {params.settings:q} --output {output:q}"
+        "python -m revela chunk --settings {params.settings:q} --output {output:q}"
         " --workers {threads} 2>&1 | tee {log:q}"
 
 
@@ -27,8 +29,10 @@ rule batch:
     params:
         settings=lambda w: CONFIG.batches[w.batches].dump(),
         inputs=lambda w: named(chunks_of(CONFIG.batches[w.batches])),
+    conda:
+        "../../envs/train.yaml"
     shell:
-        "revela batch --settings {params.settings:q} {params.inputs}"
+        "python -m revela batch --settings {params.settings:q} {params.inputs}"
         " --output {output:q} 2>&1 | tee {log:q}"
 
 
@@ -43,6 +47,8 @@ rule pair:
     params:
         settings=lambda w: CONFIG.pairs[w.pairs].dump(),
         inputs=lambda w: named(chunks_of(CONFIG.pairs[w.pairs])),
+    conda:
+        "../../envs/train.yaml"
     shell:
-        "revela pair --settings {params.settings:q} {params.inputs}"
+        "python -m revela pair --settings {params.settings:q} {params.inputs}"
         " --output {output:q} 2>&1 | tee {log:q}"

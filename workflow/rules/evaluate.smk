@@ -10,8 +10,10 @@ rule pydocs:
         "results/logs/pydocs/{benchmark}.{task}.log",
     params:
         settings=lambda w: CONFIG.benchmarks[w.benchmark].dump(),
+    conda:
+        "../../envs/evaluate.yaml"
     shell:
-        "revela pydocs --settings {params.settings:q} {wildcards.task:q}"
+        "python -m revela pydocs --settings {params.settings:q} {wildcards.task:q}"
         " --output {output:q} 2>&1 | tee {log:q}"
 
 
@@ -25,12 +27,16 @@ rule evaluate:
         run="results/runs/{model}/{task}.trec",
     log:
         "results/logs/evaluate/{model}.{task}.log",
+    threads: 1
     params:
         model=lambda w: model_settings(w.model),
         benchmark=lambda w: CONFIG.benchmarks[TASKS[w.task]].dump(),
-        folder=lambda w: f"--folder {task_folder(w.task)}" if task_folder(w.task) else "",
-    threads: 1
+        folder=lambda w: (
+            f"--folder {task_folder(w.task)}" if task_folder(w.task) else ""
+        ),
+    conda:
+        "../../envs/evaluate.yaml"
     shell:
-        "OMP_NUM_THREADS={threads} revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
+        "OMP_NUM_THREADS={threads} python -m revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
         " --model {params.model:q} --benchmark {params.benchmark:q} {params.folder}"
         " --scores {output.scores:q} --run {output.run:q} 2>&1 | tee {log:q}"

@@ -10,16 +10,18 @@ rule pretrain:
     input:
         lambda w: f"results/chunks/{CONFIG.backbones[w.backbone].corpus}.parquet",
     output:
-        "results/models/{backbone}/model.safetensors",
-        "results/models/{backbone}/log.jsonl",
+        weights="results/models/{backbone}/model.safetensors",
+        log="results/models/{backbone}/log.jsonl",
     log:
         "results/logs/pretrain/{backbone}.log",
+    threads: workflow.cores
     params:
         settings=lambda w: CONFIG.backbones[w.backbone].dump(),
-        folder=subpath(output[0], parent=True),
-    threads: workflow.cores
+        folder=subpath(output.log, parent=True),
+    conda:
+        "../../envs/train.yaml"
     shell:
-        "revela pretrain --settings {params.settings:q} --chunks {input:q}"
+        "python -m revela pretrain --settings {params.settings:q} --chunks {input:q}"
         " --output {params.folder:q} 2>&1 | tee {log:q}"
 
 
@@ -31,14 +33,16 @@ rule train:
             CONFIG.experiments[w.experiment].language_model,
         ),
     output:
-        directory("results/models/{experiment}/retriever"),
-        "results/models/{experiment}/log.jsonl",
+        retriever=directory("results/models/{experiment}/retriever"),
+        log="results/models/{experiment}/log.jsonl",
     log:
         "results/logs/train/{experiment}.log",
+    threads: 1
     params:
         settings=lambda w: experiment_settings(w.experiment),
-        folder=subpath(output[0], parent=True),
-    threads: 1
+        folder=subpath(output.log, parent=True),
+    conda:
+        "../../envs/train.yaml"
     shell:
-        "OMP_NUM_THREADS={threads} revela train --settings {params.settings:q}"
+        "OMP_NUM_THREADS={threads} python -m revela train --settings {params.settings:q}"
         " --data {input.data:q} --output {params.folder:q} 2>&1 | tee {log:q}"

@@ -1,0 +1,348 @@
+"""The workflow on a tiny config: it runs whole, a second run does nothing, changes stay local."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import TEXTS
+
+ROOT = Path(__file__).parent.parent
+
+CONFIG = {
+    "corpora": {"notes": {"source": "files", "path": "notes.jsonl", "max_words": 12}},
+    "batches": {"notes": {"corpora": ["notes"], "batch_size": 4}},
+    "pairs": {"notes": {"corpora": ["notes"], "negatives": 2}},
+    "backbones": {
+        "tiny": {
+            "corpus": "notes",
+            "vocabulary": 300,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "layers": 2,
+            "heads": 2,
+            "sequence_length": 32,
+            "sequences_per_step": 4,
+            "tokens": 1280,
+        }
+    },
+    "experiments": {
+        "tiny-revela": {
+            "objective": {"name": "revela", "temperature": 0.1},
+            "data": "notes",
+            "retriever": "tiny",
+            "language_model": "tiny",
+            "lora": None,
+            "max_length": 33,
+            "batches_per_step": 1,
+            "steps": 6,
+            "checkpoint_steps": 2,
+            "snapshots": [0, 6],
+        },
+        "tiny-replug": {
+            "base": "tiny-revela",
+            "objective": {"name": "replug", "include_self": False},
+            "snapshots": [],
+        },
+        "tiny-contriever": {
+            "base": "tiny-revela",
+            "objective": {"name": "contriever"},
+            "language_model": None,
+            "snapshots": [],
+        },
+    },
+    "models": {
+        "bm25": {"kind": "bm25s"},
+        "untouched": {"kind": "encoder", "retriever": "tiny"},
+    },
+    "benchmarks": {"mine": {"source": "folder", "path": "mine", "tasks": ["notes-task"]}},
+    "tables": {
+        "notes": {
+            "caption": "Notes",
+            "benchmark": "mine",
+            "rows": [
+                {"label": name, "model": name}
+                for name in ("bm25", "untouched", "tiny-contriever", "tiny-replug", "tiny-revela")
+            ],
+        }
+    },
+    "figures": {
+        "curves": {
+            "kind": "curves",
+            "caption": "Curves",
+            "experiments": {"tiny-revela": "Revela", "tiny-replug": "REPLUG"},
+        },
+        "dynamics": {"kind": "dynamics", "caption": "Dynamics", "experiment": "tiny-revela"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A copy of the workflow with a small corpus and collection, run once as a whole."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copy(ROOT / "Snakefile", folder)
+    shutil.copytree(ROOT / "workflow", folder / "workflow")
+    shutil.copytree(
+        ROOT / "revela", folder / "revela", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    collection = folder / "mine" / "notes-task"
+    collection.mkdir(parents=True)
+    (collection / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": f"d{n}", "text": t}) + "\n" for n, t in enumerate(TEXTS))
+    )
+    (collection / "queries.jsonl").write_text('{"_id": "q", "text": "mud of rivers"}\n')
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
+    write_config(folder, CONFIG)
+    result = snakemake(folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def write_config(folder: Path, config: dict) -> None:
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["snakemake", "--cores", "2", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+
+
+def planned(folder: Path) -> set[str]:
+    """Return the outputs that a dry run would make."""
+    result = snakemake(folder, "--dry-run", "--summary")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
+    return {line[0] for line in lines[1:] if line[-1] != "no update"}
+
+
+def test_everything_is_made_with_a_manifest(project):
+    for path in (
+        "chunks/notes.parquet",
+        "batches/notes.parquet",
+        "pairs/notes.parquet",
+        "models/tiny/model.safetensors",
+        "models/tiny-revela/retriever/model.safetensors",
+        "models/tiny-revela/log.jsonl",
+        "scores/tiny-revela/notes-task.json",
+        "runs/bm25/notes-task.trec",
+        "tables/notes.csv",
+        "tables/notes.md",
+        "tables/notes.tex",
+        "figures/curves.png",
+        "figures/dynamics.pdf",
+    ):
+        assert (project / "results" / path).stat().st_size > 0, path
+    for path in (
+        "chunks/notes.manifest.json",
+        "batches/notes.manifest.json",
+        "pairs/notes.manifest.json",
+        "models/tiny/manifest.json",
+        "models/tiny-replug/manifest.json",
+        "scores/bm25/notes-task.manifest.json",
+    ):
+        manifest = json.loads((project / "results" / path).read_text())
+        assert {"settings", "inputs", "revela", "finished", "seconds", "peak_memory_gb"} <= set(
+            manifest
+        )
+    rows = (project / "results/tables/notes.csv").read_text().splitlines()
+    assert rows[0] == "system,notes-task,Mean,source"
+    assert rows[1].startswith("bm25,100.0,100.0,measured")
+    assert len(rows) == 6
+    hidden = [p for p in (project / "results").rglob(".*") if p.name.endswith(".part")]
+    assert not hidden
+
+
+def test_a_second_run_and_a_comment_do_nothing(project):
+    assert planned(project) == set()
+    text = (project / "config.yaml").read_text()
+    (project / "config.yaml").write_text(
+        "# a remark\n" + text.replace("caption: Notes", "caption: Notes # x")
+    )
+    assert planned(project) == set()
+    write_config(project, CONFIG)
+
+
+def test_a_learning_rate_retrains_its_experiment_only(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["experiments"]["tiny-contriever"]["learning_rate"] = 0.01
+    write_config(project, config)
+    changed = planned(project)
+    write_config(project, CONFIG)
+    assert changed == {
+        "results/models/tiny-contriever/retriever",
+        "results/models/tiny-contriever/log.jsonl",
+        "results/scores/tiny-contriever/notes-task.json",
+        "results/runs/tiny-contriever/notes-task.trec",
+        "results/tables/notes.csv",
+        "results/tables/notes.md",
+        "results/tables/notes.tex",
+    }
+
+
+def test_an_evaluation_setting_never_retrains(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["benchmarks"]["mine"]["max_length"] = 64
+    write_config(project, config)
+    changed = planned(project)
+    write_config(project, CONFIG)
+    assert changed
+    assert not [path for path in changed if path.startswith("results/models")]
+
+
+def test_a_new_ablation_adds_its_own_jobs_only(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["experiments"]["wide"] = {"base": "tiny-revela", "objective": {"temperature": 0.5}}
+    config["tables"]["ablation"] = CONFIG["tables"]["notes"] | {
+        "rows": [{"label": "wide", "model": "wide"}, {"label": "Revela", "model": "tiny-revela"}]
+    }
+    write_config(project, config)
+    result = snakemake(project, "--dry-run")
+    write_config(project, CONFIG)
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout, re.MULTILINE))
+    assert counts == {"all": "1", "evaluate": "1", "table": "1", "total": "4", "train": "1"}
+
+
+def test_the_report_carries_tables_and_figures(project):
+    result = snakemake(project, "--report", "report.html")
+    assert result.returncode == 0, result.stderr
+    report = (project / "report.html").read_text()
+    assert "notes.csv" in report
+    assert "dynamics.png" in report
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["tables"]["notes"].update(benchmark="min"), "unknown benchmark 'min'"),
+        (lambda c: c["experiments"]["tiny-revela"].update(stepz=1), "unknown key 'stepz'"),
+        (lambda c: c["tables"]["notes"]["rows"][4].update(model="tiny-revel"), "tiny-revel"),
+    ],
+)
+def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, message):
+    config = json.loads(json.dumps(CONFIG))
+    change(config)
+    write_config(project, config)
+    result = snakemake(project, "--dry-run")
+    write_config(project, CONFIG)
+    assert result.returncode != 0
+    told = result.stdout + result.stderr
+    assert message in told
+    assert "config.yaml: " in told
+    assert "Traceback" not in told
+
+
+def test_a_killed_step_leaves_nothing_and_the_next_run_finishes(project):
+    for path in ("tiny-revela/retriever", "tiny-revela/log.jsonl"):
+        target = project / "results/models" / path
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    config = json.loads(json.dumps(CONFIG))
+    config["experiments"]["tiny-revela"]["steps"] = 60
+    write_config(project, config)
+    process = subprocess.Popen(
+        ["snakemake", "--cores", "2", "results/models/tiny-revela/log.jsonl"],
+        cwd=project,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    deadline = time.monotonic() + 120
+    work = project / "results/models/tiny-revela/checkpoints"
+    while time.monotonic() < deadline and not list(work.rglob("complete")):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert list(work.rglob("complete")), "the training was not killed in its middle"
+    assert not (project / "results/models/tiny-revela/retriever").exists()
+    result = snakemake(
+        project, "--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"
+    )
+    write_config(project, CONFIG)
+    assert result.returncode == 0, result.stderr
+    steps = [
+        json.loads(line)["step"]
+        for line in (project / "results/models/tiny-revela/log.jsonl").read_text().splitlines()
+        if "snapshot" not in line
+    ]
+    assert steps == list(range(1, 61))
+
+
+# ---------------------------------------------------------------------------- the command line
+
+
+def revela(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["revela", *map(str, arguments)], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chunk", "--settings", "{", "--output", "x"], "--settings: not valid JSON"),
+        (
+            ["chunk", "--settings", '{"source": "files", "path": "nowhere"}', "--output", "x"],
+            "nowhere: no such file or folder",
+        ),
+        (
+            ["batch", "--settings", '{"corpora": ["a"]}', "--input", "a", "--output", "x"],
+            "NAME=PATH",
+        ),
+        (["check", "none.yaml"], "none.yaml: No such file or directory"),
+        (["settings", str(ROOT / "config.yaml"), "experiments", "revela-wiki"], "did you mean"),
+    ],
+)
+def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
+    result = revela(*arguments, cwd=tmp_path)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_command_has_help():
+    commands = re.findall(r"^│ ([a-z]+) ", revela("--help").stdout, re.MULTILINE)
+    assert {"chunk", "batch", "pair", "pretrain", "train", "evaluate", "table", "figure"} <= set(
+        commands
+    )
+    for command in commands:
+        result = revela(command, "--help")
+        assert result.returncode == 0
+        assert "Usage" in result.stdout
+
+
+def test_settings_printed_for_a_rule_run_by_hand(tmp_path, project):
+    printed = revela("settings", project / "config.yaml", "corpora", "notes").stdout
+    result = revela("chunk", "--settings", printed, "--output", tmp_path / "c.parquet", cwd=project)
+    assert result.returncode == 0, result.stderr
+    assert "60 documents" in result.stdout
+
+
+def test_a_full_disk_leaves_nothing_behind(project, tmp_path):
+    settings = revela("settings", project / "config.yaml", "corpora", "notes").stdout
+    small = (500, 500)  # bytes that a file may have: the same failure as a full disk
+    result = revela(
+        "chunk", "--settings", settings, "--output", tmp_path / "c.parquet",
+        cwd=project, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "cannot write" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
