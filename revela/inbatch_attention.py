@@ -29,16 +29,20 @@ _TOKENS_PER_CHUNK = 1024  # tokens whose logits exist at a time
 
 
 @dataclass(frozen=True)
-class InBatch:
-    """What the attention function has to know of a batch; worked out once a step.
+class Readers:
+    """N documents that R chunks each read: their queries share one axis, no padding between."""
 
-    P pairs (reader i, document j) stay of the B² ones; E documents have a reader.
-    """
+    document_N: Tensor  # e rows
+    reader_NR: Tensor  # h rows, in [0, B)
+    weight_NR: Tensor  # similarity of each pair, with gradient
+
+
+@dataclass(frozen=True)
+class InBatch:
+    """What the attention function has to know of a batch; worked out once a step."""
 
     documents: int  # E: the first E rows are e rows, the other B are h rows
-    reader_P: Tensor  # h row of each pair, in [0, B)
-    document_P: Tensor  # e row of each pair, in [0, E)
-    weight_P: Tensor  # similarity of each pair, with gradient
+    readers: list[Readers]  # one for each number of readers that a document has
     key_mask_EL: Tensor  # real tokens of the e rows
     value_norm: bool
     layers: list[Any] = field(default_factory=list)  # attention modules that got this far
@@ -93,16 +97,10 @@ def in_batch_loss(
     _check_batch(input_ids, attention_mask, similarity)
     model = _prepared(language_model, input_ids.shape[1])
     kept_BB = (similarity.detach() >= min_similarity) & ~_diagonal(similarity)
-    reader_P, column_P = kept_BB.nonzero(as_tuple=True)
-    if dual_loss:
-        needed_E = torch.arange(len(input_ids), device=input_ids.device)
-    else:
-        needed_E = column_P.unique()
+    needed_E = (kept_BB.any(0) | dual_loss).nonzero().squeeze(1)
     context = InBatch(
         documents=len(needed_E),
-        reader_P=reader_P,
-        document_P=torch.searchsorted(needed_E, column_P),
-        weight_P=similarity[reader_P, column_P],
+        readers=_readers(kept_BB[:, needed_E], similarity[:, needed_E]),
         key_mask_EL=attention_mask[needed_E].bool(),
         value_norm=value_norm,
     )
@@ -156,7 +154,7 @@ def _attention(
     )
     if in_batch is not None:
         in_batch.layers.append(module)
-    if in_batch is not None and len(in_batch.reader_P):
+    if in_batch is not None and in_batch.readers:
         e, h = slice(None, in_batch.documents), slice(in_batch.documents, None)
         cross = _cross_document(query[h], key[e], value[e], scaling, in_batch)
         output = torch.cat([output[e], output[h] + cross])
@@ -164,30 +162,54 @@ def _attention(
 
 
 def _cross_document(
-    query_BHLD: Tensor, key_EHLD: Tensor, value_EHLD: Tensor, scaling: float | None, pairs: InBatch
+    query_BHLD: Tensor, key_EHLD: Tensor, value_EHLD: Tensor, scaling: float | None, batch: InBatch
 ) -> Tensor:
     """Return Σ_j Sim(i, j) · b_ij as (B, H, L, D) (equations 7 and 8; V-norm equation 11).
 
     V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε. The divisor comes out of the same attention as
     one more column of the values; the zero column of query and key keeps the widths equal.
     """
-    if pairs.value_norm:
+    total_BHLD = torch.zeros_like(query_BHLD)
+    if batch.value_norm:
         query_BHLD, key_EHLD = F.pad(query_BHLD, (0, 1)), F.pad(key_EHLD, (0, 1))
         norm = value_EHLD.float().norm(dim=-1, keepdim=True).to(value_EHLD.dtype)
         value_EHLD = torch.cat([value_EHLD, norm], dim=-1)
-    read_PHLD = F.scaled_dot_product_attention(
-        query_BHLD[pairs.reader_P],
-        key_EHLD[pairs.document_P],
-        value_EHLD[pairs.document_P],
-        attn_mask=pairs.key_mask_EL[pairs.document_P, None, None],
-        scale=scaling,
-        enable_gqa=True,
-    )
-    if pairs.value_norm:
-        read_PHLD = read_PHLD[..., :-1] / (read_PHLD[..., -1:] + EPSILON)
-        query_BHLD = query_BHLD[..., :-1]
-    weighted_PHLD = read_PHLD * pairs.weight_P.to(read_PHLD.dtype)[:, None, None, None]
-    return torch.zeros_like(query_BHLD).index_add(0, pairs.reader_P, weighted_PHLD)
+    _, heads, length, width = query_BHLD.shape
+    groups = key_EHLD.shape[1]
+    for readers in batch.readers:
+        documents, count = readers.reader_NR.shape
+        # Readers and the heads that share a key go into one query axis: no key is repeated.
+        query = query_BHLD.index_select(0, readers.reader_NR.flatten())
+        query = query.view(documents, count, groups, -1, length, width)
+        read = F.scaled_dot_product_attention(
+            query.transpose(1, 2).flatten(2, 4),
+            key_EHLD.index_select(0, readers.document_N),
+            value_EHLD.index_select(0, readers.document_N),
+            attn_mask=batch.key_mask_EL[readers.document_N, None, None],
+            scale=scaling,
+        )
+        read = read.view(documents, groups, count, -1, length, width).transpose(1, 2)
+        if batch.value_norm:
+            read = read[..., :-1] / (read[..., -1:] + EPSILON)
+        weighted = read * readers.weight_NR.to(read.dtype)[..., None, None, None, None]
+        total_BHLD = total_BHLD.index_add(
+            0, readers.reader_NR.flatten(), weighted.reshape(-1, heads, length, read.shape[-1])
+        )
+    return total_BHLD
+
+
+def _readers(kept_BE: Tensor, similarity_BE: Tensor) -> list[Readers]:
+    """Group documents by how many chunks read them, with their readers and weights."""
+    counts_E = kept_BE.sum(0)
+    document_P, reader_P = kept_BE.T.nonzero(as_tuple=True)  # document by document
+    count_P = counts_E[document_P]
+    groups = []
+    for count in sorted({count for count in counts_E.tolist() if count}):
+        chosen = count_P == count
+        document_NR = document_P[chosen].view(-1, count)
+        reader_NR = reader_P[chosen].view(-1, count)
+        groups.append(Readers(document_NR[:, 0], reader_NR, similarity_BE[reader_NR, document_NR]))
+    return groups
 
 
 AttentionInterface.register(NAME, _attention)

@@ -114,7 +114,9 @@ def test_skipped_pairs_are_not_computed(monkeypatch):
     pairs = []
     original = attention._cross_document
     monkeypatch.setattr(
-        attention, "_cross_document", lambda *a: pairs.append(len(a[-1].reader_P)) or original(*a)
+        attention,
+        "_cross_document",
+        lambda *a: pairs.append(sum(r.reader_NR.numel() for r in a[-1].readers)) or original(*a),
     )
     ids, mask = pad(random_chunks([4] * 6), 0)
     one_hot = torch.eye(6).roll(1, dims=1)
