@@ -45,13 +45,13 @@ bench: .venv/installed
 	.venv/snakefmt/bin/pip install --quiet --disable-pip-version-check snakefmt==2.1.0
 	touch $@
 
-# Resolve pyproject.toml afresh and pin what comes out.
+# Resolve pyproject.toml afresh and pin what comes out; torch brings its own GPU libraries.
 lock:
 	$(PYTHON) -m venv .venv/lock
-	.venv/lock/bin/pip install --quiet torch==2.13.0
-	.venv/lock/bin/pip install --quiet --editable ".[dev]"
-	.venv/lock/bin/pip freeze --exclude-editable | sed -E '/^nvidia-|^triton==|^cuda-/d; s/\+cpu//; s/ @ file.*//' > requirements.lock
-	rm -rf .venv/lock
+	.venv/lock/bin/pip install --quiet uv
+	.venv/lock/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
+	    --no-annotate --no-header --quiet --output-file .venv/lock/requirements.txt
+	sed -E '/^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
 
 clean:
 	rm -rf .venv .snakemake results/[a-z]*
