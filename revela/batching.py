@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -60,7 +61,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         batches = (
             {"source": name, "texts": texts}
             for name in settings.corpora
-            for texts in group_consecutive(read_texts(inputs[name]), settings.batch_size)
+            for texts in _grouped(inputs[name], settings)
         )
     else:
         path = Path(settings.file) if settings.file else _download(settings)
@@ -90,6 +91,26 @@ def group_consecutive(texts: Iterable[str], size: int) -> Iterator[list[str]]:
     stream = iter(texts)
     while len(group := list(islice(stream, size))) == size:
         yield group
+
+
+def _grouped(chunks: Path, settings: Batches) -> Iterator[list[str]]:
+    if settings.consecutive is None:
+        return group_consecutive(read_texts(chunks), settings.batch_size)
+    return group_runs(chunks, settings.batch_size, settings.consecutive, settings.seed)
+
+
+def group_runs(chunks: Path, size: int, consecutive: int, seed: int) -> Iterator[list[str]]:
+    """Yield groups of `size` texts: runs of consecutive chunks from random places.
+
+    No run is used twice. The texts are read through a memory map, not into memory.
+    """
+    rows = datasets.load_dataset("parquet", data_files=str(chunks), split="train")
+    starts = list(range(0, len(rows) - consecutive + 1, consecutive))
+    random.Random(seed).shuffle(starts)
+    runs = size // consecutive
+    for first in range(0, len(starts) - runs + 1, runs):
+        places = [start + n for start in starts[first : first + runs] for n in range(consecutive)]
+        yield rows[places]["text"]
 
 
 def sample(items: Iterable[T], available: int, count: int, seed: int) -> Iterator[T]:

@@ -101,6 +101,9 @@ class Batches(Settings):
     mix: dict[str, Positive] = Field({}, description="batch set → batches to sample from it")
     file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
+    consecutive: Positive | None = Field(
+        None, description="chunks from one place; null: all B, as in the paper"
+    )
     sample: Positive | None = Field(None, description="keep a seeded sample of so many batches")
     seed: int = 0
 
@@ -109,6 +112,8 @@ class Batches(Settings):
         given = [k for k in ("corpora", "mix", "file", "hub") if getattr(self, k)]
         if len(given) != 1:
             raise ValueError(f"give exactly one of corpora, mix, file, hub; given: {given}")
+        if self.consecutive and (not self.corpora or self.batch_size % self.consecutive):
+            raise ValueError("consecutive needs corpora, and a batch_size that it divides")
         return self
 
 

@@ -77,6 +77,19 @@ def test_a_sample_is_seeded_ordered_and_without_repeats(tmp_path):
     assert numbers == sorted(numbers)
 
 
+def test_runs_come_from_several_places(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 200)}
+    settings = {"corpora": ["c"], "batch_size": 8, "consecutive": 2, "seed": 1}
+    batches, _ = made(tmp_path, chunks, **settings)
+    numbers = [[int(text.split()[0][1:]) for text in batch["texts"]] for batch in batches]
+    for batch in numbers:
+        assert all(batch[n + 1] == batch[n] + 1 for n in range(0, 8, 2))
+    assert sorted(n for batch in numbers for n in batch) == list(range(200))
+    assert any(batch[2] != batch[1] + 1 for batch in numbers)
+    again, _ = made(tmp_path, chunks, **settings)
+    assert again == batches
+
+
 def test_a_mixture_takes_so_many_of_each(tmp_path):
     sets = {}
     for name in ("a", "b"):
