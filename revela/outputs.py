@@ -34,6 +34,8 @@ def whole(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.*.part"):
+            _remove(stale)  # of a process that was killed
         yield temporary
         if path.is_dir():
             shutil.rmtree(path)
@@ -44,10 +46,14 @@ def whole(path: Path) -> Iterator[Path]:
             raise RevelaError(f"cannot write {path}: {error.strerror}") from error
         raise
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 _WRITE_ERRORS = {

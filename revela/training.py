@@ -90,7 +90,10 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
             )
         if trainer.is_world_process_zero():
             _finish(experiment, data, output, trainer)
-    shutil.rmtree(output / "checkpoints")
+        shutil.rmtree(work)
+    with contextlib.suppress(OSError):  # checkpoints of other settings stay
+        (output / "checkpoints" / "lock").unlink()
+        (output / "checkpoints").rmdir()
 
 
 def _finish(experiment: Experiment, data: Path, output: Path, trainer: "_Trainer") -> None:

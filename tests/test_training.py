@@ -220,6 +220,7 @@ def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
     run_until(settings, data, tmp_path / "m", 5, signal.SIGTERM)
     train(experiment(backbone, steps=4, learning_rate=1e-3), data, tmp_path / "m")
     assert [entry["step"] for entry in read_log(tmp_path / "m" / "log.jsonl")] == [1, 2, 3, 4]
+    assert list((tmp_path / "m" / "checkpoints").rglob("complete")), "the others' were lost"
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):

@@ -15,7 +15,7 @@ rule chunk:
         "../../envs/train.yaml"
     shell:
         "python -m revela chunk --settings {params.settings:q} --output {output:q}"
-        " --workers {threads} 2>&1 | tee {log:q}"
+        " --workers {threads} 2>&1 | tee -i {log:q}"
 
 
 rule batch:
@@ -33,7 +33,7 @@ rule batch:
         "../../envs/train.yaml"
     shell:
         "python -m revela batch --settings {params.settings:q} {params.inputs}"
-        " --output {output:q} 2>&1 | tee {log:q}"
+        " --output {output:q} 2>&1 | tee -i {log:q}"
 
 
 rule pair:
@@ -51,4 +51,4 @@ rule pair:
         "../../envs/train.yaml"
     shell:
         "python -m revela pair --settings {params.settings:q} {params.inputs}"
-        " --output {output:q} 2>&1 | tee {log:q}"
+        " --output {output:q} 2>&1 | tee -i {log:q}"

@@ -14,7 +14,7 @@ rule pydocs:
         "../../envs/evaluate.yaml"
     shell:
         "python -m revela pydocs --settings {params.settings:q} {wildcards.task:q}"
-        " --output {output:q} 2>&1 | tee {log:q}"
+        " --output {output:q} 2>&1 | tee -i {log:q}"
 
 
 rule evaluate:
@@ -39,4 +39,4 @@ rule evaluate:
     shell:
         "OMP_NUM_THREADS={threads} python -m revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
         " --model {params.model:q} --benchmark {params.benchmark:q} {params.folder}"
-        " --scores {output.scores:q} --run {output.run:q} 2>&1 | tee {log:q}"
+        " --scores {output.scores:q} --run {output.run:q} 2>&1 | tee -i {log:q}"

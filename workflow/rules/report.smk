@@ -27,7 +27,7 @@ rule table:
         "../../envs/evaluate.yaml"
     shell:
         "python -m revela table --settings {params.settings:q} --benchmark {params.benchmark:q}"
-        " --scores results/scores --output {output.csv:q} 2>&1 | tee {log:q}"
+        " --scores results/scores --output {output.csv:q} 2>&1 | tee -i {log:q}"
 
 
 rule figure:
@@ -52,4 +52,4 @@ rule figure:
         "../../envs/evaluate.yaml"
     shell:
         "python -m revela figure --settings {params.settings:q} {params.inputs}"
-        " --output {output.png:q} 2>&1 | tee {log:q}"
+        " --output {output.png:q} 2>&1 | tee -i {log:q}"

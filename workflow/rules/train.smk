@@ -2,7 +2,8 @@
 
 Checkpoints are no declared outputs: Snakemake deletes those of a failed job, and a training goes
 on from the checkpoints that it finds. The code is no input either: a harmless change must not
-throw hours of training away; the manifest records the commit.
+throw hours of training away; the manifest records the commit. `tee -i` outlives Ctrl-C, so that a
+training that is saving its checkpoint can still say so.
 """
 
 
@@ -22,7 +23,7 @@ rule pretrain:
         "../../envs/train.yaml"
     shell:
         "python -m revela pretrain --settings {params.settings:q} --chunks {input:q}"
-        " --output {params.folder:q} 2>&1 | tee {log:q}"
+        " --output {params.folder:q} 2>&1 | tee -i {log:q}"
 
 
 rule train:
@@ -45,4 +46,4 @@ rule train:
         "../../envs/train.yaml"
     shell:
         "OMP_NUM_THREADS={threads} python -m revela train --settings {params.settings:q}"
-        " --data {input.data:q} --output {params.folder:q} 2>&1 | tee {log:q}"
+        " --data {input.data:q} --output {params.folder:q} 2>&1 | tee -i {log:q}"
