@@ -72,8 +72,12 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         batches = sample(batches, available, settings.sample, settings.seed)
     with pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
         while rows := list(islice(batches, _ROWS)):
+            for row in rows:
+                row["source"] = row["source"] or settings.source
             writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
             counts.batches += len(rows)
+    if not counts.batches:
+        raise RevelaError("there is no batch")
     return counts
 
 

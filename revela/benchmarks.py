@@ -1,6 +1,7 @@
 """Benchmarks: mteb's tasks by name, and local collections in BEIR layout as mteb tasks."""
 
 import csv
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,26 @@ def load_task(benchmark: AnyBenchmark, task: str, folder: Path | None) -> Any:
     Raises:
         RevelaError: mteb has no such task, or the collection is incomplete.
     """
-    import mteb
-
     if isinstance(benchmark, MtebBenchmark):
-        known = {cls.metadata.name for cls in mteb.get_tasks(task_types=["Retrieval"])}
-        if task not in known:
-            raise RevelaError(unknown_name("mteb retrieval task", task, known))
+        import mteb
+
+        if task not in mteb_task_names():
+            raise RevelaError(unknown_name("mteb retrieval task", task, mteb_task_names()))
         return mteb.get_task(task)
     if folder is None:
         raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs a folder")
     return local_task(task, folder)
+
+
+@functools.cache
+def mteb_task_names() -> frozenset[str]:
+    """Return the names of mteb's retrieval tasks."""
+    import mteb
+
+    return frozenset(
+        task.metadata.name
+        for task in mteb.get_tasks(task_types=["Retrieval"], exclude_superseded=False)
+    )
 
 
 def local_task(name: str, folder: Path) -> Any:
@@ -103,6 +114,8 @@ def _read_rows(folder: Path, name: str) -> list[dict[str, str]]:
         for place, row in json_lines(stream, str(path)):
             if isinstance(row, Exception):
                 raise RevelaError(f"{place}: {row}")
+            if not isinstance(row, dict):
+                raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
             for field in ("_id", "text"):
                 if field not in row:
                     raise RevelaError(f"{place}: {unknown_name('field', field, row)}")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from revela.config import Corpus
-from revela.corpora import Document, read_documents
+from revela.corpora import Document, Skipped, read_documents
 from revela.errors import RevelaError
 
 SCHEMA = pa.schema([("document", pa.string()), ("position", pa.int32()), ("text", pa.string())])
@@ -57,7 +57,7 @@ class Counts:
     chunks: int = 0
     characters: int = 0
     sentences_cut: int = 0
-    rows_skipped: list[str] = field(default_factory=list)
+    skipped: Skipped = field(default_factory=Skipped)
     sentence_splitter: str = ""
 
 
@@ -71,7 +71,7 @@ def chunk_corpus(corpus: Any, output: Path, workers: int) -> Counts:
         RevelaError: the corpus cannot be read or holds no document.
     """
     counts = Counts()
-    documents = read_documents(corpus, counts.rows_skipped)
+    documents = read_documents(corpus, counts.skipped)
     splitter, documents = _splitter(documents, counts)
     groups = _groups(documents)
     with (

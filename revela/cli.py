@@ -49,6 +49,10 @@ def main() -> None:
         sys.exit(f"revela: error: {error}")
     except KeyboardInterrupt:
         sys.exit("revela: interrupted")
+    except Exception as error:
+        if outputs.could_not_write(error):
+            sys.exit(f"revela: error: cannot write: {' '.join(str(error).split())}")
+        raise
 
 
 @app.command()
@@ -80,14 +84,15 @@ def chunk(
 ) -> None:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
     from revela.chunking import chunk_corpus
+    from revela.corpora import local_files
 
     corpus = parse_settings(AnyCorpus, settings)
     with outputs.whole(output) as temporary:
         counts = chunk_corpus(corpus, temporary, workers)
-    facts = dict(vars(counts), rows_skipped=len(counts.rows_skipped))
-    _finish(output, corpus, [], **facts, skipped_examples=counts.rows_skipped[:20])
-    if counts.rows_skipped:
-        print(f"skipped {len(counts.rows_skipped)} bad rows; first: {counts.rows_skipped[0]}")
+    inputs = local_files(corpus) if corpus.source == "files" else []
+    _finish(output, corpus, inputs, **dict(vars(counts), skipped=vars(counts.skipped)))
+    if counts.skipped.count:
+        print(f"skipped {counts.skipped.count} bad rows; first: {counts.skipped.examples[0]}")
     print(
         f"{counts.documents} documents → {counts.chunks} chunks; "
         f"{counts.sentences_cut} sentences were longer than {corpus.max_words} words and cut"

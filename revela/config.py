@@ -23,8 +23,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def dump(self) -> str:
-        """Return the settings as one line of JSON with sorted keys, as rules pass them on."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """Return the settings as one line of JSON with sorted keys, as rules pass them on.
+
+        Defaults are left out: a setting that is new in the schema changes no job made before it.
+        """
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
 Positive = Annotated[int, Field(gt=0)]
@@ -65,6 +68,12 @@ class RowCorpus(Corpus):
     join_title: bool = Field(False, description="consecutive rows of a title are one document")
     on_bad_row: Literal["error", "skip"] = "error"
 
+    @model_validator(mode="after")
+    def _title_to_join(self) -> Self:
+        if self.join_title and self.fields.title is None:
+            raise ValueError("join_title needs fields.title")
+        return self
+
 
 class FilesCorpus(RowCorpus):
     """Local files: .jsonl, .jsonl.gz, .parquet, or a folder of .txt and .md files."""
@@ -96,11 +105,12 @@ class Batches(Settings):
     Exactly one of `corpora`, `mix`, `file` and `hub` says where they come from.
     """
 
-    batch_size: Positive = 16
+    batch_size: int = Field(16, ge=2)
     corpora: list[str] = []
     mix: dict[str, Positive] = Field({}, description="batch set → batches to sample from it")
     file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
+    source: str = Field("", description="the corpus of ready-made batches that name none")
     consecutive: Positive | None = Field(
         None, description="chunks from one place; null: all B, as in the paper"
     )
@@ -218,7 +228,7 @@ class Experiment(Settings):
     language_model: str | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: Positive = Field(157, description="tokens of a chunk, the EOS included")
+    max_length: int = Field(157, ge=3, description="tokens of a chunk, the EOS included")
     first_half: list[str] = Field([], description="corpora whose query form is a first half")
     batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
@@ -232,7 +242,7 @@ class Experiment(Settings):
     )
     gradient_checkpointing: bool = False
     checkpoint_steps: Positive = 500
-    checkpoints_kept: Positive = 2
+    checkpoints_kept: int = Field(2, ge=2)
     snapshots: list[Natural] = Field([], description="steps whose similarities are recorded")
     tensorboard: bool = False
     seed: int = 0
@@ -277,7 +287,9 @@ class PydocsBenchmark(Settings):
     """Three retrieval tasks cut from the Python standard library's own source."""
 
     source: Literal["pydocs"]
-    tasks: list[Literal["docstring-to-function", "function-to-docstring", "first-to-second-half"]]
+    tasks: list[
+        Literal["docstring-to-function", "function-to-docstring", "first-to-second-half"]
+    ] = Field(min_length=1)
     max_queries: Positive = 500
     max_length: Positive = 512
     seed: int = 0
@@ -450,7 +462,7 @@ def _inherit(section: str, entries: dict[str, Any], source: str) -> dict[str, An
             entry = entries[name]
             if isinstance(entry, dict) and "base" in entry:
                 base = entry["base"]
-                if base not in entries:
+                if not isinstance(base, str) or base not in entries:
                     raise RevelaError(f"{where}.base: {unknown_name('entry', str(base), entries)}")
                 own = {key: value for key, value in entry.items() if key != "base"}
                 entry = _merge(resolve(base, (*path, name)), own)
@@ -536,8 +548,9 @@ def _check_names(config: Config, source: str) -> None:
         check_model(f"{key}.retriever", experiment.retriever)
         if experiment.language_model is not None:
             check_model(f"{key}.language_model", experiment.language_model)
+        sources = {batches.source for batches in config.batches.values()} - {""}
         for corpus in experiment.first_half:
-            check(f"{key}.first_half", "corpus", corpus, config.corpora)
+            check(f"{key}.first_half", "corpus", corpus, {*config.corpora, *sources})
         if name in config.models or name in config.backbones:
             raise RevelaError(f"{source}: {key}: the name is taken by a model or backbone")
     for name, model in config.models.items():
@@ -545,6 +558,11 @@ def _check_names(config: Config, source: str) -> None:
             check_model(f"models.{name}.retriever", model.retriever)
     seen: dict[str, str] = {}
     for name, benchmark in config.benchmarks.items():
+        if isinstance(benchmark, MtebBenchmark):
+            from revela.benchmarks import mteb_task_names
+
+            for task in benchmark.tasks:
+                check(f"benchmarks.{name}.tasks", "mteb retrieval task", task, mteb_task_names())
         for task in benchmark.tasks:
             if seen.setdefault(task, name) != name:
                 raise RevelaError(

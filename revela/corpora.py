@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -25,40 +25,52 @@ class Document:
     title: str = ""
 
 
+@dataclass
+class Skipped:
+    """Bad rows that were left out: how many, and what was wrong with the first ones."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, problem: str) -> None:
+        """Count one more."""
+        self.count += 1
+        if len(self.examples) < 20:
+            self.examples.append(problem)
+
+
 class BadRow(Exception):
     """A row that is no document; its message says where it stands and what is wrong."""
 
 
-def read_documents(corpus: AnyCorpus, skipped: list[str]) -> Iterator[Document]:
+def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     """Yield the documents of a corpus in order, in constant memory.
 
     Args:
         corpus: where the documents come from.
-        skipped: receives a line for every bad row that `on_bad_row: skip` left out.
+        skipped: counts the bad rows that `on_bad_row: skip` leaves out.
 
     Raises:
         RevelaError: a source cannot be read, or a row is bad and `on_bad_row` is `error`.
     """
-    documents: Iterator[Document]
+    if corpus.documents is None:
+        yield from _all_documents(corpus, skipped)
+        return
+    # Two passes, so that a sample of millions is never in memory: one counts, one chooses.
+    available = sum(1 for _ in _all_documents(corpus, Skipped()))
+    count = min(corpus.documents, available)
+    chosen = iter(sorted(random.Random(corpus.seed).sample(range(available), count)))
+    following = next(chosen, None)
+    for index, document in enumerate(_all_documents(corpus, skipped)):
+        if index == following:
+            yield document
+            following = next(chosen, None)
+
+
+def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     if isinstance(corpus, PackagesCorpus):
-        documents = _package_documents(corpus.packages)
-    else:
-        documents = _row_documents(corpus, skipped)
-    if corpus.documents is not None:
-        documents = _sample(documents, corpus.documents, corpus.seed)
-    yield from documents
-
-
-def _sample(documents: Iterator[Document], count: int, seed: int) -> Iterator[Document]:
-    """Yield a seeded reservoir sample of documents, in their own order."""
-    choose = random.Random(seed)
-    kept: list[tuple[int, Document]] = []
-    for index, document in enumerate(documents):
-        if index < count:
-            kept.append((index, document))
-        elif (place := choose.randrange(index + 1)) < count:
-            kept[place] = (index, document)
-    yield from (document for _, document in sorted(kept, key=lambda item: item[0]))
+        return _package_documents(corpus.packages)
+    return _row_documents(corpus, skipped)
 
 
 # ---------------------------------------------------------------------------- packages
@@ -87,14 +99,14 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
 # ---------------------------------------------------------------------------- rows
 
 
-def _row_documents(corpus: FilesCorpus | HubCorpus, skipped: list[str]) -> Iterator[Document]:
+def _row_documents(corpus: FilesCorpus | HubCorpus, skipped: Skipped) -> Iterator[Document]:
     rows = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
     documents = _checked(rows, corpus, skipped)
     return _joined(documents) if corpus.join_title else documents
 
 
 def _checked(
-    rows: Iterable[tuple[str, Any]], corpus: RowCorpus, skipped: list[str]
+    rows: Iterable[tuple[str, Any]], corpus: RowCorpus, skipped: Skipped
 ) -> Iterator[Document]:
     """Turn (place, row) into documents; a row may itself be the error that reading it raised."""
     for place, row in rows:
@@ -103,7 +115,7 @@ def _checked(
         except BadRow as error:
             if corpus.on_bad_row == "error":
                 raise RevelaError(f"{error}; on_bad_row: skip leaves such rows out") from error
-            skipped.append(str(error))
+            skipped.add(str(error))
 
 
 def _document(place: str, row: Any, corpus: RowCorpus) -> Document:
@@ -112,18 +124,25 @@ def _document(place: str, row: Any, corpus: RowCorpus) -> Document:
     if not isinstance(row, dict):
         raise BadRow(f"{place}: expected an object with fields, got {type(row).__name__}")
 
-    def field(name: str | None, default: str) -> str:
+    def value_of(name: str | None, default: str) -> Any:
         if name is None:
             return default
         if name not in row:
             raise BadRow(f"{place}: {unknown_name('field', name, map(str, row))}")
-        value = row[name]
-        return "" if value is None else str(value)
+        return row[name]
 
-    text = field(corpus.fields.text, "")
+    name = corpus.fields.text
+    text = value_of(name, "") or ""
+    if not isinstance(text, str):
+        raise BadRow(f"{place}: field {name!r} is no text but {type(text).__name__}")
     if not text.strip():
-        raise BadRow(f"{place}: field {corpus.fields.text!r} is empty")
-    return Document(field(corpus.fields.id, place), text, field(corpus.fields.title, ""))
+        raise BadRow(f"{place}: field {name!r} is empty")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadRow(f"{place}: field {name!r}: invalid UTF-8: {error.reason}") from error
+    identity, title = value_of(corpus.fields.id, place), value_of(corpus.fields.title, "")
+    return Document(str(identity), text, str(title or ""))
 
 
 def _joined(passages: Iterator[Document]) -> Iterator[Document]:
@@ -133,22 +152,30 @@ def _joined(passages: Iterator[Document]) -> Iterator[Document]:
         yield replace(first, text=" ".join([first.text, *(passage.text for passage in rest)]))
 
 
-def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
+def local_files(corpus: FilesCorpus) -> list[Path]:
+    """Return the files that a corpus reads, in order.
+
+    Raises:
+        RevelaError: the path does not exist, or is a folder without a file to read.
+    """
     path = Path(corpus.path)
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        texts = [file for file in files if file.suffix in {".txt", ".md"}]
-        rows = [file for file in files if _is_rows(file)]
-        if not texts and not rows:
-            raise RevelaError(f"{path}: no .txt, .md, .jsonl, .jsonl.gz or .parquet file in it")
-        for file in texts:
-            yield str(file), _text_row(file, corpus)
-        for file in rows:
-            yield from _rows_of(file)
-    elif not path.exists():
+    if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
-    else:
-        yield from _rows_of(path)
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for file in files if file.suffix in {".txt", ".md"} or _is_rows(file)]
+    if not files:
+        raise RevelaError(f"{path}: no .txt, .md, .jsonl, .jsonl.gz or .parquet file in it")
+    return files
+
+
+def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
+    for file in local_files(corpus):
+        if file.suffix in {".txt", ".md"}:
+            yield str(file), _text_row(file, corpus)
+        else:
+            yield from _rows_of(file)
 
 
 def _is_rows(path: Path) -> bool:
@@ -202,8 +229,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         rows = (row for batch in file.iter_batches(1024) for row in batch.to_pylist())
         for number, row in enumerate(rows, start=1):
             yield f"{path}:{number}", row
-    except pyarrow.ArrowInvalid as error:
-        raise RevelaError(f"{path}: not a Parquet file: {error}") from error
+    except (pyarrow.ArrowInvalid, UnicodeDecodeError) as error:
+        raise RevelaError(f"{path}: not a readable Parquet file: {error}") from error
 
 
 def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
@@ -228,8 +255,9 @@ def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
             name, corpus.subset, split=corpus.split, revision=corpus.revision, streaming=True
         ),
     )
-    for number, row in enumerate(rows, start=1):
-        yield f"{name}:{number}", row
+    numbered = enumerate(rows, start=1)
+    while (item := _reachable(name, lambda: next(numbered, None))) is not None:
+        yield f"{name}:{item[0]}", item[1]
 
 
 def _reachable(name: str, load: Any) -> Any:

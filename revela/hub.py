@@ -11,20 +11,23 @@ def explain(what: str, name: str, error: BaseException) -> str:
         name: the hub name or folder asked for.
         error: what the library raised; its causes are looked at as well.
     """
-    kinds = {type(cause).__name__ for cause in _causes(error)}
-    text = " ".join(str(cause) for cause in _causes(error)).lower()
-    if "GatedRepoError" in kinds or "gated" in text:
+    causes = list(_causes(error))
+    kinds = {type(cause).__name__ for cause in causes}
+    # datasets tells gated and missing sets apart only in its message.
+    told = " ".join(str(c) for c in causes if type(c).__name__ == "DatasetNotFoundError").lower()
+    if "GatedRepoError" in kinds or "gated" in told:
         return (
             f"{what} {name!r} is gated: accept its terms on https://huggingface.co/{name} "
             "and set HF_TOKEN in the environment"
         )
-    if "RepositoryNotFoundError" in kinds or "404" in text:
+    if "RepositoryNotFoundError" in kinds or "doesn't exist on the hub" in told:
         return (
             f"{what} {name!r} does not exist on the hub, or is private: check the spelling, "
             "or set HF_TOKEN in the environment"
         )
+    text = " ".join(map(str, causes)).lower()
     offline = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError"}
-    phrases = ("offline", "couldn't connect", "couldn't reach", "cached files", "connection")
+    phrases = ("offline", "couldn't connect", "couldn't reach", "cached files")
     if kinds & offline or any(phrase in text for phrase in phrases):
         return (
             f"{what} {name!r} is not in the local cache and the hub cannot be reached: "

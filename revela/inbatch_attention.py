@@ -48,6 +48,10 @@ class InBatch:
     layers: list[Any] = field(default_factory=list)  # attention modules that got this far
 
 
+class NotFinite(ValueError):
+    """The retriever has diverged: its similarities are NaN or infinite."""
+
+
 def in_batch_loss(
     language_model: Any,
     input_ids: Tensor,
@@ -170,6 +174,7 @@ def _cross_document(
     one more column of the values; the zero column of query and key keeps the widths equal.
     """
     total_BHLD = torch.zeros_like(query_BHLD)
+    scaling = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
     if batch.value_norm:
         query_BHLD, key_EHLD = F.pad(query_BHLD, (0, 1)), F.pad(key_EHLD, (0, 1))
         norm = value_EHLD.float().norm(dim=-1, keepdim=True).to(value_EHLD.dtype)
@@ -295,7 +300,7 @@ def _check_batch(input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) 
     if left:
         raise ValueError("chunks must be padded on the right")
     if nan:
-        raise ValueError("similarity is not finite")
+        raise NotFinite("similarity is not finite")
     if diagonal:
         raise ValueError("similarity has a nonzero diagonal: no chunk reads itself")
     if sums:

@@ -1,6 +1,7 @@
 """Outputs that are whole or absent, each with a manifest that says where it came from."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -34,15 +35,16 @@ def whole(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for stale in path.parent.glob(f".{path.name}.*.part"):
+        for stale in path.parent.glob(f".{path.name}.[0-9]*.part"):
             _remove(stale)  # of a process that was killed
         yield temporary
         if path.is_dir():
             shutil.rmtree(path)
         os.replace(temporary, path)
     except OSError as error:
-        # Only errors of this output: a missing input keeps its own message.
-        if error.errno in _WRITE_ERRORS:
+        # Only errors of this output: an unreadable input keeps its own message.
+        own = error.filename is None or str(error.filename).startswith(str(path.parent))
+        if own and could_not_write(error):
             raise RevelaError(f"cannot write {path}: {error.strerror}") from error
         raise
     finally:
@@ -57,13 +59,28 @@ def _remove(path: Path) -> None:
 
 
 _WRITE_ERRORS = {
-    1,
-    13,
-    27,
-    28,
-    30,
-    122,
-}  # not permitted, denied, file too large, full, read-only, quota
+    errno.EPERM,
+    errno.EACCES,
+    errno.EFBIG,
+    errno.ENOSPC,
+    errno.EROFS,
+    errno.EDQUOT,
+}
+
+
+def could_not_write(error: BaseException) -> bool:
+    """Tell whether an error means a full disk or a folder that may not be written.
+
+    safetensors and torch raise errors of their own, whose text alone holds the system's reason.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _WRITE_ERRORS
+    reasons = ("os error", "errno", "file write failed", "unexpected pos", "writing")
+    text = str(error).lower()
+    return any(os.strerror(number).lower() in text for number in _WRITE_ERRORS) or (
+        type(error).__name__ in {"SafetensorError", "RuntimeError"}
+        and any(reason in text for reason in reasons)
+    )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,7 +4,6 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ SCHEMA = pa.schema(
 
 _WORD = re.compile(r"\S+")
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+|\n+|$)")
-_POOL = 50_000  # spans that negatives are drawn from; later chunks replace earlier ones
+_POOL = 50_000  # chunks that negatives are drawn from
 _CROP = (0.2, 0.6)  # a crop's share of the chunk's words
 
 
@@ -45,7 +44,7 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
 
     Inverse cloze takes a sentence out of the chunk as the query, the rest is the positive;
     independent cropping draws two spans of the chunk. Negatives are spans of chunks of other
-    documents, drawn from a pool of the chunks read so far and a first filling of it.
+    documents, drawn from a seeded sample of all chunks.
 
     Raises:
         RevelaError: fewer chunks than pairs, or a single document, which leaves no negatives.
@@ -55,7 +54,8 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     available = sum(pq.read_metadata(inputs[name]).num_rows for name in settings.corpora)
     wanted = settings.pairs or available
     chunks = sample(_chunks(settings.corpora, inputs), available, wanted, settings.seed)
-    pool = list(islice(_chunks(settings.corpora, inputs), _POOL))
+    size = min(_POOL, available)
+    pool = list(sample(_chunks(settings.corpora, inputs), available, size, settings.seed + 1))
     if settings.negatives and len({document for _, document, _ in pool}) < 2:
         raise RevelaError("negatives need chunks of at least two documents")
     rows: list[dict[str, Any]] = []
@@ -79,7 +79,6 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
                 {"source": source, "query": query, "positive": positive, "negatives": negatives}
             )
             counts.pairs += 1
-            pool[choose.randrange(len(pool))] = (source, document, text)
             if len(rows) == 1024:
                 writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
                 rows = []

@@ -1,6 +1,5 @@
 """A small backbone from nothing: a BPE tokenizer and a Llama trained on a corpus's chunks."""
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -87,7 +86,7 @@ def pretrain(settings: Backbone, chunks: Path, output: Path) -> None:
         (folder / "training_args.bin").unlink(missing_ok=True)
     outputs.write_manifest(
         output,
-        json.loads(settings.dump()),
+        settings.model_dump(mode="json"),
         [chunks],
         device=str(device),
         precision=str(dtype).removeprefix("torch."),

@@ -31,6 +31,7 @@ from revela.encoder import (
     token_ids,
 )
 from revela.errors import RevelaError
+from revela.inbatch_attention import NotFinite
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, similarity_measures
@@ -62,8 +63,15 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
         keep_freed_memory()
         transformers.set_seed(experiment.seed)
+        if experiment.tensorboard:
+            os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
         module, collate = _build(experiment)
         rows = _load_rows(data)
+        if len(rows) < experiment.batches_per_step:
+            raise RevelaError(
+                f"{data}: {len(rows)} rows are fewer than batches_per_step "
+                f"{experiment.batches_per_step}"
+            )
         trainer = _Trainer(
             experiment=experiment,
             work=work,
@@ -108,7 +116,7 @@ def _finish(experiment: Experiment, data: Path, output: Path, trainer: "_Trainer
     outputs.write_text(output / LOG, (trainer.work / LOG).read_text())
     outputs.write_manifest(
         output,
-        json.loads(experiment.dump()),
+        experiment.model_dump(mode="json"),
         [data],
         device=str(trainer.args.device),
         precision="bfloat16" if trainer.args.bf16 else "float32",
@@ -288,7 +296,7 @@ class _Trainer(transformers.Trainer):
         """
         try:
             result = model(**inputs)
-        except ValueError as error:
+        except NotFinite as error:
             raise self._broken(self.state.global_step + 1, str(error)) from error
         self.measures.append({"loss": result["loss"].detach(), **result["measures"]})
         for name, tensor in inputs.items():
@@ -334,8 +342,9 @@ class _Trainer(transformers.Trainer):
         self.state.log_history.append({"step": entry["step"], "loss": entry["loss"]})
         if self.is_world_process_zero():
             append_line(self.work / LOG, entry)
-        if not math.isfinite(entry["loss"]):
-            raise self._broken(entry["step"], f"the loss is {entry['loss']}")
+        for name in ("loss", "gradient_norm"):
+            if not math.isfinite(entry[name]):
+                raise self._broken(entry["step"], f"{name} is {entry[name]}")
         self.callback_handler.on_log(self.args, self.state, self.control, entry)
 
     def _broken(self, step: int, what: str) -> RevelaError:

@@ -46,6 +46,7 @@ def test_shipped_configs_are_valid(name):
         ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora: unknown corpus"),
         ("backbones/demo-backbone/corpus", "x", "backbones.demo-backbone.corpus: unknown corpus"),
         ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
+        ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
         ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),
         ("tables/demo/columns", {"x": "X"}, "tables.demo.columns: unknown task of pydocs 'x'"),
         ("tables/demo/rows/4/model", "demo-revel", "unknown model or experiment.*'demo-revela'"),

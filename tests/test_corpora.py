@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.config import AnyCorpus, parse_settings
-from revela.corpora import read_documents
+from revela.corpora import Skipped, read_documents
 from revela.errors import RevelaError
 
 
 def documents(skipped=None, **settings):
     corpus = parse_settings(AnyCorpus, json.dumps(settings))
-    return list(read_documents(corpus, [] if skipped is None else skipped))
+    return list(read_documents(corpus, skipped or Skipped()))
 
 
 def rows_file(path, rows):
@@ -94,6 +94,8 @@ def test_a_hub_set_from_a_folder(tmp_path):
         (b'{"text": "\xff\xfe"}', r"rows\.jsonl:2: invalid UTF-8"),
         (b'{"txt": "x"}', r"rows\.jsonl:2: unknown field 'text'; did you mean 'txt'"),
         (b'{"text": "  "}', r"rows\.jsonl:2: field 'text' is empty"),
+        (b'{"text": 7}', r"rows\.jsonl:2: field 'text' is no text but int"),
+        (b'{"text": "\\ud800"}', r"rows\.jsonl:2: field 'text': invalid UTF-8"),
         (b"[1, 2]", r"rows\.jsonl:2: expected an object with fields, got list"),
     ],
 )
@@ -102,10 +104,10 @@ def test_a_bad_row_is_an_error_or_skipped(tmp_path, line, message):
     path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "also good"}\n')
     with pytest.raises(RevelaError, match=message):
         documents(source="files", path=str(path))
-    skipped = []
+    skipped = Skipped()
     found = documents(skipped, source="files", path=str(path), on_bad_row="skip")
     assert [d.text for d in found] == ["good", "also good"]
-    assert len(skipped) == 1
+    assert skipped.count == len(skipped.examples) == 1
 
 
 def test_sources_that_cannot_be_read(tmp_path):
@@ -117,7 +119,7 @@ def test_sources_that_cannot_be_read(tmp_path):
         "none.jsonl": "no such file",
         "rows.csv": "unknown format",
         "cut.jsonl.gz": "cannot be read",
-        "bad.parquet": "not a Parquet file",
+        "bad.parquet": "not a readable Parquet file",
         "empty": "no .txt",
     }.items():
         with pytest.raises(RevelaError, match=message):

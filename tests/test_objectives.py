@@ -30,6 +30,17 @@ def test_cross_losses_equal_the_naive_form():
             torch.testing.assert_close(losses[i, j].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_bos_is_no_part_of_what_is_predicted():
+    model = tiny_llama(bos_token_id=1).double()
+    with_bos = cross_losses(model, *pad([[1, *chunk] for chunk in CHUNKS], 0))
+    for i, chunk in enumerate(CHUNKS):
+        for j, prefix in enumerate(CHUNKS):
+            ids = torch.tensor([[1, *prefix, *chunk]])
+            logits = model(input_ids=ids).logits[0].log_softmax(-1)
+            expected = -sum(logits[len(prefix) + t, token] for t, token in enumerate(chunk))
+            torch.testing.assert_close(with_bos[i, j].double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("include_self", [True, False])
 def test_replug_equals_a_plain_loop(include_self):
     settings = ReplugObjective(

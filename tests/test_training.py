@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from revela import batching, pairs
+from revela import batching, pairs, training
 from revela.config import Encoding, Experiment
-from revela.encoder import load_encoder, load_model
+from revela.encoder import load_encoder, load_model, load_tokenizer
 from revela.errors import RevelaError
 from revela.training import last_checkpoint, read_log, train
 from tests.conftest import TEXTS
@@ -187,7 +188,9 @@ LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
     ("how", "lora"),
     [(signal.SIGKILL, None), (signal.SIGKILL, LORA), (signal.SIGTERM, None), (signal.SIGINT, None)],
 )
-def test_a_killed_training_ends_as_if_it_had_not_been(backbone, data, tmp_path, how, lora):
+def test_a_killed_training_ends_as_if_it_had_not_been(
+    backbone, data, tmp_path, monkeypatch, how, lora
+):
     settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=lora)
     train(settings, data, tmp_path / "undisturbed")
     errors = run_until(settings, data, tmp_path / "killed", 7, how)
@@ -197,7 +200,15 @@ def test_a_killed_training_ends_as_if_it_had_not_been(backbone, data, tmp_path, 
     assert not (tmp_path / "killed" / "retriever").exists()
     (work,) = (tmp_path / "killed" / "checkpoints").glob("*/")
     assert last_checkpoint(work) is not None
+    calls = []
+    original = training._Trainer.compute_loss
+    monkeypatch.setattr(
+        training._Trainer,
+        "compute_loss",
+        lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs),
+    )
     train(settings, data, tmp_path / "killed")
+    assert len(calls) < 25, "it started over"
     expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "killed")
     assert expected.keys() == found.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
@@ -224,9 +235,47 @@ def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
-    with pytest.raises(RevelaError, match=r"step \d+: .*(nan|not finite); lower learning_rate"):
+    with pytest.raises(RevelaError, match=r"step \d+: .*(nan|inf|not finite); lower learning_rate"):
         train(experiment(backbone, learning_rate=1e30, warmup_steps=0), data, tmp_path / "m")
     assert not (tmp_path / "m" / "retriever").exists()
+
+
+def test_tensorboard_logs_stay(backbone, data, tmp_path):
+    train(experiment(backbone, steps=2, tensorboard=True), data, tmp_path / "m")
+    assert list((tmp_path / "m" / "tensorboard").rglob("events.out.*"))
+
+
+def test_a_full_disk_is_told_in_one_line(backbone, data, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "revela", "train", "--settings", experiment(backbone).dump(),
+         "--data", str(data), "--output", str(tmp_path / "m")],
+        capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "cannot write" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "m" / "retriever").exists()
+
+
+def test_too_few_rows_for_a_step(backbone, data, tmp_path):
+    with pytest.raises(RevelaError, match="80 rows are fewer than batches_per_step 96"):
+        train(experiment(backbone, batches_per_step=96), data, tmp_path / "m")
+
+
+def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
+    tokenizer = load_tokenizer(str(backbone))
+    collate = training.BatchCollator(experiment(backbone, first_half=["x"]), tokenizer, tokenizer)
+    orders = set()
+    for index in (0, 0, 1):
+        tensors = collate([{"texts": TEXTS, "source": "y", "index": index}])
+        orders.add(str(tensors["language_model_ids"].tolist()))
+    assert len(orders) == 2
+    whole = collate.tensors(TEXTS, "y")["retriever_mask"].sum(1)
+    half = collate.tensors(TEXTS, "x")["retriever_mask"].sum(1)
+    assert torch.equal(whole[:5], whole[5:])
+    assert torch.equal(half[5:], whole[5:])
+    assert torch.equal(half[:5], (whole[:5] - 1) // 2 + 1)
 
 
 def test_two_trainings_in_one_folder(backbone, data, tmp_path):

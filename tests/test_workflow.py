@@ -179,6 +179,27 @@ def test_a_second_run_and_a_comment_do_nothing(project):
     write_config(project, CONFIG)
 
 
+def test_changed_text_is_noticed(project):
+    before = os.stat(project / "notes.jsonl")
+    os.utime(project / "notes.jsonl")
+    changed = planned(project)
+    os.utime(project / "notes.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "results/chunks/notes.parquet" in changed
+    assert "results/tables/notes.csv" in changed
+
+
+def test_a_step_that_fails_fails_its_job(project):
+    (project / "mine/notes-task/queries.jsonl").rename(project / "aside")
+    (project / "mine/notes-task/queries.jsonl").write_text("{broken\n")
+    result = snakemake(project, "results/scores/bm25/notes-task.json")
+    (project / "aside").rename(project / "mine/notes-task/queries.jsonl")
+    os.utime(project / "mine/notes-task/queries.jsonl", (1, 1))
+    assert result.returncode != 0
+    log = (project / "results/logs/evaluate/bm25.notes-task.log").read_text()
+    assert "queries.jsonl:1: broken JSON" in log
+    assert snakemake(project).returncode == 0
+
+
 def test_a_learning_rate_retrains_its_experiment_only(project):
     config = json.loads(json.dumps(CONFIG))
     config["experiments"]["tiny-contriever"]["learning_rate"] = 0.01

@@ -69,7 +69,8 @@ def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor)
     """Return ℓ (B, B): ℓ_ij = −log p(D_i | D_j), summed over the real tokens of D_i.
 
     The prefix D_j goes through the model once; its keys and values serve all D_i. The first token
-    of D_i is predicted by the last one of D_j.
+    of D_i is predicted by the last one of D_j. A BOS belongs to D_j alone: within the sequence it
+    would be a token that no model expects.
 
     Args:
         language_model: a causal LM.
@@ -80,10 +81,14 @@ def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor)
 
     size = len(input_ids)
     columns = []
-    for j, length in enumerate(attention_mask.sum(1).tolist()):
+    prefixes = [row[:length] for row, length in zip(input_ids, attention_mask.sum(1), strict=True)]
+    bos = language_model.config.bos_token_id
+    if bos is not None and bool((input_ids[:, 0] == bos).all()):
+        input_ids, attention_mask = input_ids[:, 1:], attention_mask[:, 1:]
+    for prefix_ids in prefixes:
         cache = DynamicCache()
         prefix = language_model(
-            input_ids=input_ids[j : j + 1, :length],
+            input_ids=prefix_ids[None],
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,

@@ -1,14 +1,23 @@
 """What the rules know: the checked configuration and the slice of it that each job sees."""
 
+import shlex
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from revela.benchmarks import collection_files
 from revela.config import MtebBenchmark, PydocsBenchmark, parse_config
+from revela.corpora import local_files
 from revela.errors import RevelaError
 
-# The checkout's own source runs in whatever environment a rule names.
-shell.prefix(f"export PYTHONPATH={workflow.basedir}; ")
+# A failing command fails its job although `tee` succeeds. The checkout's own source runs in
+# whatever environment a rule names. The log outlives a signal to the whole group of processes: a
+# training that is saving its checkpoint can still say so.
+shell.prefix(
+    "set -euo pipefail; "
+    f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
+    "record() {{ trap '' INT TERM; exec tee \"$1\"; }}; "
+)
 
 try:
     CONFIG = parse_config(config, ", ".join(map(str, workflow.configfiles)))
@@ -36,7 +45,9 @@ wildcard_constraints:
 
 def named(paths):
     """Return `--input name=path` for each named path, as the command line expects them."""
-    return " ".join(f"--input {name}={path}" for name, path in paths.items())
+    return " ".join(
+        f"--input {shlex.quote(f'{name}={path}')}" for name, path in paths.items()
+    )
 
 
 def backbone_path(name):
@@ -53,11 +64,23 @@ def local_weights(*names):
     ]
 
 
+def corpus_files(name):
+    """Return the local files of a corpus, none for packages and hub sets."""
+    corpus = CONFIG.corpora[name]
+    return local_files(corpus) if corpus.source == "files" else []
+
+
 def chunks_of(entry):
     """Return the chunk file of each corpus, or the batch file of each set that is mixed."""
     return {name: f"results/chunks/{name}.parquet" for name in entry.corpora} | {
         name: f"results/batches/{name}.parquet" for name in getattr(entry, "mix", {})
     }
+
+
+def batch_inputs(batches):
+    """Return the files that a batch set is made of."""
+    ready_made = [batches.file] if batches.file else []
+    return [*chunks_of(batches).values(), *ready_made]
 
 
 def training_data(experiment):
@@ -102,6 +125,20 @@ def task_folder(task):
     if isinstance(benchmark, PydocsBenchmark):
         return f"results/benchmarks/{TASKS[task]}/{task}"
     return f"{benchmark.path}/{task}"
+
+
+def task_files(task):
+    """Return the files of a local task's collection: made here, or brought by the user."""
+    benchmark = CONFIG.benchmarks[TASKS[task]]
+    if benchmark.source == "folder":
+        return collection_files(Path(task_folder(task)))
+    return task_folder(task) or []
+
+
+def task_settings(task):
+    """Return the settings of a task's benchmark without its other tasks."""
+    benchmark = CONFIG.benchmarks[TASKS[task]]
+    return benchmark.model_copy(update={"tasks": [task]}).dump()
 
 
 def table_scores(table):

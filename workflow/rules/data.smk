@@ -1,54 +1,55 @@
-"""corpus → chunks → batches, pairs."""
+"""corpus → chunks → batches, pairs.
+
+The code is no input of these rules: trainings stand behind them, and a harmless change must not
+throw hours of work away. The manifests record the commit."""
 
 
 rule chunk:
     input:
-        code=["revela/chunking.py", "revela/corpora.py"],
+        lambda w: corpus_files(w.corpus),
     output:
         "results/chunks/{corpus}.parquet",
     log:
         "results/logs/chunk/{corpus}.log",
+    conda:
+        "../../envs/train.yaml"
     threads: workflow.cores
     params:
         settings=lambda w: CONFIG.corpora[w.corpus].dump(),
-    conda:
-        "../../envs/train.yaml"
     shell:
         "python -m revela chunk --settings {params.settings:q} --output {output:q}"
-        " --workers {threads} 2>&1 | tee -i {log:q}"
+        " --workers {threads} 2>&1 | record {log:q}"
 
 
 rule batch:
     input:
-        data=lambda w: list(chunks_of(CONFIG.batches[w.batches]).values()),
-        code="revela/batching.py",
+        lambda w: batch_inputs(CONFIG.batches[w.batches]),
     output:
         "results/batches/{batches}.parquet",
     log:
         "results/logs/batch/{batches}.log",
+    conda:
+        "../../envs/train.yaml"
     params:
         settings=lambda w: CONFIG.batches[w.batches].dump(),
         inputs=lambda w: named(chunks_of(CONFIG.batches[w.batches])),
-    conda:
-        "../../envs/train.yaml"
     shell:
         "python -m revela batch --settings {params.settings:q} {params.inputs}"
-        " --output {output:q} 2>&1 | tee -i {log:q}"
+        " --output {output:q} 2>&1 | record {log:q}"
 
 
 rule pair:
     input:
-        data=lambda w: list(chunks_of(CONFIG.pairs[w.pairs]).values()),
-        code="revela/pairs.py",
+        lambda w: chunks_of(CONFIG.pairs[w.pairs]).values(),
     output:
         "results/pairs/{pairs}.parquet",
     log:
         "results/logs/pair/{pairs}.log",
+    conda:
+        "../../envs/train.yaml"
     params:
         settings=lambda w: CONFIG.pairs[w.pairs].dump(),
         inputs=lambda w: named(chunks_of(CONFIG.pairs[w.pairs])),
-    conda:
-        "../../envs/train.yaml"
     shell:
         "python -m revela pair --settings {params.settings:q} {params.inputs}"
-        " --output {output:q} 2>&1 | tee -i {log:q}"
+        " --output {output:q} 2>&1 | record {log:q}"

@@ -8,35 +8,37 @@ rule pydocs:
         directory("results/benchmarks/{benchmark}/{task}"),
     log:
         "results/logs/pydocs/{benchmark}.{task}.log",
-    params:
-        settings=lambda w: CONFIG.benchmarks[w.benchmark].dump(),
     conda:
         "../../envs/evaluate.yaml"
+    params:
+        settings=lambda w: task_settings(w.task),
     shell:
         "python -m revela pydocs --settings {params.settings:q} {wildcards.task:q}"
-        " --output {output:q} 2>&1 | tee -i {log:q}"
+        " --output {output:q} 2>&1 | record {log:q}"
 
 
 rule evaluate:
     input:
         model=lambda w: model_files(w.model),
-        collection=lambda w: task_folder(w.task) or [],
+        collection=lambda w: task_files(w.task),
         code=["revela/encoder.py", "revela/evaluation.py", "revela/benchmarks.py"],
     output:
         scores="results/scores/{model}/{task}.json",
         run="results/runs/{model}/{task}.trec",
     log:
         "results/logs/evaluate/{model}.{task}.log",
+    conda:
+        "../../envs/evaluate.yaml"
     threads: 1
     params:
         model=lambda w: model_settings(w.model),
-        benchmark=lambda w: CONFIG.benchmarks[TASKS[w.task]].dump(),
+        benchmark=lambda w: task_settings(w.task),
         folder=lambda w: (
-            f"--folder {task_folder(w.task)}" if task_folder(w.task) else ""
+            f"--folder {shlex.quote(task_folder(w.task))}"
+            if task_folder(w.task)
+            else ""
         ),
-    conda:
-        "../../envs/evaluate.yaml"
     shell:
         "OMP_NUM_THREADS={threads} python -m revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
         " --model {params.model:q} --benchmark {params.benchmark:q} {params.folder}"
-        " --scores {output.scores:q} --run {output.run:q} 2>&1 | tee -i {log:q}"
+        " --scores {output.scores:q} --run {output.run:q} 2>&1 | record {log:q}"

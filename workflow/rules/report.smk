@@ -19,15 +19,15 @@ rule table:
         tex="results/tables/{table}.tex",
     log:
         "results/logs/table/{table}.log",
+    conda:
+        "../../envs/evaluate.yaml"
     params:
         settings=lambda w: CONFIG.tables[w.table].dump(),
         benchmark=lambda w: CONFIG.benchmarks[CONFIG.tables[w.table].benchmark].dump(),
         caption=lambda w: CONFIG.tables[w.table].caption,
-    conda:
-        "../../envs/evaluate.yaml"
     shell:
         "python -m revela table --settings {params.settings:q} --benchmark {params.benchmark:q}"
-        " --scores results/scores --output {output.csv:q} 2>&1 | tee -i {log:q}"
+        " --scores results/scores --output {output.csv:q} 2>&1 | record {log:q}"
 
 
 rule figure:
@@ -44,12 +44,12 @@ rule figure:
         pdf="results/figures/{figure}.pdf",
     log:
         "results/logs/figure/{figure}.log",
+    conda:
+        "../../envs/evaluate.yaml"
     params:
         settings=lambda w: CONFIG.figures[w.figure].dump(),
         inputs=lambda w: named(figure_logs(w.figure)),
         caption=lambda w: CONFIG.figures[w.figure].caption,
-    conda:
-        "../../envs/evaluate.yaml"
     shell:
         "python -m revela figure --settings {params.settings:q} {params.inputs}"
-        " --output {output.png:q} 2>&1 | tee -i {log:q}"
+        " --output {output.png:q} 2>&1 | record {log:q}"

@@ -2,8 +2,7 @@
 
 Checkpoints are no declared outputs: Snakemake deletes those of a failed job, and a training goes
 on from the checkpoints that it finds. The code is no input either: a harmless change must not
-throw hours of training away; the manifest records the commit. `tee -i` outlives Ctrl-C, so that a
-training that is saving its checkpoint can still say so.
+throw hours of training away; the manifest records the commit.
 """
 
 
@@ -15,15 +14,15 @@ rule pretrain:
         log="results/models/{backbone}/log.jsonl",
     log:
         "results/logs/pretrain/{backbone}.log",
+    conda:
+        "../../envs/train.yaml"
     threads: workflow.cores
     params:
         settings=lambda w: CONFIG.backbones[w.backbone].dump(),
         folder=subpath(output.log, parent=True),
-    conda:
-        "../../envs/train.yaml"
     shell:
         "python -m revela pretrain --settings {params.settings:q} --chunks {input:q}"
-        " --output {params.folder:q} 2>&1 | tee -i {log:q}"
+        " --output {params.folder:q} 2>&1 | record {log:q}"
 
 
 rule train:
@@ -38,12 +37,12 @@ rule train:
         log="results/models/{experiment}/log.jsonl",
     log:
         "results/logs/train/{experiment}.log",
+    conda:
+        "../../envs/train.yaml"
     threads: 1
     params:
         settings=lambda w: experiment_settings(w.experiment),
         folder=subpath(output.log, parent=True),
-    conda:
-        "../../envs/train.yaml"
     shell:
         "OMP_NUM_THREADS={threads} python -m revela train --settings {params.settings:q}"
-        " --data {input.data:q} --output {params.folder:q} 2>&1 | tee -i {log:q}"
+        " --data {input.data:q} --output {params.folder:q} 2>&1 | record {log:q}"
