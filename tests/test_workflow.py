@@ -91,6 +91,7 @@ def project(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "Snakefile", folder)
     shutil.copytree(ROOT / "workflow", folder / "workflow")
+    shutil.copytree(ROOT / "envs", folder / "envs")
     shutil.copytree(
         ROOT / "revela", folder / "revela", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -180,24 +181,27 @@ def test_a_second_run_and_a_comment_do_nothing(project):
 
 
 def test_changed_text_is_noticed(project):
-    before = os.stat(project / "notes.jsonl")
-    os.utime(project / "notes.jsonl")
+    path = project / "notes.jsonl"
+    before, text = os.stat(path), path.read_text()
+    path.write_text(text + '{"text": "One more note."}\n')
     changed = planned(project)
-    os.utime(project / "notes.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert "results/chunks/notes.parquet" in changed
     assert "results/tables/notes.csv" in changed
 
 
-def test_a_step_that_fails_fails_its_job(project):
-    (project / "mine/notes-task/queries.jsonl").rename(project / "aside")
-    (project / "mine/notes-task/queries.jsonl").write_text("{broken\n")
-    result = snakemake(project, "results/scores/bm25/notes-task.json")
-    (project / "aside").rename(project / "mine/notes-task/queries.jsonl")
-    os.utime(project / "mine/notes-task/queries.jsonl", (1, 1))
+def test_a_step_that_fails_fails_its_job(project, tmp_path):
+    for name in ("Snakefile", "config.yaml"):
+        shutil.copy(project / name, tmp_path)
+    for name in ("workflow", "envs", "revela"):
+        shutil.copytree(project / name, tmp_path / name)
+    (tmp_path / "notes.jsonl").write_text('{"text": "fine"}\n{broken\n')
+    result = snakemake(tmp_path, "results/chunks/notes.parquet")
     assert result.returncode != 0
-    log = (project / "results/logs/evaluate/bm25.notes-task.log").read_text()
-    assert "queries.jsonl:1: broken JSON" in log
-    assert snakemake(project).returncode == 0
+    assert "notes.jsonl:2: broken JSON" in (tmp_path / "results/logs/chunk/notes.log").read_text()
+    # The exit code itself must get through the pipe to the log, not only the missing output.
+    assert "MissingOutputException" not in result.stdout + result.stderr
 
 
 def test_a_learning_rate_retrains_its_experiment_only(project):

@@ -11,7 +11,7 @@ from revela.corpora import local_files
 from revela.errors import RevelaError
 
 # A failing command fails its job although `tee` succeeds. The checkout's own source runs in
-# whatever environment a rule names. The log outlives a signal to the whole group of processes: a
+# whatever environment a job has. The log outlives a signal to the whole group of processes: a
 # training that is saving its checkpoint can still say so.
 shell.prefix(
     "set -euo pipefail; "
