@@ -57,7 +57,10 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
             written or is in use, or a signal stopped the training (a checkpoint is saved).
     """
-    identity = hashlib.sha256((experiment.dump() + outputs.sha256(data)).encode()).hexdigest()[:12]
+    folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
+    inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
+    known = "".join([experiment.dump(), *map(outputs.sha256, inputs)])
+    identity = hashlib.sha256(known.encode()).hexdigest()[:12]
     work = output / "checkpoints" / identity
     with _locked(output / "checkpoints"):
         work.mkdir(parents=True, exist_ok=True)
@@ -97,14 +100,14 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
                 f"{trainer.state.max_steps}; the same command goes on from there"
             )
         if trainer.is_world_process_zero():
-            _finish(experiment, data, output, trainer)
+            _finish(experiment, inputs, output, trainer)
         shutil.rmtree(work)
     with contextlib.suppress(OSError):  # checkpoints of other settings stay
         (output / "checkpoints" / "lock").unlink()
         (output / "checkpoints").rmdir()
 
 
-def _finish(experiment: Experiment, data: Path, output: Path, trainer: "_Trainer") -> None:
+def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "_Trainer") -> None:
     """Write the finished models, the log and the manifest."""
     module = trainer.model
     with outputs.whole(output / "retriever") as folder:
@@ -117,7 +120,7 @@ def _finish(experiment: Experiment, data: Path, output: Path, trainer: "_Trainer
     outputs.write_manifest(
         output,
         experiment.model_dump(mode="json"),
-        [data],
+        inputs,
         device=str(trainer.args.device),
         precision="bfloat16" if trainer.args.bf16 else "float32",
         processes=trainer.args.world_size,
