@@ -65,7 +65,7 @@ def test_mistakes_are_told_in_one_line(path, value, message):
 def test_base_inherits_all_but_what_is_given():
     config = parse_config(DEMO, "demo.yaml")
     revela, replug = (config.experiments[f"demo-{name}"] for name in ("revela", "replug"))
-    assert replug.learning_rate == revela.learning_rate
+    assert replug.max_length == revela.max_length != 157
     assert replug.objective.name == "replug"
 
 
