@@ -444,7 +444,7 @@ def keep_freed_memory() -> None:
     """Have the C library keep freed memory for the next step instead of returning it.
 
     A step allocates and frees the same large tensors again and again; on a CPU the page faults of
-    fresh memory can take half of the time of a small model (`bench/allocator.py`).
+    fresh memory take a fifth of a small model's time (`bench/allocator.py`).
     """
     import ctypes
 
