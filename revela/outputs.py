@@ -68,19 +68,19 @@ _WRITE_ERRORS = {
 }
 
 
-def could_not_write(error: BaseException) -> bool:
+def could_not_write(error: BaseException | None) -> bool:
     """Tell whether an error means a full disk or a folder that may not be written.
 
     safetensors and torch raise errors of their own, whose text alone holds the system's reason.
     """
     if isinstance(error, OSError):
         return error.errno in _WRITE_ERRORS
-    reasons = ("os error", "errno", "file write failed", "unexpected pos", "writing")
     text = str(error).lower()
-    return any(os.strerror(number).lower() in text for number in _WRITE_ERRORS) or (
-        type(error).__name__ in {"SafetensorError", "RuntimeError"}
-        and any(reason in text for reason in reasons)
+    # torch's writer names itself but not the reason.
+    writer = isinstance(error, RuntimeError) and (
+        "streamwriter" in text or "unexpected pos" in text
     )
+    return writer or any(os.strerror(number).lower() in text for number in _WRITE_ERRORS)
 
 
 def write_text(path: Path, text: str) -> None:

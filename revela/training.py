@@ -230,6 +230,11 @@ def _load_rows(data: Path) -> Any:
     try:
         rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
     except Exception as error:
+        if outputs.could_not_write(error) or outputs.could_not_write(error.__cause__):
+            raise RevelaError(
+                f"cannot write the memory-mapped copy of {data}: make room, or set "
+                "HF_DATASETS_CACHE to another folder"
+            ) from error
         raise RevelaError(f"{data}: not a batch or pair file: {error}") from error
     return rows.add_column("index", list(range(len(rows))))
 
