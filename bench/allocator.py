@@ -1,6 +1,6 @@
 """What keeping freed memory gives a training step of a small model on a CPU.
 
-Runs the same steps with and without `revela.training.keep_freed_memory`, in processes of their
+Runs the same steps with and without `revela.trainlog.keep_freed_memory`, in processes of their
 own that take turns, since the setting cannot be taken back.
 
     python bench/allocator.py
@@ -12,7 +12,7 @@ import sys
 
 STEPS = """
 import sys, time, torch, transformers
-from revela.training import keep_freed_memory
+from revela.trainlog import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 torch.manual_seed(0)

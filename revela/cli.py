@@ -137,15 +137,11 @@ def pair(settings: SettingsJson, output: Output, input: Named) -> None:
 
 
 @app.command()
-def pretrain(
-    settings: SettingsJson,
-    chunks: Annotated[Path, typer.Option(help="Chunk file.")],
-    output: Output,
-) -> None:
-    """Pretrain a small Llama and its tokenizer on chunks."""
+def pretrain(settings: SettingsJson, input: Named, output: Output) -> None:
+    """Pretrain a small Llama and its tokenizer on chunks; called again it goes on."""
     from revela.pretraining import pretrain as run
 
-    run(parse_settings(Backbone, settings), chunks, output)
+    run(parse_settings(Backbone, settings), list(_named(input).values()), output)
 
 
 @app.command()

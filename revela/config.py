@@ -42,6 +42,7 @@ class Corpus(Settings):
     """What all corpora share: how documents are chosen and cut into chunks."""
 
     documents: Positive | None = Field(None, description="keep a seeded sample of so many")
+    exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
     max_words: Positive = Field(120, description="words of a chunk at most")
     seed: int = 0
 
@@ -76,7 +77,7 @@ class RowCorpus(Corpus):
 
 
 class FilesCorpus(RowCorpus):
-    """Local files: .jsonl, .jsonl.gz, .parquet, or a folder of .txt and .md files."""
+    """Local files: .jsonl[.gz|.xz], .parquet, or a folder of .txt and .md files."""
 
     source: Literal["files"]
     path: str
@@ -138,9 +139,9 @@ class Pairs(Settings):
 
 
 class Backbone(Settings):
-    """A small Llama with its own tokenizer, pretrained on the chunks of a corpus."""
+    """A small Llama with its own tokenizer, pretrained on the chunks of corpora."""
 
-    corpus: str
+    corpora: list[str] = Field(min_length=1)
     vocabulary: Positive = 8192
     hidden_size: Positive = 256
     intermediate_size: Positive = 688
@@ -152,6 +153,8 @@ class Backbone(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: Natural = 50
     precision: Literal["float32", "bfloat16"] = "bfloat16"
+    compile: bool = Field(False, description="torch.compile: pays off on a GPU")
+    checkpoint_steps: Positive = Field(200, description="and steps between held-out losses")
     seed: int = 0
 
 
@@ -538,7 +541,8 @@ def _check_names(config: Config, source: str) -> None:
         for corpus in pairs.corpora:
             check(f"pairs.{name}.corpora", "corpus", corpus, config.corpora)
     for name, backbone in config.backbones.items():
-        check(f"backbones.{name}.corpus", "corpus", backbone.corpus, config.corpora)
+        for corpus in backbone.corpora:
+            check(f"backbones.{name}.corpora", "corpus", corpus, config.corpora)
     for name, experiment in config.experiments.items():
         key = f"experiments.{name}"
         if experiment.objective.name == "contriever":

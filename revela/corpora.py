@@ -5,6 +5,7 @@ import importlib.util
 import io
 import itertools
 import json
+import lzma
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO, cast
 
 from revela.config import AnyCorpus, FilesCorpus, HubCorpus, PackagesCorpus, RowCorpus
 from revela.errors import RevelaError, unknown_name
+
+_JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,12 @@ def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
 
 def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     if isinstance(corpus, PackagesCorpus):
-        return _package_documents(corpus.packages)
-    return _row_documents(corpus, skipped)
+        documents = _package_documents(corpus.packages)
+    else:
+        documents = _row_documents(corpus, skipped)
+    for document in documents:
+        if not any(part in document.id for part in corpus.exclude):
+            yield document
 
 
 # ---------------------------------------------------------------------------- packages
@@ -166,7 +173,7 @@ def local_files(corpus: FilesCorpus) -> list[Path]:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     files = [file for file in files if file.suffix in {".txt", ".md"} or _is_rows(file)]
     if not files:
-        raise RevelaError(f"{path}: no .txt, .md, .jsonl, .jsonl.gz or .parquet file in it")
+        raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
     return files
 
 
@@ -179,7 +186,7 @@ def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
 
 
 def _is_rows(path: Path) -> bool:
-    return path.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
+    return path.name.endswith((*_JSON_LINES, ".parquet"))
 
 
 def _text_row(file: Path, corpus: RowCorpus) -> Any:
@@ -194,17 +201,19 @@ def _text_row(file: Path, corpus: RowCorpus) -> Any:
 def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:
     if path.name.endswith(".parquet"):
         yield from _parquet_rows(path)
-    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+    elif path.name.endswith(_JSON_LINES):
         with path.open("rb") as stream:
             yield from json_lines(stream, str(path))
     else:
-        raise RevelaError(f"{path}: unknown format; allowed: .jsonl, .jsonl.gz, .parquet, a folder")
+        raise RevelaError(f"{path}: unknown format; allowed: .jsonl[.gz|.xz], .parquet, a folder")
 
 
 def json_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield (`name:line`, row) of JSON lines, gzipped or not; a bad line's row is its error."""
+    """Yield (`name:line`, row) of JSON lines, compressed or not; a bad line's row is its error."""
     if name.endswith(".gz"):
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
+    elif name.endswith(".xz"):
+        stream = cast(BinaryIO, lzma.LZMAFile(stream))  # noqa: SIM115
     number = 0
     try:
         for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, stream)), start=1):
@@ -216,7 +225,7 @@ def json_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
                 yield f"{name}:{number}", ValueError(f"broken JSON: {error}")
             except UnicodeDecodeError as error:
                 yield f"{name}:{number}", ValueError(f"invalid UTF-8: {error.reason}")
-    except (gzip.BadGzipFile, EOFError, OSError) as error:
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError, OSError) as error:
         raise RevelaError(f"{name}:{number + 1}: cannot be read: {error}") from error
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from revela.config import CurvesFigure, DynamicsFigure
 from revela.errors import RevelaError
-from revela.training import read_log
+from revela.trainlog import read_log
 
 matplotlib.use("Agg")
 

@@ -1,43 +1,27 @@
 """Training: one entry point for the three objectives, on the Hugging Face Trainer."""
 
-import contextlib
-import fcntl
-import hashlib
-import json
 import math
 import os
-import random
-import shutil
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
 import transformers
 from torch import nn
 
 from revela import outputs
+from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
+from revela.collators import BatchCollator, PairCollator, load_rows
 from revela.config import Experiment
-from revela.encoder import (
-    Encoder,
-    add_lora,
-    device_and_dtype,
-    load_model,
-    load_tokenizer,
-    pad,
-    token_ids,
-)
+from revela.encoder import Encoder, add_lora, device_and_dtype, load_model, load_tokenizer
 from revela.errors import RevelaError
 from revela.inbatch_attention import NotFinite
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, similarity_measures
-
-LOG = "log.jsonl"
-_COMPLETE = "complete"  # written last into a checkpoint: one without it was cut off
+from revela.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
 
 
 def train(experiment: Experiment, data: Path, output: Path) -> None:
@@ -59,17 +43,13 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
     """
     folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
     inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
-    known = "".join([experiment.dump(), *map(outputs.sha256, inputs)])
-    identity = hashlib.sha256(known.encode()).hexdigest()[:12]
-    work = output / "checkpoints" / identity
-    with _locked(output / "checkpoints"):
-        work.mkdir(parents=True, exist_ok=True)
+    with work_folder(output, experiment.dump(), inputs) as work:
         keep_freed_memory()
         transformers.set_seed(experiment.seed)
         if experiment.tensorboard:
             os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
         module, collate = _build(experiment)
-        rows = _load_rows(data)
+        rows = load_rows(data)
         if len(rows) < experiment.batches_per_step:
             raise RevelaError(
                 f"{data}: {len(rows)} rows are fewer than batches_per_step "
@@ -77,34 +57,18 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
             )
         trainer = _Trainer(
             experiment=experiment,
-            work=work,
             model=module,
             args=_arguments(experiment, work),
             train_dataset=rows,
             data_collator=collate,
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.remove_callback(transformers.ProgressCallback)
         trainer.add_callback(Progress())
-        stop = StopOnSignal()
-        trainer.add_callback(stop)
         if isinstance(module, Revela) and experiment.snapshots:
             trainer.add_callback(_Snapshots(trainer, experiment, rows[0]))
-        checkpoint = last_checkpoint(work)
-        trainer.forget_log_after(checkpoint)
-        with stop.listening():
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if stop.received:
-            raise RevelaError(
-                f"stopped by {stop.received} at step {trainer.state.global_step} of "
-                f"{trainer.state.max_steps}; the same command goes on from there"
-            )
+        run(trainer)
         if trainer.is_world_process_zero():
             _finish(experiment, inputs, output, trainer)
-        shutil.rmtree(work)
-    with contextlib.suppress(OSError):  # checkpoints of other settings stay
-        (output / "checkpoints" / "lock").unlink()
-        (output / "checkpoints").rmdir()
 
 
 def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "_Trainer") -> None:
@@ -165,80 +129,6 @@ def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
     return Revela(retriever, adapted(language_model), objective), collate
 
 
-class BatchCollator:
-    """Turn one row of a batch file into the ids of retriever and language model.
-
-    The chunks are shuffled by the seed and the row, so that no place in a batch means anything.
-    The retriever sees prefix + chunk + EOS in both roles; the language model sees the bare chunk,
-    cut where the retriever's would be (paper, appendix C, and its public code).
-    """
-
-    def __init__(self, experiment: Experiment, tokenizer: Any, language_model_tokenizer: Any):
-        self.experiment = experiment
-        self.tokenizer = tokenizer
-        self.language_model_tokenizer = language_model_tokenizer
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return ids and masks: retriever (2B, L), query forms first; language model (B, L)."""
-        (row,) = rows
-        texts = list(row["texts"])
-        random.Random(f"{self.experiment.seed} {row['index']}").shuffle(texts)
-        return self.tensors(texts, row["source"])
-
-    def tensors(self, texts: list[str], source: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of chunks in the order given."""
-        settings, length = self.experiment.encoding, self.experiment.max_length
-        half = source in self.experiment.first_half
-        queries = token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
-        passages = token_ids(self.tokenizer, texts, "passage", settings, length)
-        retriever_ids, retriever_mask = pad(queries + passages, self.tokenizer.pad_token_id)
-        bare = self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)
-        model_ids, model_mask = pad(bare["input_ids"], self.language_model_tokenizer.pad_token_id)
-        return {
-            "retriever_ids": retriever_ids,
-            "retriever_mask": retriever_mask,
-            "language_model_ids": model_ids,
-            "language_model_mask": model_mask,
-        }
-
-
-class PairCollator:
-    """Turn rows of a pair file into ids: Q queries, and each one's positive and negatives."""
-
-    def __init__(self, experiment: Experiment, tokenizer: Any):
-        self.experiment = experiment
-        self.tokenizer = tokenizer
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return ids and masks of queries (Q, L) and passages (Q · G, L')."""
-        settings, length = self.experiment.encoding, self.experiment.max_length
-        queries = [row["query"] for row in rows]
-        passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
-        pad_id = self.tokenizer.pad_token_id
-        query = pad(token_ids(self.tokenizer, queries, "query", settings, length), pad_id)
-        passage = pad(token_ids(self.tokenizer, passages, "passage", settings, length), pad_id)
-        return {
-            "query_ids": query[0],
-            "query_mask": query[1],
-            "passage_ids": passage[0],
-            "passage_mask": passage[1],
-        }
-
-
-def _load_rows(data: Path) -> Any:
-    """Memory-map a batch or pair file and number its rows."""
-    try:
-        rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
-    except Exception as error:
-        if outputs.could_not_write(error) or outputs.could_not_write(error.__cause__):
-            raise RevelaError(
-                f"cannot write the memory-mapped copy of {data}: make room, or set "
-                "HF_DATASETS_CACHE to another folder"
-            ) from error
-        raise RevelaError(f"{data}: not a batch or pair file: {error}") from error
-    return rows.add_column("index", list(range(len(rows))))
-
-
 # ---------------------------------------------------------------------------- the trainer
 
 
@@ -280,14 +170,14 @@ def _arguments(experiment: Experiment, work: Path) -> transformers.TrainingArgum
     )
 
 
-class _Trainer(transformers.Trainer):
-    """HF's Trainer, with this project's log, and checkpoints of the trained weights only."""
+class _Trainer(ResumableTrainer):
+    """A trainer with this project's log, and checkpoints of the trained weights only."""
 
-    def __init__(self, experiment: Experiment, work: Path, **arguments: Any) -> None:
+    def __init__(self, experiment: Experiment, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
         self.experiment = experiment
-        self.work = work
+        self.work = Path(str(self.args.output_dir))
         self.measures: list[dict[str, torch.Tensor]] = []
         self.plain: torch.Tensor | None = None
         self.tokens = self.step_tokens = 0
@@ -361,10 +251,6 @@ class _Trainer(transformers.Trainer):
             "or use precision float32"
         )
 
-    def forget_log_after(self, checkpoint: Path | None) -> None:
-        """Drop log lines of steps that will be done again."""
-        keep_log_until(self.work / LOG, step_of(checkpoint))
-
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save what is trained, each model in a folder of its own, in safetensors."""
         for name, model in self._trained():
@@ -380,170 +266,6 @@ class _Trainer(transformers.Trainer):
         yield "retriever", module.retriever.model
         if isinstance(module, Revela) and not module.settings.freeze_language_model:
             yield "language_model", module.language_model
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        if self.is_world_process_zero():
-            (self.work / f"checkpoint-{self.state.global_step}" / _COMPLETE).touch()
-
-
-def load_weights(model: Any, folder: Path) -> None:
-    """Load into a model, or into its adapter, what `save_pretrained` wrote to a folder."""
-    from safetensors.torch import load_file
-
-    if hasattr(model, "peft_config"):
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
-        return
-    missing, unexpected = model.load_state_dict(
-        load_file(folder / "model.safetensors"), strict=False
-    )
-    tied = set(getattr(model, "all_tied_weights_keys", None) or [])
-    if unexpected or set(missing) - tied:
-        raise RevelaError(f"{folder}: not a checkpoint of this model: {unexpected or missing}")
-
-
-# ---------------------------------------------------------------------------- for pretraining too
-
-
-def last_checkpoint(work: Path) -> Path | None:
-    """Return the newest complete checkpoint of a folder; incomplete ones are removed."""
-    checkpoints = sorted(work.glob("checkpoint-*"), key=step_of)
-    for folder in [*checkpoints]:
-        if not (folder / _COMPLETE).exists():
-            shutil.rmtree(folder)
-            checkpoints.remove(folder)
-    return checkpoints[-1] if checkpoints else None
-
-
-def step_of(checkpoint: Path | None) -> int:
-    """Return the step of a `checkpoint-N` folder, 0 for none."""
-    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
-
-
-def append_line(path: Path, entry: dict[str, Any]) -> None:
-    """Append one line of JSON."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(entry) + "\n")
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read a training log."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def keep_log_until(path: Path, step: int) -> None:
-    """Drop the lines of a log behind `step`, and a last line that was cut off."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            if 0 < json.loads(line)["step"] <= step or (step and json.loads(line)["step"] == 0):
-                kept.append(line + "\n")
-    outputs.write_text(path, "".join(kept))
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep freed memory for the next step instead of returning it.
-
-    A step allocates and frees the same large tensors again and again; on a CPU the page faults of
-    fresh memory take a fifth of a small model's time (`bench/allocator.py`).
-    """
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
-        libc = ctypes.CDLL("libc.so.6")
-        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            libc.mallopt(option, 2**31 - 1)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-def memory_gb() -> float:
-    """Return the peak memory so far in GB: of the GPU where there is one, else of the process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1024**3
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for one training.
-
-    Raises:
-        RevelaError: another training holds it.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / "lock").open("w")
-    except OSError as error:
-        raise RevelaError(f"cannot write {folder}: {error.strerror}") from error
-    with stream:
-        if int(os.environ.get("RANK", "0")) == 0:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RevelaError(f"{folder.parent}: another training is running there") from error
-        yield
-
-
-class StopOnSignal(transformers.TrainerCallback):
-    """On Ctrl-C or SIGTERM finish the step, save a checkpoint and stop."""
-
-    def __init__(self) -> None:
-        self.received: str | None = None
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle the signals while the block runs."""
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._note) for number in signals}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, _: Any) -> None:
-        self.received = signal.Signals(number).name
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask the trainer to save and stop."""
-        if self.received:
-            control.should_save = control.should_training_stop = True
-
-
-class Progress(transformers.TrainerCallback):
-    """A progress bar with the loss and the time left, on the main process."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Open the bar where the training starts or resumes."""
-        from tqdm.auto import tqdm
-
-        self.bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc="training",
-            unit="step",
-            mininterval=2,
-            disable=not state.is_world_process_zero,
-        )
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Advance the bar."""
-        if "loss" not in logs:
-            return
-        self.bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
-        self.bar.update(state.global_step - self.bar.n)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Close the bar."""
-        self.bar.close()
 
 
 class _Snapshots(transformers.TrainerCallback):

@@ -44,7 +44,7 @@ def test_shipped_configs_are_valid(name):
         ("batches/python-packages/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
         ("batches/python-packages/mix", {"a": 1}, "give exactly one of corpora, mix, file, hub"),
         ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora: unknown corpus"),
-        ("backbones/demo-backbone/corpus", "x", "backbones.demo-backbone.corpus: unknown corpus"),
+        ("backbones/demo-backbone/corpora", ["x"], "demo-backbone.corpora: unknown corpus"),
         ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
         ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
         ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 
 import datasets
 import pyarrow as pa
@@ -19,7 +20,7 @@ def documents(skipped=None, **settings):
 
 
 def rows_file(path, rows):
-    opener = gzip.open if path.suffix == ".gz" else open
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opener(path, "wt", encoding="utf-8") as stream:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
     return str(path)
@@ -29,7 +30,7 @@ ROWS = [{"key": n, "head": f"t{n}", "body": f"text {n}\n  indented"} for n in ra
 FIELDS = {"id": "key", "title": "head", "text": "body"}
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.xz", "rows.parquet"])
 def test_local_rows(tmp_path, name):
     path = tmp_path / name
     if path.suffix == ".parquet":
@@ -57,6 +58,12 @@ def test_consecutive_passages_of_a_title_are_joined(tmp_path):
     fields = {"id": "docid", "title": "title", "text": "text"}
     found = documents(source="files", path=path, fields=fields, join_title=True)
     assert [(d.id, d.text) for d in found] == [("0", "one two"), ("2", "three"), ("3", "four")]
+
+
+def test_documents_are_left_out_by_their_id(tmp_path):
+    path = rows_file(tmp_path / "rows.jsonl", ROWS)
+    found = documents(source="files", path=path, fields=FIELDS, exclude=["3", "none"], documents=9)
+    assert [d.id for d in found] == ["0", "1", "2", "4"]
 
 
 def test_a_sample_is_seeded_and_in_order(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from revela import figures, tables
 from revela.config import CurvesFigure, DynamicsFigure, FolderBenchmark, Table
 from revela.errors import RevelaError
-from revela.training import append_line
+from revela.trainlog import append_line
 
 BENCHMARK = FolderBenchmark(source="folder", path="x", tasks=["task_a", "task_b"])
 

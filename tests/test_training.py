@@ -16,10 +16,13 @@ import torch
 from safetensors.torch import load_file
 
 from revela import batching, pairs, training
+from revela.checkpoints import last_checkpoint
+from revela.collators import BatchCollator
 from revela.config import Encoding, Experiment
 from revela.encoder import load_encoder, load_model, load_tokenizer
 from revela.errors import RevelaError
-from revela.training import last_checkpoint, read_log, train
+from revela.training import train
+from revela.trainlog import read_log
 from tests.conftest import TEXTS
 
 
@@ -265,7 +268,7 @@ def test_too_few_rows_for_a_step(backbone, data, tmp_path):
 
 def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
     tokenizer = load_tokenizer(str(backbone))
-    collate = training.BatchCollator(experiment(backbone, first_half=["x"]), tokenizer, tokenizer)
+    collate = BatchCollator(experiment(backbone, first_half=["x"]), tokenizer, tokenizer)
     orders = set()
     for index in (0, 0, 1):
         tensors = collate([{"texts": TEXTS, "source": "y", "index": index}])

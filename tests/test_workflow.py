@@ -23,7 +23,7 @@ CONFIG = {
     "pairs": {"notes": {"corpora": ["notes"], "negatives": 2}},
     "backbones": {
         "tiny": {
-            "corpus": "notes",
+            "corpora": ["notes"],
             "vocabulary": 300,
             "hidden_size": 16,
             "intermediate_size": 32,

@@ -8,7 +8,7 @@ throw hours of training away; the manifest records the commit.
 
 rule pretrain:
     input:
-        lambda w: f"results/chunks/{CONFIG.backbones[w.backbone].corpus}.parquet",
+        lambda w: chunks_of(CONFIG.backbones[w.backbone]).values(),
     output:
         weights="results/models/{backbone}/model.safetensors",
         log="results/models/{backbone}/log.jsonl",
@@ -19,9 +19,10 @@ rule pretrain:
     threads: workflow.cores
     params:
         settings=lambda w: CONFIG.backbones[w.backbone].dump(),
+        inputs=lambda w: named(chunks_of(CONFIG.backbones[w.backbone])),
         folder=subpath(output.log, parent=True),
     shell:
-        "python -m revela pretrain --settings {params.settings:q} --chunks {input:q}"
+        "python -m revela pretrain --settings {params.settings:q} {params.inputs}"
         " --output {params.folder:q} 2>&1 | record {log:q}"
 
 
