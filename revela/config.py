@@ -199,6 +199,9 @@ class RevelaObjective(Settings):
     plain_loss_every: Natural = Field(50, description="steps between plain losses; 0: never")
     language_model_loss: bool = Field(False, description="add the e rows' own loss")
     freeze_language_model: bool = False
+    across_processes: bool = Field(
+        False, description="chunks read those of all processes: B grows with the number of GPUs"
+    )
 
 
 class ReplugObjective(Settings):
@@ -215,6 +218,9 @@ class ContrieverObjective(Settings):
 
     name: Literal["contriever"]
     temperature: Temperature = 0.01
+    texts_at_a_time: Positive | None = Field(
+        None, description="encode so many at a time: memory for as many, whatever the batch"
+    )
 
 
 AnyObjective = Annotated[

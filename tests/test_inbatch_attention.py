@@ -111,17 +111,17 @@ def test_skipping_pairs_equals_the_dense_result():
 
 
 def test_skipped_pairs_are_not_computed(monkeypatch):
-    pairs = []
+    tokens = []
     original = attention._cross_document
     monkeypatch.setattr(
         attention,
         "_cross_document",
-        lambda *a: pairs.append(sum(r.reader_NR.numel() for r in a[-1].readers)) or original(*a),
+        lambda *a: tokens.append(sum(r.token_NM.numel() for r in a[-1].readers)) or original(*a),
     )
     ids, mask = pad(random_chunks([4] * 6), 0)
     one_hot = torch.eye(6).roll(1, dims=1)
     in_batch_loss(tiny_llama(), ids, mask, one_hot, value_norm=False)
-    assert pairs == [6, 6]  # one document a reader, at each of two layers
+    assert tokens == [24, 24]  # one document a reader, at each of two layers
 
 
 def test_documents_nobody_reads_have_no_row(monkeypatch):
@@ -130,12 +130,12 @@ def test_documents_nobody_reads_have_no_row(monkeypatch):
     similarity[:, 2] = 1.0
     similarity[2] = torch.tensor([1.0, 0, 0, 0, 0])
     model = tiny_llama()
-    rows = []
+    tokens = []
     model.model.register_forward_pre_hook(
-        lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+        lambda _, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     in_batch_loss(model, ids, mask, similarity, value_norm=False)
-    assert rows == [2 + 5]
+    assert tokens == [4 * (2 + 5)]
 
 
 def test_padding_never_changes_a_result():
@@ -208,6 +208,72 @@ def test_autocast_in_bfloat16_stays_close():
     torch.testing.assert_close(coarse, exact, rtol=2e-2, atol=2e-2)
 
 
+def test_a_prepared_model_still_does_what_it_did():
+    """Left padding, generation and a cache, after in-batch attention and between two uses of it."""
+    ids, mask = pad(random_chunks([5, 2, 4]), 0)
+    similarity = in_batch_similarity(torch.rand(3, 3), 0.5)
+    model = tiny_llama(vocab_size=50).eval()
+    prompts, prompt_mask = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]]), torch.ones(2, 4)
+    prompt_mask[0, :2] = 0
+
+    def observed() -> list[torch.Tensor]:
+        logits = model(input_ids=prompts, attention_mask=prompt_mask).logits[:, -1]
+        new = model.generate(prompts, attention_mask=prompt_mask, max_new_tokens=4, do_sample=False)
+        return [logits, new.float()]
+
+    before = observed()
+    losses = []
+    for _ in range(2):
+        losses.append(in_batch_loss(model, ids, mask, similarity, value_norm=True))
+        assert model.config._attn_implementation == attention.NAME
+        for expected, found in zip(before, observed(), strict=True):
+            torch.testing.assert_close(found, expected)
+        model.set_attn_implementation("sdpa")
+    assert torch.equal(*losses)
+
+
+def test_compiled_layers_change_nothing():
+    cosine = torch.rand(4, 4, generator=torch.Generator().manual_seed(4))
+    gradients = []
+    for compiled in (False, True):
+        model = tiny_llama(vocab_size=50)
+        if compiled:
+            for layer in model.model.layers:
+                layer.compile(dynamic=True, backend="aot_eager")
+        for lengths in ([9, 8, 12, 4], [3, 5, 2, 7]):
+            ids, mask = pad(random_chunks(lengths), 0)
+            scores = cosine.clone().requires_grad_()
+            similarity = in_batch_similarity(scores, 0.2)
+            in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+            gradients.append(scores.grad)
+    for plain, other in zip(gradients[:2], gradients[2:], strict=True):
+        torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits():
+    """Peak memory in elements, counted where tensors are made."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.elements = max(self.elements, result.numel())
+            return result
+
+    size, length, heads = 12, 32, 4
+    ids, mask = pad(random_chunks([length] * size), 0)
+    for temperature in (1e-4, 1e6):
+        model = tiny_llama(vocab_size=50, intermediate_size=16)
+        similarity = in_batch_similarity(torch.rand(size, size), temperature)
+        with Largest() as largest:
+            in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+        # A block holds B pairs, or all readers of one document.
+        assert largest.elements <= 2 * size * heads * length * length
+
+
 def test_a_saved_model_forgets_the_attention(tmp_path):
     ids, mask = pad(random_chunks([5, 4]), 0)
     model = tiny_llama(vocab_size=50)
@@ -248,7 +314,7 @@ def test_models_whose_attention_cannot_be_replaced_are_refused():
     for model, message in (
         (transformers.BloomForCausalLM(bloom), "attention interface"),
         (transformers.MistralForCausalLM(mistral), "attends to 4 tokens only"),
-        (transformers.Gemma2ForCausalLM(gemma), "caps its logits"),
+        (transformers.Gemma2ForCausalLM(gemma), "has attn_logit_softcapping"),
     ):
         with pytest.raises(ValueError, match=message):
             in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)

@@ -78,6 +78,30 @@ def test_replug_trains_the_retriever_only():
     assert gradient.abs().max() > 0
 
 
+@pytest.mark.parametrize("texts_at_a_time", [1, 2, 3, 100])
+def test_contriever_in_parts_equals_the_whole(texts_at_a_time):
+    generator = torch.Generator().manual_seed(0)
+    texts = [
+        torch.randint(2, 99, (n,), generator=generator).tolist() for n in (3, 9, 4, 6, 1, 5, 7)
+    ]
+    tensors = *pad(texts[:2], 0), *pad([*texts[2:], [8]], 0)
+    found = []
+    for size in (None, texts_at_a_time):
+        settings = ContrieverObjective(name="contriever", temperature=0.3, texts_at_a_time=size)
+        contriever = Contriever(encoder(), settings).double()
+        rows = []
+        contriever.retriever.model.register_forward_pre_hook(
+            lambda _, args, kwargs, rows=rows: rows.append(len(kwargs["input_ids"])),
+            with_kwargs=True,
+        )
+        loss = contriever(*tensors)["loss"]
+        loss.backward()
+        assert max(rows) <= (size or 6)
+        found.append((loss, *(weight.grad for weight in contriever.parameters())))
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-9)
+
+
 def test_contriever_equals_a_plain_loop():
     contriever = Contriever(encoder(), ContrieverObjective(name="contriever", temperature=0.3))
     queries, query_mask = pad(CHUNKS[:2], 0)

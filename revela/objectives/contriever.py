@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from revela.config import ContrieverObjective
 from revela.encoder import Encoder
@@ -30,8 +31,8 @@ class Contriever(nn.Module):
                 all queries are negatives of each other's.
             passage_mask: (Q · G, L').
         """
-        query_QD = self.retriever(query_ids, query_mask)
-        passage_PD = self.retriever(passage_ids, passage_mask)
+        query_QD = self._embed(query_ids, query_mask)
+        passage_PD = self._embed(passage_ids, passage_mask)
         group = len(passage_PD) // len(query_QD)
         positive_Q = torch.arange(len(query_QD), device=query_QD.device) * group
         with torch.autocast(query_QD.device.type, enabled=False):
@@ -44,3 +45,27 @@ class Contriever(nn.Module):
                 "top_similarity": scores_QP.detach().softmax(1).max(1).values.mean(),
             },
         }
+
+    def _embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return embeddings (N, D), `texts_at_a_time` of them in memory at once.
+
+        Each part is encoded again in the backward pass, when the gradients of all embeddings are
+        known (as GradCache does). Texts of like length share a part, cut to its longest.
+        """
+        size = self.settings.texts_at_a_time
+        if size is None or len(input_ids) <= size:
+            return self.retriever(input_ids, attention_mask)
+        length_N = attention_mask.sum(1)
+        order_N = length_N.argsort(stable=True)
+        longest = length_N[order_N][size - 1 :: size].tolist()
+        longest += [int(length_N.max())] if len(input_ids) % size else []
+        parts = [
+            checkpoint(
+                self.retriever,
+                input_ids[rows, :width],
+                attention_mask[rows, :width],
+                use_reentrant=False,
+            )
+            for rows, width in zip(order_N.split(size), longest, strict=True)
+        ]
+        return torch.cat(parts)[order_N.argsort()]

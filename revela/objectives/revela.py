@@ -3,11 +3,13 @@
 from typing import Any
 
 import torch
+import torch.distributed as distributed
 from torch import Tensor, nn
 
 from revela.config import RevelaObjective
 from revela.encoder import Encoder
 from revela.inbatch_attention import in_batch_loss, in_batch_similarity, plain_loss
+from revela.reading import all_gather
 
 
 class Revela(nn.Module):
@@ -24,6 +26,8 @@ class Revela(nn.Module):
     def similarity(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return Sim (B, B): query form of chunk i against passage form of chunk j (3.3).
 
+        Across W processes it is (B, W · B).
+
         Args:
             input_ids: (2B, L), the B query forms above the B passage forms, so that one forward
                 pass does both.
@@ -33,8 +37,14 @@ class Revela(nn.Module):
         with torch.autocast(query_BD.device.type, enabled=False):
             if self.settings.similarity_precision == "bfloat16":
                 query_BD, passage_BD = query_BD.bfloat16(), passage_BD.bfloat16()
-            cosine_BB = query_BD @ passage_BD.T
-            return in_batch_similarity(cosine_BB.float(), self.settings.temperature)
+            group = self._group()
+            passages_PD = all_gather(passage_BD, group) if group else passage_BD
+            cosine_BP = (query_BD @ passages_PD.T).float()
+            return in_batch_similarity(cosine_BP, self.settings.temperature, group)
+
+    def _group(self) -> Any:
+        together = self.settings.across_processes and distributed.is_initialized()
+        return distributed.group.WORLD if together else None
 
     def forward(
         self,
@@ -53,6 +63,7 @@ class Revela(nn.Module):
             value_norm=self.settings.value_norm,
             min_similarity=self.settings.min_similarity,
             dual_loss=self.settings.language_model_loss,
+            group=self._group(),
         )
         return {"loss": loss, "measures": similarity_measures(similarity_BB.detach())}
 

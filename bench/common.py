@@ -1,0 +1,124 @@
+"""What the benches share: shapes, real chunk lengths, medians of runs that take turns, results."""
+
+import datetime
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from revela.chunking import chunk_text, train_punkt
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+    },
+    "Qwen2.5-0.5B": {
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "Llama-3.2-1B": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def random_model(shape: str, **changes: Any) -> transformers.LlamaForCausalLM:
+    """Return a Llama of a known shape with random weights; speed does not depend on them.
+
+    With fewer layers the vocabulary shrinks alike, so that the head weighs what it does in the
+    whole model.
+    """
+    torch.manual_seed(0)
+    settings = SHAPES[shape] | {"max_position_embeddings": 2048, "bos_token_id": None} | changes
+    depth = settings["num_hidden_layers"] / SHAPES[shape]["num_hidden_layers"]
+    settings["vocab_size"] = round(SHAPES[shape]["vocab_size"] * depth)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+
+
+def chunk_lengths(count: int, longest: int) -> list[int]:
+    """Return the lengths of so many real chunks of English in tokens, cut at `longest`.
+
+    The chunks hold at most 120 words of the installed packages' descriptions; a word counts as 4/3
+    tokens, the usual rate of English.
+    """
+    described = (package.metadata["Description"] for package in metadata.distributions())
+    texts = sorted({text for text in described if text and len(text) > 2000})
+    punkt = train_punkt(texts)
+    chunks = [chunk for text in texts for chunk in chunk_text(text, punkt, 120)[0]]
+    random.Random(0).shuffle(chunks)
+    return [min(longest, 1 + len(chunk.split()) * 4 // 3) for chunk in chunks[:count]]
+
+
+def ragged_batch(lengths: list[int], vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return random ids (B, L) and their mask, padded on the right to the longest."""
+    ids = torch.randint(0, vocabulary, (len(lengths), max(lengths)))
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    return ids * mask, mask
+
+
+def medians(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+    """Return the median seconds of each run; they take turns, so that noise hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if turn:  # the first one warms up
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def report(title: str, command: str, heading: list[str], rows: list[list[str]]) -> None:
+    """Print a table and put it into RESULTS.md in place of the last one of that title."""
+    lines = [
+        " | ".join(cells) for cells in (heading, ["---", *["---:"] * (len(heading) - 1)], *rows)
+    ]
+    table = "\n".join(f"| {line} |" for line in lines)
+    print(f"\n{title}\n{table}", flush=True)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    section = f"## {title}\n\n`{command}`, {today}, {machine()}.\n\n{table}\n"
+    before = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Measured\n"
+    kept = [part for part in before.split("\n## ") if not part.startswith(title + "\n")]
+    RESULTS.write_text("\n## ".join([*(k.rstrip() + "\n" for k in kept), section[3:]]), "utf-8")
+
+
+def machine() -> str:
+    """Name the processor or GPU, its cores and the versions that matter."""
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {versions}"
+    name = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            name = line.partition(": ")[2]
+            break
+    return f"{torch.get_num_threads()} cores of {name}, {versions}"

@@ -1,0 +1,78 @@
+"""A stock causal language model of transformers, made ready for in-batch attention.
+
+What is set on it changes nothing for other callers: its attention does what it always did unless
+the call carries a batch, and the last MLP leaves tokens out only when that attention says so.
+"""
+
+import inspect
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+NAME = "revela_in_batch"  # of the attention function, in transformers' registry
+_FOLLOWING = "_revela_following"
+
+
+def prepared(language_model: Any, length: int) -> Any:
+    """Return the causal LM below any LoRA, ready for packed rows of at most `length` tokens each.
+
+    Raises:
+        ValueError: its attention cannot be replaced, or does more than plain attention.
+    """
+    adapted = hasattr(language_model, "peft_config")
+    model = language_model.get_base_model() if adapted else language_model
+    config, name = model.config, type(model).__name__
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True) and length > window:
+        raise ValueError(f"{name} attends to {window} tokens only, the chunks have {length}")
+    if config._attn_implementation == NAME:
+        return model
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_dropout"):
+        if getattr(config, key, None):
+            raise ValueError(f"{name} has {key}, which in-batch attention does not do")
+    if (getattr(config, "logit_scale", None) or getattr(config, "logits_scaling", None) or 1) != 1:
+        raise ValueError(f"{name} scales its logits, which in-batch attention does not")
+    takes = inspect.signature(model.get_decoder().forward).parameters
+    if (
+        not getattr(type(model), "_supports_attention_backend", False)
+        or "position_ids" not in takes
+    ):
+        raise ValueError(f"{name} does not use transformers' attention interface")
+    model.set_attn_implementation(NAME)
+    layer = getattr(model.get_decoder(), "layers", [None])[-1]
+    dense = hasattr(getattr(layer, "mlp", None), "down_proj")  # one tensor in, one out
+    if dense and not hasattr(layer.self_attn, _FOLLOWING):
+        setattr(layer.self_attn, _FOLLOWING, _Following(layer.mlp))
+    return model
+
+
+def last_layer(model: Any) -> int:
+    """Return the index of a causal LM's last layer."""
+    return int(model.config.get_text_config().num_hidden_layers) - 1
+
+
+def skip_last_mlp(attention: Any, tokens: int) -> None:
+    """Have the MLP behind the last layer's attention leave out the first tokens, this once.
+
+    E rows end at the last layer's keys and values: nothing reads what an MLP would make of them.
+    """
+    following = getattr(attention, _FOLLOWING, None)
+    if following is not None:
+        following.skipped_tokens = tokens
+
+
+class _Following:
+    """The MLP behind the last attention, and how many tokens it leaves out."""
+
+    def __init__(self, mlp: Any) -> None:
+        self.skipped_tokens = 0
+        mlp.register_forward_pre_hook(self._cut)
+        mlp.register_forward_hook(self._fill)
+
+    def _cut(self, _: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        return (inputs[0][:, self.skipped_tokens :],)
+
+    def _fill(self, _: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        skipped, self.skipped_tokens = self.skipped_tokens, 0
+        return F.pad(output, (0, 0, skipped, 0))

@@ -1,0 +1,56 @@
+"""The language model's loss, without ever holding the logits of a whole batch."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LOGITS_AT_A_TIME = 2**25
+
+
+def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
+    """Return the mean cross-entropy of T tokens, in float32 (float64 for float64).
+
+    The logits of some tokens are made, used for the loss and at once for its gradients, and
+    dropped: neither kept for the backward pass nor made again in it.
+
+    Args:
+        hidden_TD: what predicts each token.
+        head: the module that makes logits (…, V) of it; its trainable weights get gradients.
+        targets_T: the tokens.
+    """
+    weights = [weight for weight in head.parameters() if weight.requires_grad]
+    total = _SummedLoss.apply(hidden_TD, head, targets_T, torch.is_grad_enabled(), *weights)
+    return total / max(1, len(targets_T))
+
+
+class _SummedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TD: Tensor, head: Any, targets_T: Tensor, learning: bool, *weights: Tensor
+    ) -> Tensor:
+        dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
+        total = hidden_TD.new_zeros((), dtype=dtype)
+        gradients = [torch.zeros_like(tensor) for tensor in (hidden_TD, *weights) if learning]
+        vocabulary = max(1, int(head.weight.shape[0]))
+        size = max(1, _LOGITS_AT_A_TIME // vocabulary)
+        for start in range(0, len(targets_T), size):
+            some = slice(start, start + size)
+            with torch.set_grad_enabled(learning):
+                hidden = hidden_TD[some].detach().requires_grad_(learning)
+                # Half precision is too coarse for a sum over the vocabulary.
+                loss = F.cross_entropy(head(hidden).to(dtype), targets_T[some], reduction="sum")
+            if learning:
+                own, *others = torch.autograd.grad(loss, (hidden, *weights))
+                gradients[0][some] = own
+                for gradient, more in zip(gradients[1:], others, strict=True):
+                    gradient += more
+            total += loss.detach()
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        hidden, *weights = (gradient * outer[0] for gradient in ctx.saved_tensors)
+        return hidden, None, None, None, *weights

@@ -1,0 +1,55 @@
+"""Batches that span processes equal one batch in one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing as multiprocessing
+
+from revela.encoder import pad
+from revela.inbatch_attention import in_batch_loss, in_batch_similarity
+from revela.reading import all_gather
+from tests.conftest import tiny_llama
+
+CHUNKS = [[5, 3, 8, 9], [7, 2], [4, 4, 6], [9, 8, 7], [3, 3, 3, 1], [11, 12]]
+
+
+def losses(rank: int, world: int, temperature: float, folder: str) -> None:
+    """Compute one process's loss and leave it, with all gradients, in a file."""
+    group = None
+    if world > 1:
+        distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world)
+        group = distributed.group.WORLD
+    size = len(CHUNKS) // world
+    mine = slice(rank * size, (rank + 1) * size)
+    ids, mask = pad(CHUNKS[mine], 0)
+    embedding = torch.rand(
+        len(CHUNKS), 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )[mine].requires_grad_()
+    model = tiny_llama(vocab_size=50).double()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    columns = all_gather(embedding, group) if group else embedding
+    similarity = in_batch_similarity(embedding @ columns.T, temperature, group)
+    loss = in_batch_loss(model, ids, mask, similarity, value_norm=True, group=group)
+    loss.backward()
+    found = {"loss": loss.detach(), "embedding": embedding.grad / world}
+    found |= {name: weight.grad / world for name, weight in model.named_parameters()}
+    torch.save(found, Path(folder) / f"{world}-{rank}.pt")
+    if group:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.01])
+def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature):
+    losses(0, 1, temperature, str(tmp_path))
+    multiprocessing.spawn(losses, (2, temperature, str(tmp_path)), nprocs=2)
+    whole, first, second = (torch.load(tmp_path / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
+    torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"])
+    torch.testing.assert_close(
+        torch.cat([first.pop("embedding"), second.pop("embedding")]), whole.pop("embedding")
+    )
+    for name, expected in whole.items():
+        if name != "loss":  # processes' gradients are averaged
+            torch.testing.assert_close(first[name] + second[name], expected, msg=name)
