@@ -1,17 +1,77 @@
-"""A stock causal language model of transformers, made ready for in-batch attention.
+"""A stock causal language model of transformers, run on packed rows with attention of our own.
 
 What is set on it changes nothing for other callers: its attention does what it always did unless
-the call carries a batch, and the last MLP leaves tokens out only when that attention says so.
+the call says what rows it packs, and the last MLP leaves tokens out only when told so by it.
 """
 
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "revela_in_batch"  # of the attention function, in transformers' registry
 _FOLLOWING = "_revela_following"
+
+
+class Rows(Protocol):
+    """What is packed into one row, and how its tokens attend."""
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return (T, H, D) of scaled queries (T, H, D), keys and values (T, G, D)."""
+
+
+def run_packed(model: Any, ids_T: Tensor, position_T: Tensor, rows: Rows) -> Tensor:
+    """Return the last hidden states (T, D) of packed tokens.
+
+    Args:
+        model: as `prepared` returns it.
+        ids_T: tokens, row after row.
+        position_T: each token's position in its own row.
+        rows: how they attend.
+    """
+    return model.get_decoder()(
+        input_ids=ids_T[None],
+        position_ids=position_T[None],
+        attention_mask=ids_T.new_zeros(1, 1, 1, 1),  # four axes: the model makes none itself
+        use_cache=False,
+        packed_rows=rows,
+    ).last_hidden_state[0]
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packed_rows: Rows | None = None,
+    **arguments: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers' attention interface asks; without packed rows as its SDPA does."""
+    if packed_rows is None:
+        stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return stock(module, query, key, value, attention_mask, scaling=scaling, **arguments)
+    return _packed(module, query, key, value, scaling, packed_rows), None
+
+
+@torch.compiler.disable  # what it does depends on the rows: no two steps are alike
+def _packed(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, rows: Rows
+) -> Tensor:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # RoPE leaves float32 under autocast. Scaling the queries here spares scaling the scores.
+    query, key = (query * scale).to(value.dtype), key.to(value.dtype)
+    return rows.attend(module, *(x[0].transpose(0, 1) for x in (query, key, value)))[None]
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def prepared(language_model: Any, length: int) -> Any:

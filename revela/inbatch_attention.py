@@ -15,20 +15,17 @@ has to know of the batch travels to it through the model's keyword arguments. Ca
 model with this attention behaves as it always did.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from revela.decoder import NAME, last_layer, prepared, skip_last_mlp
+from revela.decoder import last_layer, prepared, run_packed, skip_last_mlp
 from revela.losses import next_token_loss
-from revela.packing import Packing
+from revela.packing import Packing, attend, causal_attention
 from revela.reading import Exchange, Readers, checked, documents_read, own_columns, readers_of
 
 EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
@@ -36,16 +33,33 @@ EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
 
 @dataclass(frozen=True)
 class InBatch:
-    """What the attention function has to know of a batch; worked out once a step."""
+    """E e rows and B h rows, packed one after the other; worked out once a step."""
 
-    packing: Packing  # of E e rows, then B h rows
+    packing: Packing
     documents: int  # E
     document_tokens: int  # of all e rows
     readers: list[Readers]
     value_norm: bool
     last_layer: int  # from whose attention on e rows serve nothing any more; -1: they do
     exchange: Exchange | None = None
-    seen: list[Any] = field(default_factory=list)  # attention modules that got this far
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return (T, H, D): causal self-attention, and for h rows what they read in others."""
+        last = module.layer_idx == self.last_layer
+        if last:
+            skip_last_mlp(module, self.document_tokens)
+        first, start = (self.documents if last else 0), self.document_tokens
+        padded = [self.packing.pad(x).transpose(1, 2) for x in (query, key, value)]
+        own = causal_attention(*(x[first:] for x in padded))
+        output_THD = self.packing.pack(F.pad(own, (0,) * 6 + (first, 0)).transpose(1, 2))
+        if not self.readers:
+            return output_THD
+        _, key_EGLD, value_EGLD = (x[: self.documents] for x in padded)
+        if self.exchange is not None:
+            both = self.exchange(torch.cat([key_EGLD, value_EGLD], dim=-1))
+            key_EGLD, value_EGLD = both.split([key.shape[-1], value.shape[-1]], dim=-1)
+        cross = cross_document(query[start:], key_EGLD, value_EGLD, self.readers, self.value_norm)
+        return torch.cat([output_THD[:start], output_THD[start:] + cross])
 
 
 def in_batch_loss(
@@ -101,7 +115,7 @@ def in_batch_loss(
     model = prepared(language_model, max(lengths))
     documents = documents_read(kept, lengths, dual_loss, group)
     e_lengths = [lengths[j] for j in documents.own]
-    context = InBatch(
+    in_batch = InBatch(
         packing=Packing([*e_lengths, *lengths], input_ids.device),
         documents=len(e_lengths),
         document_tokens=sum(e_lengths),
@@ -111,14 +125,14 @@ def in_batch_loss(
         exchange=documents.exchange,
     )
     rows = torch.cat([input_ids[documents.own], input_ids])[:, : max(lengths)]
-    return _loss(model, rows, e_lengths, lengths, context, dual_loss)
+    return _loss(model, rows, e_lengths, lengths, in_batch, dual_loss)
 
 
 def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return the mean next-token loss without in-batch attention; shapes as `in_batch_loss`."""
     lengths = attention_mask.sum(1).tolist()
     model = prepared(language_model, max(lengths))
-    context = InBatch(
+    in_batch = InBatch(
         packing=Packing(lengths, input_ids.device),
         documents=0,
         document_tokens=0,
@@ -126,7 +140,7 @@ def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -
         value_norm=False,
         last_layer=-1,
     )
-    return _loss(model, input_ids[:, : max(lengths)], [], lengths, context, False)
+    return _loss(model, input_ids[:, : max(lengths)], [], lengths, in_batch, False)
 
 
 def in_batch_similarity(cosine: Tensor, temperature: float, group: Any = None) -> Tensor:
@@ -140,20 +154,12 @@ def _loss(
     input_ids_RL: Tensor,
     e_lengths: list[int],
     h_lengths: list[int],
-    context: InBatch,
+    rows: InBatch,
     dual_loss: bool,
 ) -> Tensor:
     """Run the packed rows through the model and return the loss of the h rows, or of both."""
-    ids_T = context.packing.pack(input_ids_RL)
-    hidden_TD = model.get_decoder()(
-        input_ids=ids_T[None],
-        position_ids=context.packing.position_T[None],
-        attention_mask=ids_T.new_zeros(1, 1, 1, 1),  # four axes: the model makes none itself
-        use_cache=False,
-        in_batch=context,
-    ).last_hidden_state[0]
-    if not context.seen:
-        raise ValueError(f"{type(model).__name__} does not hand keyword arguments to its attention")
+    ids_T = rows.packing.pack(input_ids_RL)
+    hidden_TD = run_packed(model, ids_T, rows.packing.position_T, rows)
     head = model.get_output_embeddings()
 
     def loss_of(lengths: list[int], start: int) -> Tensor:
@@ -164,99 +170,53 @@ def _loss(
         index = torch.tensor(predicting, device=ids_T.device)
         return next_token_loss(hidden_TD[index], head, ids_T[index + 1])
 
-    loss = loss_of(h_lengths, context.document_tokens)
+    loss = loss_of(h_lengths, rows.document_tokens)
     return loss + loss_of(e_lengths, 0) if dual_loss else loss
 
 
 # ---------------------------------------------------------------------------- attention
 
 
-def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    in_batch: InBatch | None = None,
-    **arguments: Any,
-) -> tuple[Tensor, None]:
-    """Attend as transformers' attention interface asks, without a batch as its SDPA does."""
-    if in_batch is None:
-        stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        return stock(module, query, key, value, attention_mask, scaling=scaling, **arguments)
-    return _packed_attention(module, query, key, value, scaling, in_batch), None
-
-
-@torch.compiler.disable  # what it does depends on who reads whom: no two steps are alike
-def _packed_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    in_batch: InBatch,
-) -> Tensor:
-    """Return (1, T, heads, D) of packed queries, keys and values (1, heads, T, D)."""
-    in_batch.seen.append(module)
-    last = module.layer_idx == in_batch.last_layer
-    if last:
-        skip_last_mlp(module, in_batch.document_tokens)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # RoPE leaves float32 under autocast. Scaling the queries here spares scaling the scores.
-    query, key = (query * scale).to(value.dtype), key.to(value.dtype)
-    query_THD, key_THD, value_THD = (x[0].transpose(0, 1) for x in (query, key, value))
-    packing, documents = in_batch.packing, in_batch.documents
-    query, key, value = (packing.pad(x).transpose(1, 2) for x in (query_THD, key_THD, value_THD))
-    first = documents if last else 0
-    output = _causal(query[first:], key[first:], value[first:])
-    output_THD = packing.pack(F.pad(output, (0,) * 6 + (first, 0)).transpose(1, 2))
-    if in_batch.readers:
-        start = in_batch.document_tokens
-        key, value = key[:documents], value[:documents]
-        if in_batch.exchange is not None:
-            both = in_batch.exchange(torch.cat([key, value], dim=-1))
-            key, value = both.split([key.shape[-1], value.shape[-1]], dim=-1)
-        cross = _cross_document(query_THD[start:], key, value, in_batch)
-        output_THD = torch.cat([output_THD[:start], output_THD[start:] + cross])
-    return output_THD[None]
-
-
-def _causal(query_RHLD: Tensor, key_RGLD: Tensor, value_RGLD: Tensor) -> Tensor:
-    """Return causal self-attention. Padding stands on the right: real tokens never see it."""
-    if query_RHLD.is_cuda:
-        return F.scaled_dot_product_attention(
-            query_RHLD, key_RGLD, value_RGLD, is_causal=True, scale=1.0, enable_gqa=True
-        )
-    groups, length = key_RGLD.shape[1:3]
-    mask_LL = torch.ones(length, length, dtype=torch.bool, device=key_RGLD.device).tril()
-    query = query_RHLD.unflatten(1, (groups, -1)).flatten(2, 3)
-    output = _attend(query, key_RGLD, value_RGLD, mask_LL.repeat(query.shape[2] // length, 1))
-    return output.unflatten(2, (-1, length)).flatten(1, 2)
-
-
-def _cross_document(
-    query_THD: Tensor, key_EGLD: Tensor, value_EGLD: Tensor, batch: InBatch
+def cross_document(
+    query_THD: Tensor,
+    key_EGLD: Tensor,
+    value_EGLD: Tensor,
+    readers: list[Readers],
+    value_norm: bool,
 ) -> Tensor:
     """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 7 and 8; V-norm equation 11).
 
     V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the divisor comes out of the same attention as
     one more column of the values.
     """
-    if batch.value_norm:
+    if value_norm:
         exact = torch.promote_types(value_EGLD.dtype, torch.float32)
         norm = value_EGLD.to(exact).norm(dim=-1, keepdim=True).to(value_EGLD.dtype)
         # Kernels of a GPU want a multiple of eight columns.
         norm = F.pad(norm, (0, 7)) if norm.is_cuda else norm
         value_EGLD = torch.cat([value_EGLD, norm], dim=-1)
     total_THD = torch.zeros_like(query_THD)
-    for readers in batch.readers:
+    for block in readers:
         # What a block makes on its way is made again in the backward pass: at any time one exists.
         read = checkpoint(
-            _read, query_THD, key_EGLD, value_EGLD, readers, batch.value_norm, use_reentrant=False
+            _read, query_THD, key_EGLD, value_EGLD, block, value_norm, use_reentrant=False
         )
-        total_THD = total_THD.index_add(0, readers.token_NM.flatten(), read)
+        total_THD = _Add.apply(total_THD, block.token_NM.flatten(), read)
     return total_THD
+
+
+class _Add(torch.autograd.Function):
+    """`index_add`, which would keep what it adds for the sake of its shape."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, index: Tensor, added: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        return total.index_add(0, index, added)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        return outer[0], None, outer[0].index_select(0, index)
 
 
 def _read(
@@ -272,29 +232,8 @@ def _read(
     key, value = (
         x[:, :, :length].index_select(0, readers.document_N) for x in (key_EGLD, value_EGLD)
     )
-    read = _attend(query, key, value, mask).unflatten(2, (readers.token_NM.shape[1], -1))
+    read = attend(query, key, value, mask).unflatten(2, (readers.token_NM.shape[1], -1))
     weight = readers.weight_NM.to(read.dtype)[:, None, :, None, None]
     if value_norm:
         weight = weight / (read[..., width, None] + EPSILON)
     return (read[..., :width] * weight).transpose(1, 2).reshape(-1, heads, width)
-
-
-def _attend(
-    query_NGMD: Tensor, key_NGKD: Tensor, value_NGKD: Tensor, mask: Tensor | None
-) -> Tensor:
-    """Return softmax(QKᵀ)V of scaled queries, where the mask is true, as (N, G, M, D').
-
-    On a CPU the fused kernel's backward pass is slower than its parts (`bench/attention.py`).
-    """
-    if query_NGMD.is_cuda:
-        return F.scaled_dot_product_attention(
-            query_NGMD, key_NGKD, value_NGKD, attn_mask=mask, scale=1.0
-        )
-    scores = query_NGMD @ key_NGKD.transpose(-1, -2)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(dim=-1).to(value_NGKD.dtype) @ value_NGKD
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -25,6 +25,17 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     return total / max(1, len(targets_T))
 
 
+@torch.no_grad()
+def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
+    """Return each token's cross-entropy (T,) in float32, the logits of some at a time."""
+    size = max(1, _LOGITS_AT_A_TIME // int(head.weight.shape[0]))
+    parts = [
+        F.cross_entropy(head(hidden).float(), targets, reduction="none")
+        for hidden, targets in zip(hidden_TD.split(size), targets_T.split(size), strict=True)
+    ]
+    return torch.cat(parts)
+
+
 class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def forward(

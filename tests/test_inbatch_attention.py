@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import revela.inbatch_attention as attention
+from revela import decoder
 from revela.encoder import pad
 from revela.inbatch_attention import in_batch_loss, in_batch_similarity, plain_loss
 from tests.conftest import tiny_llama
@@ -112,11 +113,11 @@ def test_skipping_pairs_equals_the_dense_result():
 
 def test_skipped_pairs_are_not_computed(monkeypatch):
     tokens = []
-    original = attention._cross_document
+    original = attention.cross_document
     monkeypatch.setattr(
         attention,
-        "_cross_document",
-        lambda *a: tokens.append(sum(r.token_NM.numel() for r in a[-1].readers)) or original(*a),
+        "cross_document",
+        lambda *a: tokens.append(sum(r.token_NM.numel() for r in a[-2])) or original(*a),
     )
     ids, mask = pad(random_chunks([4] * 6), 0)
     one_hot = torch.eye(6).roll(1, dims=1)
@@ -225,7 +226,7 @@ def test_a_prepared_model_still_does_what_it_did():
     losses = []
     for _ in range(2):
         losses.append(in_batch_loss(model, ids, mask, similarity, value_norm=True))
-        assert model.config._attn_implementation == attention.NAME
+        assert model.config._attn_implementation == decoder.NAME
         for expected, found in zip(before, observed(), strict=True):
             torch.testing.assert_close(found, expected)
         model.set_attn_implementation("sdpa")
@@ -279,7 +280,7 @@ def test_a_saved_model_forgets_the_attention(tmp_path):
     model = tiny_llama(vocab_size=50)
     in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
     model.save_pretrained(tmp_path)
-    assert attention.NAME not in (tmp_path / "config.json").read_text()
+    assert decoder.NAME not in (tmp_path / "config.json").read_text()
 
 
 @pytest.mark.parametrize(

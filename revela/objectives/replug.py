@@ -1,5 +1,6 @@
 """REPLUG: the retriever learns a frozen language model's preferences (paper, appendix B.3)."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -7,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.config import ReplugObjective
+from revela.decoder import prepared, run_packed
 from revela.encoder import Encoder
-
-_TOKENS_PER_CHUNK = 1024
+from revela.losses import token_losses
+from revela.packing import Packing, causal_attention
 
 
 class Replug(nn.Module):
@@ -68,52 +70,75 @@ class Replug(nn.Module):
 def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return ℓ (B, B): ℓ_ij = −log p(D_i | D_j), summed over the real tokens of D_i.
 
-    The prefix D_j goes through the model once; its keys and values serve all D_i. The first token
-    of D_i is predicted by the last one of D_j. A BOS belongs to D_j alone: within the sequence it
-    would be a token that no model expects.
+    All prefixes go through the model once; the keys and values of each serve all D_i. The first
+    token of D_i is predicted by the last one of D_j. A BOS belongs to D_j alone: within the
+    sequence it would be a token that no model expects.
 
     Args:
         language_model: a causal LM.
         input_ids: (B, L) chunks, padded on the right.
         attention_mask: (B, L).
     """
-    from transformers import DynamicCache
-
-    size = len(input_ids)
-    columns = []
-    prefixes = [row[:length] for row, length in zip(input_ids, attention_mask.sum(1), strict=True)]
-    bos = language_model.config.bos_token_id
+    prefix_lengths = attention_mask.sum(1).tolist()
+    model = prepared(language_model, 2 * max(prefix_lengths))
+    head = model.get_output_embeddings()
+    prefixes = Prefixes(Packing(prefix_lengths, input_ids.device))
+    ids_T = prefixes.packing.pack(input_ids[:, : max(prefix_lengths)])
+    hidden_TD = run_packed(model, ids_T, prefixes.packing.position_T, prefixes)
+    last_D = hidden_TD[torch.tensor(prefix_lengths, device=input_ids.device).cumsum(0) - 1]
+    bos = model.config.bos_token_id
     if bos is not None and bool((input_ids[:, 0] == bos).all()):
         input_ids, attention_mask = input_ids[:, 1:], attention_mask[:, 1:]
-    for prefix_ids in prefixes:
-        cache = DynamicCache()
-        prefix = language_model(
-            input_ids=prefix_ids[None],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache.batch_repeat_interleave(size)
-        output = language_model.get_decoder()(
-            input_ids=input_ids, past_key_values=cache, use_cache=True
-        )
-        first_B = -prefix.logits[0, -1].float().log_softmax(-1)[input_ids[:, 0]]
-        head = language_model.get_output_embeddings()
-        rest_B = _summed_losses(output.last_hidden_state, head, input_ids, attention_mask)
-        columns.append(first_B + rest_B)
-    return torch.stack(columns, dim=1)
+    first_BB = -head(last_D).float().log_softmax(-1)[:, input_ids[:, 0]].T
+    # The last token of a chunk predicts nothing.
+    lengths = [max(1, n - 1) for n in attention_mask.sum(1).tolist()]
+    packing = Packing(lengths, input_ids.device)
+    rows_T = torch.arange(len(lengths), device=input_ids.device).repeat_interleave(
+        torch.tensor(lengths, device=input_ids.device)
+    )
+    ids_T, targets_T = (packing.pack(x[:, : max(lengths)]) for x in (input_ids, input_ids[:, 1:]))
+    real_T = packing.pack(attention_mask[:, 1 : max(lengths) + 1])
+    columns = []
+    for number, length in enumerate(prefix_lengths):
+        after = AfterPrefix(packing, prefixes, number)
+        hidden_TD = run_packed(model, ids_T, packing.position_T + length, after)
+        losses_T = token_losses(hidden_TD, head, targets_T) * real_T
+        columns.append(losses_T.new_zeros(len(lengths)).index_add(0, rows_T, losses_T))
+    return first_BB + torch.stack(columns, dim=1)
 
 
-def _summed_losses(
-    hidden_BLD: Tensor, head: Any, input_ids: Tensor, attention_mask: Tensor
-) -> Tensor:
-    """Return each row's summed next-token loss (B,), with the logits of few rows at a time."""
-    rows = max(1, _TOKENS_PER_CHUNK // input_ids.shape[1])
-    sums = []
-    for hidden, ids, mask in zip(
-        hidden_BLD.split(rows), input_ids.split(rows), attention_mask.split(rows), strict=True
-    ):
-        logits = head(hidden[:, :-1]).float()
-        losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        sums.append((losses * mask[:, 1:]).sum(1))
-    return torch.cat(sums)
+@dataclass(frozen=True)
+class Prefixes:
+    """Rows that remember their keys and values at each layer."""
+
+    packing: Packing
+    remembered: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return causal self-attention (T, H, D)."""
+        padded = [self.packing.pad(x).transpose(1, 2) for x in (query, key, value)]
+        self.remembered[module.layer_idx] = (padded[1], padded[2])
+        return self.packing.pack(causal_attention(*padded).transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class AfterPrefix:
+    """Rows that all stand behind one and the same prefix."""
+
+    packing: Packing
+    prefixes: Prefixes
+    number: int  # of the prefix
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return causal attention (T, H, D) to the prefix and the own row, in one softmax."""
+        query_RHLD, key_RGLD, value_RGLD = (
+            self.packing.pad(x).transpose(1, 2) for x in (query, key, value)
+        )
+        length = self.prefixes.packing.lengths[self.number]
+        joined = [
+            torch.cat([remembered[self.number, :, :length].expand(len(own), -1, -1, -1), own], 2)
+            for remembered, own in zip(
+                self.prefixes.remembered[module.layer_idx], (key_RGLD, value_RGLD), strict=True
+            )
+        ]
+        return self.packing.pack(causal_attention(query_RHLD, *joined).transpose(1, 2))

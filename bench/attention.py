@@ -1,0 +1,65 @@
+"""Attention on a CPU: PyTorch's fused kernel against its parts, forward and backward.
+
+Shapes of a batch of 16 chunks at SmolLM2-135M's width: causal self-attention of 32 rows, and 16
+readers of 10 documents.
+
+    python bench/attention.py
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from common import medians, report
+from torch import Tensor
+
+from revela.packing import attend, causal_attention
+from revela.trainlog import keep_freed_memory
+
+
+def states(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Return random states that want gradients."""
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def run(output: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return a forward and backward pass."""
+    return lambda: output().float().sum().backward()
+
+
+def main() -> None:
+    """Compare in both precisions."""
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        query = states(32, 9, 160, 64, dtype=dtype)
+        key, value = (states(32, 3, 160, 64, dtype=dtype) for _ in range(2))
+        readers = states(10, 3, 3 * 240, 64, dtype=dtype)
+        documents, read = (states(10, 3, 160, 64, dtype=dtype) for _ in range(2))
+        mask = torch.ones(10, 1, 1, 160, dtype=torch.bool)
+        mask[5:, ..., 120:] = False
+        pairs: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+            "causal": (
+                lambda q=query, k=key, v=value: causal_attention(q, k, v),
+                lambda q=query, k=key, v=value: F.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, scale=1.0, enable_gqa=True
+                ),
+            ),
+            "cross-document": (
+                lambda q=readers, k=documents, v=read, m=mask: attend(q, k, v, m),
+                lambda q=readers, k=documents, v=read, m=mask: F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=m, scale=1.0
+                ),
+            ),
+        }
+        for name, (parts, fused) in pairs.items():
+            found = medians({"parts": run(parts), "fused": run(fused)})
+            precision = str(dtype).removeprefix("torch.")
+            cells = [f"{1000 * found[kind]:.0f}" for kind in ("parts", "fused")]
+            rows.append([f"{name}, {precision}", *cells, f"{found['fused'] / found['parts']:.2f}"])
+    heading = ["Attention", "parts, ms", "fused, ms", "fused / parts"]
+    report("Attention on a CPU", "python bench/attention.py", heading, rows)
+
+
+if __name__ == "__main__":
+    keep_freed_memory()
+    main()
