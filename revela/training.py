@@ -180,7 +180,7 @@ class _Trainer(ResumableTrainer):
         self.work = Path(str(self.args.output_dir))
         self.measures: list[dict[str, torch.Tensor]] = []
         self.plain: torch.Tensor | None = None
-        self.tokens = self.step_tokens = 0
+        self.tokens = 0
         self.seconds = 0.0
         self.clock = time.monotonic()
 
@@ -196,10 +196,10 @@ class _Trainer(ResumableTrainer):
             result = model(**inputs)
         except NotFinite as error:
             raise self._broken(self.state.global_step + 1, str(error)) from error
-        self.measures.append({"loss": result["loss"].detach(), **result["measures"]})
-        for name, tensor in inputs.items():
-            if name.endswith("_mask"):
-                self.step_tokens += int(tensor.sum())
+        tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
+        self.measures.append(
+            {"tokens": tokens, "loss": result["loss"].detach(), **result["measures"]}
+        )
         if len(self.measures) == 1 and self._wants_plain_loss():
             names = ("language_model_ids", "language_model_mask")
             with self.compute_loss_context_manager():
@@ -222,21 +222,22 @@ class _Trainer(ResumableTrainer):
             return
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
-        entry: dict[str, Any] = {"step": self.state.global_step}
-        for name in self.measures[0]:
-            entry[name] = float(torch.stack([m[name].float() for m in self.measures]).mean())
+        rows = [torch.stack([value.float() for value in m.values()]) for m in self.measures]
+        means = torch.stack(rows).mean(0).tolist()  # all in one transfer from the device
+        entry = {"step": self.state.global_step} | dict(zip(self.measures[0], means, strict=True))
+        step_tokens = round(entry.pop("tokens") * len(rows))
         if self.plain is not None:
             plain, with_attention = self.plain.float().tolist()
             entry |= {"plain_loss": plain, "plain_loss_gain": plain - with_attention}
         entry |= {
             "learning_rate": logs.get("learning_rate"),
             "gradient_norm": float(logs.get("grad_norm", math.nan)),
-            "tokens_per_second": round(self.step_tokens / max(seconds, 1e-9), 1),
+            "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
             "memory_gb": round(memory_gb(), 3),
         }
-        self.tokens += self.step_tokens
+        self.tokens += step_tokens
         self.seconds += seconds
-        self.measures, self.plain, self.step_tokens = [], None, 0
+        self.measures, self.plain = [], None
         self.state.log_history.append({"step": entry["step"], "loss": entry["loss"]})
         if self.is_world_process_zero():
             append_line(self.work / LOG, entry)
