@@ -376,7 +376,17 @@ class DynamicsFigure(Settings):
     experiment: str
 
 
-AnyFigure = Annotated[CurvesFigure | DynamicsFigure, Field(discriminator="kind")]
+class PretrainingFigure(Settings):
+    """A backbone's loss, in training and on held-out documents, over the tokens seen."""
+
+    kind: Literal["pretraining"]
+    caption: str
+    backbone: str
+
+
+AnyFigure = Annotated[
+    CurvesFigure | DynamicsFigure | PretrainingFigure, Field(discriminator="kind")
+]
 
 
 class Config(Settings):
@@ -588,6 +598,9 @@ def _check_names(config: Config, source: str) -> None:
             if row.model is not None:
                 check(f"{key}.rows", "model or experiment", row.model, config.evaluable())
     for name, figure in config.figures.items():
+        if isinstance(figure, PretrainingFigure):
+            check(f"figures.{name}.backbone", "backbone", figure.backbone, config.backbones)
+            continue
         named = [figure.experiment] if isinstance(figure, DynamicsFigure) else figure.experiments
         for experiment_name in named:
             check(f"figures.{name}", "experiment", experiment_name, config.experiments)

@@ -165,7 +165,7 @@ def load_model(
         base_name = json.loads(adapter.read_text())["base_model_name_or_path"]
         base = load_model(base_name, causal, dtype=dtype)
         return PeftModel.from_pretrained(base, name).merge_and_unload()
-    if name.startswith((".", "/", "results/")) and not Path(name).is_dir():
+    if name.startswith((".", "/", "data/", "results/")) and not Path(name).is_dir():
         raise RevelaError(f"model {name!r}: no such folder")
     loader = AutoModelForCausalLM if causal else AutoModel
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import matplotlib
 import pandas as pd
 
-from revela.config import CurvesFigure, DynamicsFigure
+from revela.config import AnyFigure, DynamicsFigure, PretrainingFigure
 from revela.errors import RevelaError
 from revela.trainlog import read_log
 
@@ -25,9 +25,11 @@ _STYLES = [
 ]
 
 
-def draw(figure: CurvesFigure | DynamicsFigure, logs: dict[str, Path]) -> Any:
-    """Return a matplotlib figure from the training logs of its experiments."""
+def draw(figure: AnyFigure, logs: dict[str, Path]) -> Any:
+    """Return a matplotlib figure from the training logs of its experiments or backbone."""
     entries = {name: read_log(path) for name, path in logs.items()}
+    if isinstance(figure, PretrainingFigure):
+        return draw_pretraining(entries[figure.backbone])
     if isinstance(figure, DynamicsFigure):
         return draw_dynamics(entries[figure.experiment])
     return draw_curves({label: entries[name] for name, label in figure.experiments.items()})
@@ -66,6 +68,24 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
         axis.set_title(title, fontsize=9)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
+    return drawing
+
+
+def draw_pretraining(entries: list[dict[str, Any]]) -> Any:
+    """Draw a backbone's loss in training (rolling mean) and on held-out documents."""
+    drawing, axis = plt.subplots(figsize=(5, 3.3), layout="constrained")
+    frame = pd.DataFrame(entries).set_index("tokens")
+    losses = {
+        "training": frame["loss"].dropna().rolling(50, min_periods=1).mean(),
+        "held out": frame["held_out_loss"].dropna(),
+    }
+    for (label, values), (colour, style) in zip(losses.items(), _STYLES, strict=False):
+        axis.plot(values.index / 1e6, values, color=colour, linestyle=style, label=label)
+    axis.set_xlabel("million tokens")
+    axis.set_ylabel("loss (nats a token)")
+    axis.set_ylim(top=float(losses["training"].iloc[min(50, len(losses["training"]) - 1)]))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
     return drawing
 
 

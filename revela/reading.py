@@ -209,13 +209,13 @@ def _block(
     weight_P = F.pad(similarity[reader_P, column_P], (0, 1))  # the last: no pair, no weight
     pair = torch.from_numpy(pair_NM).to(device)
     columns = [column for _, column, _ in block]
-    key_lengths = torch.tensor([documents.lengths[column] for column in columns])
+    key_lengths = np.array([documents.lengths[column] for column in columns])
     width = int(key_lengths.max())
-    mask_NK = torch.arange(width) < key_lengths[:, None]
+    mask_NK = np.arange(width) < key_lengths[:, None]
     return Readers(
         document_N=torch.tensor([documents.rows[column] for column in columns], device=device),
         key_length=width,
-        key_mask_NK=None if bool(mask_NK.all()) else mask_NK.to(device),
+        key_mask_NK=None if mask_NK.all() else torch.from_numpy(mask_NK).to(device),
         token_NM=torch.from_numpy(token_NM).to(device),
         weight_NM=weight_P.index_select(0, pair.flatten()).view_as(pair),
     )

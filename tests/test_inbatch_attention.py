@@ -275,6 +275,24 @@ def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits():
         assert largest.elements <= 2 * size * heads * length * length
 
 
+def test_a_step_waits_for_the_device_once(monkeypatch):
+    """Whatever brings a value to the host, from whatever library, is counted."""
+    ids, mask = pad(random_chunks([5, 2, 4, 9]), 0)
+    model = tiny_llama(vocab_size=50)
+    waits = []
+    for name in ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(self, *args, name=name, original=original, **kwargs):
+            waits.append(name)
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    similarity = in_batch_similarity(torch.rand(4, 4, requires_grad=True), 0.1)
+    in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+    assert waits == ["cpu"]
+
+
 def test_a_saved_model_forgets_the_attention(tmp_path):
     ids, mask = pad(random_chunks([5, 4]), 0)
     model = tiny_llama(vocab_size=50)

@@ -81,6 +81,7 @@ CONFIG = {
             "experiments": {"tiny-revela": "Revela", "tiny-replug": "REPLUG"},
         },
         "dynamics": {"kind": "dynamics", "caption": "Dynamics", "experiment": "tiny-revela"},
+        "backbone": {"kind": "pretraining", "caption": "Backbone", "backbone": "tiny"},
     },
 }
 
@@ -148,6 +149,7 @@ def test_everything_is_made_with_a_manifest(project):
         "tables/notes.tex",
         "figures/curves.png",
         "figures/dynamics.pdf",
+        "figures/backbone.png",
     ):
         assert (project / "results" / path).stat().st_size > 0, path
     for path in (

@@ -152,5 +152,9 @@ def table_scores(table):
 def figure_logs(figure):
     """Return the training log of each experiment that a figure shows."""
     entry = CONFIG.figures[figure]
-    names = [entry.experiment] if entry.kind == "dynamics" else entry.experiments
+    names = {
+        "curves": lambda: entry.experiments,
+        "dynamics": lambda: [entry.experiment],
+        "pretraining": lambda: [entry.backbone],
+    }[entry.kind]()
     return {name: f"results/models/{name}/log.jsonl" for name in names}
