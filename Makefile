@@ -18,7 +18,7 @@ help:
 demo: .venv/installed
 	HF_HUB_OFFLINE=1 snakemake --profile workflow/profiles/demo
 	@revela show results/tables/demo.csv
-	@echo "figures: results/figures/demo-curves.png results/figures/demo-dynamics.png"
+	@echo "figures: results/figures/demo-*.png"
 
 test: lint
 	pytest
@@ -31,6 +31,10 @@ lint: .venv/installed
 	mypy
 
 bench: .venv/installed
+	python bench/step.py
+	python bench/memory.py
+	python bench/attention.py
+	python bench/replug.py
 	python bench/chunking.py
 	python bench/allocator.py
 

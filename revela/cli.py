@@ -241,7 +241,7 @@ def figure(
     output: Annotated[Path, typer.Option(help="Path without suffix: .pdf and .png are written.")],
     input: Named,
 ) -> None:
-    """Draw a figure from training logs (experiment=log.jsonl) as PDF and PNG."""
+    """Draw a figure from training logs (experiment=log.jsonl) and scores as PDF and PNG."""
     from revela import figures
 
     parsed, logs = parse_settings(AnyFigure, settings), _named(input)

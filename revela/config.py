@@ -253,6 +253,9 @@ class Experiment(Settings):
     checkpoint_steps: Positive = 500
     checkpoints_kept: int = Field(2, ge=2)
     snapshots: list[Natural] = Field([], description="steps whose similarities are recorded")
+    retrievers_at: list[Natural] = Field(
+        [], description="steps whose retriever is kept too, as <experiment>@<step>"
+    )
     tensorboard: bool = False
     seed: int = 0
 
@@ -266,6 +269,8 @@ class Experiment(Settings):
                 f"batches_per_step {self.batches_per_step} is not divisible by "
                 f"batches_per_device {self.batches_per_device}"
             )
+        if self.steps and max([0, *self.retrievers_at]) > self.steps:
+            raise ValueError(f"retrievers_at has a step behind the last one, {self.steps}")
         if self.objective.name != "contriever" and self.batches_per_device != 1:
             raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
         return self
@@ -376,6 +381,16 @@ class DynamicsFigure(Settings):
     experiment: str
 
 
+class LearningFigure(Settings):
+    """What experiments score on a task at the steps whose retriever they keep, and at the end."""
+
+    kind: Literal["learning"]
+    caption: str
+    task: str
+    experiments: dict[str, str] = Field(min_length=1, description="experiment → label")
+    measure: str = "ndcg_at_10"
+
+
 class PretrainingFigure(Settings):
     """A backbone's loss, in training and on held-out documents, over the tokens seen."""
 
@@ -385,7 +400,8 @@ class PretrainingFigure(Settings):
 
 
 AnyFigure = Annotated[
-    CurvesFigure | DynamicsFigure | PretrainingFigure, Field(discriminator="kind")
+    CurvesFigure | DynamicsFigure | LearningFigure | PretrainingFigure,
+    Field(discriminator="kind"),
 ]
 
 
@@ -404,17 +420,18 @@ class Config(Settings):
 
     def evaluable(self) -> list[str]:
         """Return the names of everything that can be a row of a table."""
-        return [*self.experiments, *self.models]
+        kept = [f"{n}@{step}" for n, e in self.experiments.items() for step in e.retrievers_at]
+        return [*self.experiments, *self.models, *kept]
 
     def model(self, name: str) -> Bm25Model | EncoderModel:
         """Return how to load a model for evaluation; an experiment is its trained encoder."""
         if name in self.models:
             return self.models[name]
-        experiment = self.experiments[name]
+        experiment, _, step = name.partition("@")
         return EncoderModel(
             kind="encoder",
-            retriever=f"results/models/{name}/retriever",
-            encoding=experiment.encoding,
+            retriever=f"results/models/{experiment}/{f'steps/{step}' if step else 'retriever'}",
+            encoding=self.experiments[experiment].encoding,
         )
 
 
@@ -604,6 +621,9 @@ def _check_names(config: Config, source: str) -> None:
         named = [figure.experiment] if isinstance(figure, DynamicsFigure) else figure.experiments
         for experiment_name in named:
             check(f"figures.{name}", "experiment", experiment_name, config.experiments)
+        if isinstance(figure, LearningFigure):
+            tasks = [task for benchmark in config.benchmarks.values() for task in benchmark.tasks]
+            check(f"figures.{name}.task", "task", figure.task, tasks)
         if isinstance(figure, DynamicsFigure):
             experiment = config.experiments[figure.experiment]
             if not experiment.snapshots or experiment.objective.name != "revela":

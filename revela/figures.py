@@ -1,12 +1,13 @@
 """Figures of a training: its curves, and the in-batch similarities of one batch over time."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pandas as pd
 
-from revela.config import AnyFigure, DynamicsFigure, PretrainingFigure
+from revela.config import AnyFigure, DynamicsFigure, LearningFigure, PretrainingFigure
 from revela.errors import RevelaError
 from revela.trainlog import read_log
 
@@ -25,9 +26,17 @@ _STYLES = [
 ]
 
 
-def draw(figure: AnyFigure, logs: dict[str, Path]) -> Any:
-    """Return a matplotlib figure from the training logs of its experiments or backbone."""
-    entries = {name: read_log(path) for name, path in logs.items()}
+def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
+    """Return a matplotlib figure.
+
+    Args:
+        figure: what to draw.
+        inputs: training logs by experiment or backbone; for a learning figure scores by model, and
+            each experiment's log as well.
+    """
+    if isinstance(figure, LearningFigure):
+        return draw_learning(figure, inputs)
+    entries = {name: read_log(path) for name, path in inputs.items()}
     if isinstance(figure, PretrainingFigure):
         return draw_pretraining(entries[figure.backbone])
     if isinstance(figure, DynamicsFigure):
@@ -68,6 +77,38 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
         axis.set_title(title, fontsize=9)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
+    return drawing
+
+
+def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
+    """Draw what each experiment scores on a task against the training's steps."""
+    drawing, axis = plt.subplots(figsize=(5, 3.3), layout="constrained")
+    for (experiment, label), (colour, style) in zip(
+        figure.experiments.items(), _STYLES, strict=False
+    ):
+        points = {}
+        for name, path in inputs.items():
+            model, _, step = name.partition("@")
+            if model == experiment and path.suffix == ".json":
+                last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
+                score = json.loads(path.read_text(encoding="utf-8"))[figure.measure]
+                points[int(step or last)] = 100 * score
+        steps = sorted(points)
+        axis.plot(
+            steps,
+            [points[step] for step in steps],
+            color=colour,
+            linestyle=style,
+            marker="o",
+            markersize=3,
+            label=label,
+        )
+    axis.set_xlabel("step")
+    axis.set_ylabel(f"{figure.measure.replace('ndcg_at_', 'nDCG@')} × 100")
+    axis.set_title(figure.task, fontsize=9)
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
     return drawing
 
 

@@ -48,6 +48,8 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
         if not (len(training) and len(held_out)):
             files = ", ".join(map(str, chunks))
             raise RevelaError(f"{files}: too few tokens for sequences of {length}")
+        # Whole steps only; nothing of the held-out windows is dropped.
+        training.count -= training.count % min(training.count, settings.sequences_per_step)
         held_out.limit(_HELD_OUT_WINDOWS)
         trainer = ResumableTrainer(
             model=_new_model(settings, tokenizer),
@@ -131,7 +133,6 @@ def _arguments(settings: Backbone, work: Path) -> transformers.TrainingArguments
         report_to=[],
         disable_tqdm=True,
         seed=settings.seed,
-        dataloader_drop_last=True,
         dataloader_pin_memory=device.type == "cuda",
     )
 

@@ -66,6 +66,8 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
         trainer.add_callback(Progress())
         if isinstance(module, Revela) and experiment.snapshots:
             trainer.add_callback(_Snapshots(trainer, experiment, rows[0]))
+        if experiment.retrievers_at:
+            trainer.add_callback(_KeepRetriever(trainer, experiment.retrievers_at, output))
         run(trainer)
         if trainer.is_world_process_zero():
             _finish(experiment, inputs, output, trainer)
@@ -74,9 +76,7 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
 def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "_Trainer") -> None:
     """Write the finished models, the log and the manifest."""
     module = trainer.model
-    with outputs.whole(output / "retriever") as folder:
-        module.retriever.model.save_pretrained(folder)
-        module.retriever.tokenizer.save_pretrained(folder)
+    save_retriever(module, output / "retriever")
     if isinstance(module, Revela) and not module.settings.freeze_language_model:
         with outputs.whole(output / "language_model") as folder:
             module.language_model.save_pretrained(folder)
@@ -93,6 +93,13 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
         train_seconds=round(trainer.seconds, 1),
         tokens_per_second=round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
     )
+
+
+def save_retriever(module: Any, path: Path) -> None:
+    """Write an objective's retriever: adapter or weights in safetensors, and its tokenizer."""
+    with outputs.whole(path) as folder:
+        module.retriever.model.save_pretrained(folder)
+        module.retriever.tokenizer.save_pretrained(folder)
 
 
 # ---------------------------------------------------------------------------- what is trained
@@ -267,6 +274,27 @@ class _Trainer(ResumableTrainer):
         yield "retriever", module.retriever.model
         if isinstance(module, Revela) and not module.settings.freeze_language_model:
             yield "language_model", module.language_model
+
+
+class _KeepRetriever(transformers.TrainerCallback):
+    """Keep the retriever as it is at chosen steps, to see later how it learned."""
+
+    def __init__(self, trainer: _Trainer, steps: list[int], output: Path) -> None:
+        self.trainer, self.steps, self.output = trainer, set(steps), output
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Keep step 0."""
+        if state.global_step == 0:
+            self._keep(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Keep a chosen step."""
+        self._keep(state.global_step)
+
+    def _keep(self, step: int) -> None:
+        if step in self.steps and self.trainer.is_world_process_zero():
+            module = self.trainer.accelerator.unwrap_model(self.trainer.model)
+            save_retriever(module, self.output / "steps" / str(step))
 
 
 class _Snapshots(transformers.TrainerCallback):

@@ -11,6 +11,7 @@ from revela.errors import RevelaError
 
 ROOT = Path(__file__).parent.parent
 DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
+DEMO["backbones"] = {"small": {"corpora": ["python-packages"], "tokens": 1}}
 
 
 def changed(path: str, value: object) -> dict:
@@ -23,9 +24,9 @@ def changed(path: str, value: object) -> dict:
     return config
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "config.demo.yaml"])
+@pytest.mark.parametrize("name", ["config.yaml", "config.demo.yaml", "config.backbone.yaml"])
 def test_shipped_configs_are_valid(name):
-    assert load_config(ROOT / name).tables
+    assert load_config(ROOT / name).corpora
 
 
 @pytest.mark.parametrize(
@@ -35,16 +36,17 @@ def test_shipped_configs_are_valid(name):
         ("experiments/demo-revela/learning_rat", 1, "demo-revela.learning_rat.*'learning_rate'"),
         ("experiments/demo-revela/learning_rate", -1, r"demo-revela.learning_rate.*got -1"),
         ("experiments/demo-revela/data", "python-package", "data: unknown batch set.*'python-pack"),
-        ("experiments/demo-revela/retriever", "demo-bacbone", "retriever.*'demo-backbone'"),
+        ("experiments/demo-revela/retriever", "smal", "retriever.*'small'"),
         ("experiments/demo-revela/base", "nothing", "base: unknown entry 'nothing'"),
         ("experiments/demo-revela/base", "demo-replug", "circular"),
         ("experiments/demo-revela/first_half", ["wiki"], "first_half: unknown corpus 'wiki'"),
         ("experiments/demo-revela/language_model", None, "language_model is required"),
+        ("experiments/demo-revela/retrievers_at", [0, 9999], "a step behind the last one"),
         ("experiments/demo-contriever/batches_per_step", 17, "17 is not divisible by"),
         ("batches/python-packages/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
         ("batches/python-packages/mix", {"a": 1}, "give exactly one of corpora, mix, file, hub"),
         ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora: unknown corpus"),
-        ("backbones/demo-backbone/corpora", ["x"], "demo-backbone.corpora: unknown corpus"),
+        ("backbones/small/corpora", ["x"], "backbones.small.corpora: unknown corpus"),
         ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
         ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
         ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),

@@ -46,17 +46,20 @@ CONFIG = {
             "steps": 6,
             "checkpoint_steps": 2,
             "snapshots": [0, 6],
+            "retrievers_at": [0, 3],
         },
         "tiny-replug": {
             "base": "tiny-revela",
             "objective": {"name": "replug", "include_self": False},
             "snapshots": [],
+            "retrievers_at": [],
         },
         "tiny-contriever": {
             "base": "tiny-revela",
             "objective": {"name": "contriever"},
             "language_model": None,
             "snapshots": [],
+            "retrievers_at": [],
         },
     },
     "models": {
@@ -82,6 +85,12 @@ CONFIG = {
         },
         "dynamics": {"kind": "dynamics", "caption": "Dynamics", "experiment": "tiny-revela"},
         "backbone": {"kind": "pretraining", "caption": "Backbone", "backbone": "tiny"},
+        "learning": {
+            "kind": "learning",
+            "caption": "Learning",
+            "task": "notes-task",
+            "experiments": {"tiny-revela": "Revela"},
+        },
     },
 }
 
@@ -150,6 +159,9 @@ def test_everything_is_made_with_a_manifest(project):
         "figures/curves.png",
         "figures/dynamics.pdf",
         "figures/backbone.png",
+        "figures/learning.png",
+        "models/tiny-revela/steps/3/model.safetensors",
+        "scores/tiny-revela@0/notes-task.json",
     ):
         assert (project / "results" / path).stat().st_size > 0, path
     for path in (

@@ -109,6 +109,7 @@ def model_settings(name):
 
 def model_files(name):
     """Return what must exist before a model can be evaluated."""
+    name = name.partition("@")[0]  # a retriever kept at a step comes with the last one
     if name in CONFIG.experiments:
         experiment = CONFIG.experiments[name]
         return [f"results/models/{name}/retriever"] + local_weights(
@@ -149,12 +150,26 @@ def table_scores(table):
     return expand("results/scores/{model}/{task}.json", model=models, task=tasks)
 
 
-def figure_logs(figure):
-    """Return the training log of each experiment that a figure shows."""
+def figure_inputs(figure):
+    """Return what a figure is drawn from: training logs, and for a learning curve scores."""
     entry = CONFIG.figures[figure]
+    if entry.kind == "learning":
+        models = [
+            model
+            for model in CONFIG.evaluable()
+            if model.partition("@")[0] in entry.experiments
+        ]
+        scores = {m: f"results/scores/{m}/{entry.task}.json" for m in models}
+        logs = {f"{n}.log": training_log(n) for n in entry.experiments}
+        return scores | logs
     names = {
         "curves": lambda: entry.experiments,
         "dynamics": lambda: [entry.experiment],
         "pretraining": lambda: [entry.backbone],
     }[entry.kind]()
-    return {name: f"results/models/{name}/log.jsonl" for name in names}
+    return {name: training_log(name) for name in names}
+
+
+def training_log(name):
+    """Return the training log of an experiment or a backbone."""
+    return f"results/models/{name}/log.jsonl"

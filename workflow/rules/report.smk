@@ -32,7 +32,7 @@ rule table:
 
 rule figure:
     input:
-        logs=lambda w: list(figure_logs(w.figure).values()),
+        data=lambda w: list(figure_inputs(w.figure).values()),
         code="revela/figures.py",
     output:
         png=report(
@@ -48,7 +48,7 @@ rule figure:
         "../../envs/evaluate.yaml"
     params:
         settings=lambda w: CONFIG.figures[w.figure].dump(),
-        inputs=lambda w: named(figure_logs(w.figure)),
+        inputs=lambda w: named(figure_inputs(w.figure)),
         caption=lambda w: CONFIG.figures[w.figure].caption,
     shell:
         "python -m revela figure --settings {params.settings:q} {params.inputs}"
