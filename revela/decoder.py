@@ -54,9 +54,14 @@ def _attention(
     **arguments: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' attention interface asks; without packed rows as its SDPA does."""
+    skip_last_mlp(module, 0)
     if packed_rows is None:
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, scaling=scaling, **arguments)
+    for what in ("dropout", "s_aux", "softcap", "position_bias"):
+        given = arguments.get(what)
+        if given is not None and (isinstance(given, Tensor) or given):
+            raise ValueError(f"{type(module).__name__} attends with {what}, packed rows do not")
     return _packed(module, query, key, value, scaling, packed_rows), None
 
 
@@ -80,19 +85,22 @@ def prepared(language_model: Any, length: int) -> Any:
     Raises:
         ValueError: its attention cannot be replaced, or does more than plain attention.
     """
-    adapted = hasattr(language_model, "peft_config")
+    adapted = hasattr(language_model, "get_base_model")
     model = language_model.get_base_model() if adapted else language_model
-    config, name = model.config, type(model).__name__
+    config, name = model.config.get_text_config(), type(model).__name__
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True) and length > window:
         raise ValueError(f"{name} attends to {window} tokens only, the chunks have {length}")
-    if config._attn_implementation == NAME:
+    if model.config._attn_implementation == NAME:
         return model
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_dropout"):
         if getattr(config, key, None):
             raise ValueError(f"{name} has {key}, which in-batch attention does not do")
     if (getattr(config, "logit_scale", None) or getattr(config, "logits_scaling", None) or 1) != 1:
         raise ValueError(f"{name} scales its logits, which in-batch attention does not")
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"{name} has layers of {', '.join(sorted(kinds))}, which cannot be packed")
     takes = inspect.signature(model.get_decoder().forward).parameters
     if (
         not getattr(type(model), "_supports_attention_backend", False)
@@ -126,13 +134,14 @@ class _Following:
     """The MLP behind the last attention, and how many tokens it leaves out."""
 
     def __init__(self, mlp: Any) -> None:
-        self.skipped_tokens = 0
+        self.skipped_tokens = self.cut_tokens = 0
         mlp.register_forward_pre_hook(self._cut)
         mlp.register_forward_hook(self._fill)
 
     def _cut(self, _: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        return (inputs[0][:, self.skipped_tokens :],)
+        # Taken at once: a recomputation for the backward pass may end before `_fill`.
+        self.cut_tokens, self.skipped_tokens = self.skipped_tokens, 0
+        return (inputs[0][:, self.cut_tokens :],)
 
     def _fill(self, _: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        skipped, self.skipped_tokens = self.skipped_tokens, 0
-        return F.pad(output, (0, 0, skipped, 0))
+        return F.pad(output, (0, 0, self.cut_tokens, 0))

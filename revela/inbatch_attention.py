@@ -18,6 +18,7 @@ model with this attention behaves as it always did.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from revela.decoder import last_layer, prepared, run_packed, skip_last_mlp
 from revela.losses import next_token_loss
-from revela.packing import Packing, attend, causal_attention
+from revela.packing import Packing, attend, causal_attention, to_device
 from revela.reading import Exchange, Readers, checked, documents_read, own_columns, readers_of
 
 EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
@@ -52,12 +53,14 @@ class InBatch:
         padded = [self.packing.pad(x).transpose(1, 2) for x in (query, key, value)]
         own = causal_attention(*(x[first:] for x in padded))
         output_THD = self.packing.pack(F.pad(own, (0,) * 6 + (first, 0)).transpose(1, 2))
-        if not self.readers:
-            return output_THD
         _, key_EGLD, value_EGLD = (x[: self.documents] for x in padded)
         if self.exchange is not None:
             both = self.exchange(torch.cat([key_EGLD, value_EGLD], dim=-1))
+            # All processes exchange gradients too, also one whose chunks read nothing.
+            output_THD = output_THD + 0 * both.sum()
             key_EGLD, value_EGLD = both.split([key.shape[-1], value.shape[-1]], dim=-1)
+        if not self.readers:
+            return output_THD
         cross = cross_document(query[start:], key_EGLD, value_EGLD, self.readers, self.value_norm)
         return torch.cat([output_THD[:start], output_THD[start:] + cross])
 
@@ -113,7 +116,7 @@ def in_batch_loss(
     """
     kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group)
     model = prepared(language_model, max(lengths))
-    documents = documents_read(kept, lengths, dual_loss, group)
+    documents = documents_read(kept, lengths, dual_loss, group, input_ids.device)
     e_lengths = [lengths[j] for j in documents.own]
     in_batch = InBatch(
         packing=Packing([*e_lengths, *lengths], input_ids.device),
@@ -159,19 +162,17 @@ def _loss(
 ) -> Tensor:
     """Run the packed rows through the model and return the loss of the h rows, or of both."""
     ids_T = rows.packing.pack(input_ids_RL)
+    ends = np.cumsum([*e_lengths, *h_lengths])
+    predicts = np.ones(rows.packing.tokens, bool)
+    predicts[ends - 1] = False  # the last token of a row
+    e, h = (np.flatnonzero(predicts[: rows.document_tokens]), np.flatnonzero(predicts))
+    e_index, h_index = to_device([e, h[len(e) :]], ids_T.device)
     hidden_TD = run_packed(model, ids_T, rows.packing.position_T, rows)
     head = model.get_output_embeddings()
-
-    def loss_of(lengths: list[int], start: int) -> Tensor:
-        predicting: list[int] = []  # all tokens but each row's last
-        for length in lengths:
-            predicting.extend(range(start, start + length - 1))
-            start += length
-        index = torch.tensor(predicting, device=ids_T.device)
-        return next_token_loss(hidden_TD[index], head, ids_T[index + 1])
-
-    loss = loss_of(h_lengths, rows.document_tokens)
-    return loss + loss_of(e_lengths, 0) if dual_loss else loss
+    loss = next_token_loss(hidden_TD[h_index], head, ids_T[h_index + 1])
+    if dual_loss:
+        loss = loss + next_token_loss(hidden_TD[e_index], head, ids_T[e_index + 1])
+    return loss
 
 
 # ---------------------------------------------------------------------------- attention
@@ -189,17 +190,25 @@ def cross_document(
     V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the divisor comes out of the same attention as
     one more column of the values.
     """
+    width = value_EGLD.shape[-1]
     if value_norm:
         exact = torch.promote_types(value_EGLD.dtype, torch.float32)
         norm = value_EGLD.to(exact).norm(dim=-1, keepdim=True).to(value_EGLD.dtype)
         # Kernels of a GPU want a multiple of eight columns.
         norm = F.pad(norm, (0, 7)) if norm.is_cuda else norm
         value_EGLD = torch.cat([value_EGLD, norm], dim=-1)
-    total_THD = torch.zeros_like(query_THD)
+    total_THD = query_THD.new_zeros(*query_THD.shape[:2], width)
     for block in readers:
         # What a block makes on its way is made again in the backward pass: at any time one exists.
         read = checkpoint(
-            _read, query_THD, key_EGLD, value_EGLD, block, value_norm, use_reentrant=False
+            _read,
+            query_THD,
+            key_EGLD,
+            value_EGLD,
+            block,
+            width if value_norm else None,
+            use_reentrant=False,
+            preserve_rng_state=False,
         )
         total_THD = _Add.apply(total_THD, block.token_NM.flatten(), read)
     return total_THD
@@ -220,7 +229,11 @@ class _Add(torch.autograd.Function):
 
 
 def _read(
-    query_THD: Tensor, key_EGLD: Tensor, value_EGLD: Tensor, readers: Readers, value_norm: bool
+    query_THD: Tensor,
+    key_EGLD: Tensor,
+    value_EGLD: Tensor,
+    readers: Readers,
+    norm_column: int | None,
 ) -> Tensor:
     """Return the weighted outputs of a block's tokens, (N · M, H, D)."""
     heads, width = query_THD.shape[1:]
@@ -234,6 +247,7 @@ def _read(
     )
     read = attend(query, key, value, mask).unflatten(2, (readers.token_NM.shape[1], -1))
     weight = readers.weight_NM.to(read.dtype)[:, None, :, None, None]
-    if value_norm:
-        weight = weight / (read[..., width, None] + EPSILON)
-    return (read[..., :width] * weight).transpose(1, 2).reshape(-1, heads, width)
+    if norm_column is not None:
+        weight = weight / (read[..., norm_column, None] + EPSILON)
+        read = read[..., :norm_column]
+    return (read * weight).transpose(1, 2).reshape(-1, heads, read.shape[-1])

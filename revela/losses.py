@@ -28,7 +28,7 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
 @torch.no_grad()
 def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """Return each token's cross-entropy (T,) in float32, the logits of some at a time."""
-    size = max(1, _LOGITS_AT_A_TIME // int(head.weight.shape[0]))
+    size = max(1, _LOGITS_AT_A_TIME // int(head.out_features))
     parts = [
         F.cross_entropy(head(hidden).float(), targets, reduction="none")
         for hidden, targets in zip(hidden_TD.split(size), targets_T.split(size), strict=True)
@@ -43,25 +43,27 @@ class _SummedLoss(torch.autograd.Function):
     ) -> Tensor:
         dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
         total = hidden_TD.new_zeros((), dtype=dtype)
-        gradients = [torch.zeros_like(tensor) for tensor in (hidden_TD, *weights) if learning]
-        vocabulary = max(1, int(head.weight.shape[0]))
-        size = max(1, _LOGITS_AT_A_TIME // vocabulary)
+        hidden_gradient = torch.zeros_like(hidden_TD) if learning else None
+        # From the first part's: a partitioned weight has its shape only while the head runs.
+        gradients: list[Tensor] = []
+        size = max(1, _LOGITS_AT_A_TIME // int(head.out_features))
         for start in range(0, len(targets_T), size):
             some = slice(start, start + size)
             with torch.set_grad_enabled(learning):
                 hidden = hidden_TD[some].detach().requires_grad_(learning)
                 # Half precision is too coarse for a sum over the vocabulary.
                 loss = F.cross_entropy(head(hidden).to(dtype), targets_T[some], reduction="sum")
-            if learning:
-                own, *others = torch.autograd.grad(loss, (hidden, *weights))
-                gradients[0][some] = own
-                for gradient, more in zip(gradients[1:], others, strict=True):
+            if hidden_gradient is not None:
+                hidden_gradient[some], *others = torch.autograd.grad(loss, (hidden, *weights))
+                for gradient, more in zip(gradients, others, strict=bool(gradients)):
                     gradient += more
+                gradients = gradients or others
             total += loss.detach()
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(hidden_gradient, *gradients)
+        ctx.weights = len(weights)
         return total
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
         hidden, *weights = (gradient * outer[0] for gradient in ctx.saved_tensors)
-        return hidden, None, None, None, *weights
+        return hidden, None, None, None, *(weights or [None] * ctx.weights)

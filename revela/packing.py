@@ -25,8 +25,8 @@ class Packing:
         self.rows, self.width, self.tokens = len(sizes), int(sizes.max()), int(sizes.sum())
         row_T = np.repeat(np.arange(self.rows), sizes)
         position_T = np.arange(self.tokens) - np.repeat(sizes.cumsum() - sizes, sizes)
-        both = np.stack([position_T, row_T * self.width + position_T])
-        self.position_T, self._slot_T = torch.from_numpy(both).to(device)
+        slot_T = row_T * self.width + position_T
+        self.position_T, self._slot_T = to_device([position_T, slot_T], device)
 
     def pad(self, packed: Tensor) -> Tensor:
         """Return (R, L, …) of packed (T, …), zero where a row has ended."""
@@ -36,6 +36,14 @@ class Packing:
     def pack(self, padded: Tensor) -> Tensor:
         """Return (T, …) of padded (R, L, …)."""
         return padded.flatten(0, 1).index_select(0, self._slot_T)
+
+
+def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return integer arrays as tensors, in one transfer that the host does not wait for."""
+    flat = torch.from_numpy(np.concatenate([array.ravel().astype(np.int64) for array in arrays]))
+    moved = (flat.pin_memory() if device.type == "cuda" else flat).to(device, non_blocking=True)
+    parts = moved.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -> Tensor:
@@ -59,9 +67,10 @@ def attend(query_NGMD: Tensor, key_NGKD: Tensor, value_NGKD: Tensor, mask: Tenso
     """Return softmax(QKᵀ)V of scaled queries, where the mask is true, as (N, G, M, D').
 
     On a CPU the fused kernel takes three times as long as its parts in bfloat16, a tenth less in
-    float32 (`bench/attention.py`); without gradients it is the faster one.
+    float32, and clearly less in float32 without gradients (`bench/attention.py`).
     """
-    if query_NGMD.is_cuda or not torch.is_grad_enabled():
+    fused_wins = query_NGMD.dtype == torch.float32 and not torch.is_grad_enabled()
+    if query_NGMD.is_cuda or fused_wins:
         return F.scaled_dot_product_attention(
             query_NGMD, key_NGKD, value_NGKD, attn_mask=mask, scale=1.0
         )

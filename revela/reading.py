@@ -9,6 +9,8 @@ import torch.distributed as distributed
 import torch.nn.functional as F
 from torch import Tensor
 
+from revela.packing import to_device
+
 
 class NotFinite(ValueError):
     """The retriever has diverged: its similarities are NaN or infinite."""
@@ -38,14 +40,14 @@ class Documents:
 class Exchange:
     """Gathers keys and values of the documents that other processes read (B per process)."""
 
-    def __init__(self, sent: list[int], most: int, width: int, group: Any) -> None:
+    def __init__(self, sent: Tensor, most: int, width: int, group: Any) -> None:
         self.sent, self.most, self.width, self.group = sent, most, width, group
 
     def __call__(self, states_EGLD: Tensor) -> Tensor:
         """Return own rows, then `most` rows of each process, (E + W · most, G, width, D)."""
         longer = (0, 0, 0, self.width - states_EGLD.shape[2])
         own = F.pad(states_EGLD, longer)
-        rows = own[torch.tensor(self.sent, dtype=torch.long, device=own.device)]
+        rows = own.index_select(0, self.sent)
         rows = F.pad(rows, (0,) * 6 + (0, self.most - len(rows)))
         return torch.cat([own, all_gather(rows, self.group)])
 
@@ -125,7 +127,9 @@ def own_columns(similarity: Tensor, group: Any) -> Tensor:
     return rows[:, None] == columns
 
 
-def documents_read(kept: np.ndarray, lengths: list[int], all_own: bool, group: Any) -> Documents:
+def documents_read(
+    kept: np.ndarray, lengths: list[int], all_own: bool, group: Any, device: torch.device
+) -> Documents:
     """Find the documents that need keys and values, here and in other processes.
 
     Args:
@@ -133,6 +137,7 @@ def documents_read(kept: np.ndarray, lengths: list[int], all_own: bool, group: A
         lengths: of this process's B chunks.
         all_own: keep an e row for each own chunk, read or not.
         group: the processes whose chunks read each other; None for this one alone.
+        device: of the keys and values.
     """
     size, wanted = len(kept), np.any(kept, axis=0, keepdims=True)[0]
     if not group:
@@ -158,7 +163,8 @@ def documents_read(kept: np.ndarray, lengths: list[int], all_own: bool, group: A
         if process != rank:
             start = len(own) + process * most
             rows |= {process * size + j: start + n for n, j in enumerate(sent[process])}
-    exchange = Exchange([own.index(j) for j in sent[rank]], most, max(all_lengths), group)
+    (rows_sent,) = to_device([np.array([own.index(j) for j in sent[rank]], np.int64)], device)
+    exchange = Exchange(rows_sent, most, max(all_lengths), group)
     return Documents(own, rows, all_lengths, exchange if most else None)
 
 
@@ -186,36 +192,46 @@ def readers_of(
         if full or item[0] < 0.8 * widest:
             blocks.append([])
         blocks[-1].append(item)
-    return [_block(block, documents, sizes, starts, similarity) for block in blocks]
+    return _on_device([_lay_out(block, documents, sizes, starts) for block in blocks], similarity)
 
 
-def _block(
-    block: list[Any],
-    documents: Documents,
-    sizes: np.ndarray,
-    starts: np.ndarray,
-    similarity: Tensor,
-) -> Readers:
-    """Lay out documents that have about as many reading tokens each."""
-    device = similarity.device
-    token_NM = np.zeros((len(block), block[0][0]), np.int64)
-    pair_NM = np.full_like(token_NM, sum(len(readers) for _, _, readers in block))
+def _lay_out(
+    block: list[Any], documents: Documents, sizes: np.ndarray, starts: np.ndarray
+) -> list[np.ndarray]:
+    """Return keys' rows (N,), key lengths (N,), tokens (N, M), their pairs (N, M), pairs (P, 2)."""
+    tokens = np.zeros((len(block), block[0][0]), np.int64)
+    pair_of = np.full_like(tokens, sum(len(readers) for _, _, readers in block))  # none
     pairs: list[tuple[int, int]] = []
     for n, (count, column, readers) in enumerate(block):
-        token_NM[n, :count] = np.concatenate([np.arange(sizes[i]) + starts[i] for i in readers])
-        pair_NM[n, :count] = np.repeat(np.arange(len(readers)) + len(pairs), sizes[readers])
+        tokens[n, :count] = np.concatenate([np.arange(sizes[i]) + starts[i] for i in readers])
+        pair_of[n, :count] = np.repeat(np.arange(len(readers)) + len(pairs), sizes[readers])
         pairs += [(int(i), column) for i in readers]
-    reader_P, column_P = torch.tensor(pairs, device=device).T
-    weight_P = F.pad(similarity[reader_P, column_P], (0, 1))  # the last: no pair, no weight
-    pair = torch.from_numpy(pair_NM).to(device)
     columns = [column for _, column, _ in block]
-    key_lengths = np.array([documents.lengths[column] for column in columns])
-    width = int(key_lengths.max())
-    mask_NK = np.arange(width) < key_lengths[:, None]
-    return Readers(
-        document_N=torch.tensor([documents.rows[column] for column in columns], device=device),
-        key_length=width,
-        key_mask_NK=None if mask_NK.all() else torch.from_numpy(mask_NK).to(device),
-        token_NM=torch.from_numpy(token_NM).to(device),
-        weight_NM=weight_P.index_select(0, pair.flatten()).view_as(pair),
-    )
+    rows = np.array([documents.rows[column] for column in columns])
+    lengths = np.array([documents.lengths[column] for column in columns])
+    return [rows, lengths, tokens, pair_of, np.array(pairs)]
+
+
+def _on_device(blocks: list[list[np.ndarray]], similarity: Tensor) -> list[Readers]:
+    """Return blocks with their weights, where the similarities are."""
+    if not blocks:
+        return []
+    arrays = [array for block in blocks for array in block]
+    moved = iter(to_device(arrays, similarity.device))
+    found = []
+    for _, lengths, *_ in blocks:
+        row_N, length_N, token_NM, pair_NM, pair_P2 = (next(moved) for _ in range(5))
+        width = int(lengths.max())
+        position_K = torch.arange(width, device=similarity.device)
+        # The last weight is for tokens of no pair.
+        weight_P = F.pad(similarity[pair_P2[:, 0], pair_P2[:, 1]], (0, 1))
+        found.append(
+            Readers(
+                document_N=row_N,
+                key_length=width,
+                key_mask_NK=None if lengths.min() == width else position_K < length_N[:, None],
+                token_NM=token_NM,
+                weight_NM=weight_P.index_select(0, pair_NM.flatten()).view(pair_NM.shape),
+            )
+        )
+    return found

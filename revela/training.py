@@ -209,11 +209,18 @@ class _Trainer(ResumableTrainer):
         )
         if len(self.measures) == 1 and self._wants_plain_loss():
             names = ("language_model_ids", "language_model_mask")
-            with self.compute_loss_context_manager():
+            # A measure must not change the training: dropout draws from a copy of the state.
+            with self.accelerator.autocast(), torch.random.fork_rng(self._devices()):
                 plain = self.accelerator.unwrap_model(model).plain_loss(*map(inputs.get, names))
+            own = result["loss"].detach()
+            if getattr(self.experiment.objective, "language_model_loss", False):
+                own = own - plain  # the e rows' loss is in it
             # Both on the same chunks: their difference is what in-batch attention gives.
-            self.plain = torch.stack([plain, result["loss"].detach()])
+            self.plain = torch.stack([plain, own])
         return (result["loss"], result) if return_outputs else result["loss"]
+
+    def _devices(self) -> list[torch.device]:
+        return [self.args.device] if self.args.device.type == "cuda" else []
 
     def _wants_plain_loss(self) -> bool:
         every = getattr(self.experiment.objective, "plain_loss_every", 0)
@@ -230,9 +237,10 @@ class _Trainer(ResumableTrainer):
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
         rows = [torch.stack([value.float() for value in m.values()]) for m in self.measures]
-        means = torch.stack(rows).mean(0).tolist()  # all in one transfer from the device
+        # Of all processes; all figures in one transfer from the device.
+        means = self.accelerator.reduce(torch.stack(rows).mean(0), "mean").tolist()
         entry = {"step": self.state.global_step} | dict(zip(self.measures[0], means, strict=True))
-        step_tokens = round(entry.pop("tokens") * len(rows))
+        step_tokens = round(entry.pop("tokens") * len(rows) * self.args.world_size)
         if self.plain is not None:
             plain, with_attention = self.plain.float().tolist()
             entry |= {"plain_loss": plain, "plain_loss_gain": plain - with_attention}
@@ -317,18 +325,20 @@ class _Snapshots(transformers.TrainerCallback):
 
     @torch.no_grad()
     def _record(self, step: int) -> None:
-        if step not in self.steps or not self.trainer.is_world_process_zero():
+        if step not in self.steps:
             return
         module = self.trainer.accelerator.unwrap_model(self.trainer.model)
         tensors = self.trainer.data_collator.tensors(self.row["texts"], self.row["source"])
         inputs = {name: tensor.to(self.trainer.args.device) for name, tensor in tensors.items()}
         training = module.training
         module.eval()
-        with self.trainer.compute_loss_context_manager():
+        with self.trainer.accelerator.autocast():
             similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
             result = module(**inputs)
             plain = module.plain_loss(inputs["language_model_ids"], inputs["language_model_mask"])
         module.train(training)
+        if not self.trainer.is_world_process_zero():
+            return  # computed everywhere: chunks may read those of other processes
         append_line(
             self.trainer.work / LOG,
             {

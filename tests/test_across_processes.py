@@ -1,4 +1,7 @@
-"""Batches that span processes equal one batch in one process."""
+"""Batches that span processes equal one batch in one process.
+
+Each process takes the mean over its own tokens, so that both halves here predict as many.
+"""
 
 from pathlib import Path
 
@@ -15,7 +18,9 @@ from tests.conftest import tiny_llama
 CHUNKS = [[5, 3, 8, 9], [7, 2], [4, 4, 6], [9, 8, 7], [3, 3, 3, 1], [11, 12]]
 
 
-def losses(rank: int, world: int, temperature: float, folder: str) -> None:
+def losses(
+    rank: int, world: int, temperature: float, folder: str, min_similarity: float = 1e-12
+) -> None:
     """Compute one process's loss and leave it, with all gradients, in a file."""
     group = None
     if world > 1:
@@ -32,7 +37,9 @@ def losses(rank: int, world: int, temperature: float, folder: str) -> None:
     model.train()
     columns = all_gather(embedding, group) if group else embedding
     similarity = in_batch_similarity(embedding @ columns.T, temperature, group)
-    loss = in_batch_loss(model, ids, mask, similarity, value_norm=True, group=group)
+    loss = in_batch_loss(
+        model, ids, mask, similarity, value_norm=True, group=group, min_similarity=min_similarity
+    )
     loss.backward()
     found = {"loss": loss.detach(), "embedding": embedding.grad / world}
     found |= {name: weight.grad / world for name, weight in model.named_parameters()}
@@ -45,7 +52,22 @@ def losses(rank: int, world: int, temperature: float, folder: str) -> None:
 def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature):
     losses(0, 1, temperature, str(tmp_path))
     multiprocessing.spawn(losses, (2, temperature, str(tmp_path)), nprocs=2)
-    whole, first, second = (torch.load(tmp_path / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
+    compare(tmp_path)
+
+
+def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path):
+    """Weights of 0.2 and a bound above: no pair is kept in either, then only some are."""
+    for bound in (0.21, 0.199):
+        folder = tmp_path / str(bound)
+        folder.mkdir()
+        losses(0, 1, 1.0, str(folder), bound)
+        multiprocessing.spawn(losses, (2, 1.0, str(folder), bound), nprocs=2)
+        compare(folder)
+
+
+def compare(folder: Path) -> None:
+    """Compare what one process and two have left."""
+    whole, first, second = (torch.load(folder / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"])
     torch.testing.assert_close(
         torch.cat([first.pop("embedding"), second.pop("embedding")]), whole.pop("embedding")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import revela.inbatch_attention as attention
-from revela import decoder
+from revela import decoder, losses
 from revela.encoder import pad
 from revela.inbatch_attention import in_batch_loss, in_batch_similarity, plain_loss
 from tests.conftest import tiny_llama
@@ -95,13 +95,17 @@ def test_equals_the_equations_with_ties():
     seed=st.integers(0, 1000),
 )
 def test_equals_the_equations_for_any_shape(lengths, temperature, value_norm, seed):
-    if max(lengths) == 1:
-        lengths = [*lengths, 2]  # a batch of single tokens predicts nothing
+    predictions = sum(lengths) - len(lengths)
     size = len(lengths)
     generator = torch.Generator().manual_seed(seed)
     cosine = torch.rand(size, size, generator=generator, dtype=torch.float64) * 2 - 1
     model = tiny_llama(vocab_size=50, num_hidden_layers=2, hidden_size=8, num_attention_heads=2)
-    compare(model, random_chunks(lengths, seed), cosine, temperature, value_norm)
+    chunks = random_chunks(lengths, seed)
+    if predictions:
+        compare(model, chunks, cosine, temperature, value_norm)
+    else:
+        similarity = in_batch_similarity(cosine.float(), temperature)
+        assert in_batch_loss(model, *pad(chunks, 0), similarity, value_norm=value_norm) == 0
 
 
 def test_skipping_pairs_equals_the_dense_result():
@@ -144,11 +148,11 @@ def test_padding_never_changes_a_result():
     similarity = in_batch_similarity(torch.rand(3, 3), 0.5)
     model = tiny_llama(vocab_size=50)
     short, wide = pad(chunks, 0), pad([*chunks, [1] * 30], 7)
-    losses = [
+    both = [
         in_batch_loss(model, ids[:3], mask[:3], similarity, value_norm=True)
         for ids, mask in (short, wide)
     ]
-    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*both)
 
 
 def test_dual_loss_adds_the_plain_loss():
@@ -159,6 +163,76 @@ def test_dual_loss_adds_the_plain_loss():
     both = in_batch_loss(*arguments, value_norm=True, dual_loss=True)
     parts = in_batch_loss(*arguments, value_norm=True) + plain_loss(model, ids, mask)
     torch.testing.assert_close(both, parts)
+
+
+def test_dual_loss_has_the_gradients_of_the_equations():
+    chunks = random_chunks([5, 2, 4])
+    model = tiny_llama(vocab_size=50).double()
+    similarity = in_batch_similarity(torch.rand(3, 3, dtype=torch.float64), 0.5)
+    found = []
+    for reference in (False, True):
+        model.zero_grad()
+        weights = similarity.clone().requires_grad_()
+        if reference:
+            model.set_attn_implementation("eager")
+            loss = sum(in_batch_losses(model, chunks, weights, True))
+        else:
+            ids, mask = pad(chunks, 0)
+            loss = in_batch_loss(model, ids, mask, weights, value_norm=True, dual_loss=True)
+        loss.backward()
+        found.append([loss, *(p.grad.clone() for p in model.parameters())])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_values_of_another_width_than_queries():
+    shape = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 7,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "first_k_dense_replace": 2,
+    }
+    torch.manual_seed(0)
+    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**shape)).double()
+    ids, mask = pad(random_chunks([5, 2, 4]), 0)
+    weights = in_batch_similarity(torch.rand(3, 3, dtype=torch.float64), 0.5)
+    for value_norm in (False, True):
+        similarity = weights.clone().requires_grad_()
+        loss = in_batch_loss(model, ids, mask, similarity, value_norm=value_norm)
+        loss.backward()
+        step = torch.zeros(3, 3, dtype=torch.float64)
+        step[0, 1], step[0, 2] = 1e-5, -1e-5  # rows go on summing to one
+        above, below = (
+            in_batch_loss(model, ids, mask, weights + sign * step, value_norm=value_norm)
+            for sign in (1, -1)
+        )
+        slope = (above - below) / 2
+        torch.testing.assert_close(slope, (similarity.grad * step).sum(), rtol=1e-4, atol=1e-10)
+
+
+def test_nothing_is_left_behind_by_a_recomputation():
+    """Checkpointing ends a recomputation early; the call after it must not feel that."""
+    ids, mask = pad(random_chunks([5, 2, 4]), 0)
+    model = tiny_llama(vocab_size=50).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    before = plain_loss(model, ids, mask)
+    logits = model(input_ids=ids[:1]).logits
+    similarity = in_batch_similarity(torch.rand(3, 3), 0.5)
+    for after in (
+        lambda: plain_loss(model, ids, mask) == before,
+        lambda: torch.equal(model(input_ids=ids[:1]).logits, logits),
+    ):
+        in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+        assert after()
 
 
 def test_plain_loss_equals_the_library():
@@ -223,14 +297,14 @@ def test_a_prepared_model_still_does_what_it_did():
         return [logits, new.float()]
 
     before = observed()
-    losses = []
+    found_losses = []
     for _ in range(2):
-        losses.append(in_batch_loss(model, ids, mask, similarity, value_norm=True))
+        found_losses.append(in_batch_loss(model, ids, mask, similarity, value_norm=True))
         assert model.config._attn_implementation == decoder.NAME
         for expected, found in zip(before, observed(), strict=True):
             torch.testing.assert_close(found, expected)
         model.set_attn_implementation("sdpa")
-    assert torch.equal(*losses)
+    assert torch.equal(*found_losses)
 
 
 def test_compiled_layers_change_nothing():
@@ -251,20 +325,23 @@ def test_compiled_layers_change_nothing():
         torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits():
-    """Peak memory in elements, counted where tensors are made."""
+def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits(monkeypatch):
+    """The largest tensor, counted where tensors are made."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
-        elements = 0
+        elements = logits = 0
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             result = function(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor):
                 self.elements = max(self.elements, result.numel())
+                if result.dim() == 2 and result.shape[-1] == 50:
+                    self.logits = max(self.logits, result.numel())
             return result
 
     size, length, heads = 12, 32, 4
+    monkeypatch.setattr(losses, "_LOGITS_AT_A_TIME", 1000)
     ids, mask = pad(random_chunks([length] * size), 0)
     for temperature in (1e-4, 1e6):
         model = tiny_llama(vocab_size=50, intermediate_size=16)
@@ -273,9 +350,10 @@ def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits():
             in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
         # A block holds B pairs, or all readers of one document.
         assert largest.elements <= 2 * size * heads * length * length
+        assert largest.logits <= 1000
 
 
-def test_a_step_waits_for_the_device_once(monkeypatch):
+def test_a_step_brings_one_thing_to_the_host(monkeypatch):
     """Whatever brings a value to the host, from whatever library, is counted."""
     ids, mask = pad(random_chunks([5, 2, 4, 9]), 0)
     model = tiny_llama(vocab_size=50)
