@@ -210,13 +210,13 @@ def test_values_of_another_width_than_queries():
         loss = in_batch_loss(model, ids, mask, similarity, value_norm=value_norm)
         loss.backward()
         step = torch.zeros(3, 3, dtype=torch.float64)
-        step[0, 1], step[0, 2] = 1e-5, -1e-5  # rows go on summing to one
+        step[0, 1], step[0, 2] = 1e-2, -1e-2  # rows go on summing to one
         above, below = (
             in_batch_loss(model, ids, mask, weights + sign * step, value_norm=value_norm)
             for sign in (1, -1)
         )
         slope = (above - below) / 2
-        torch.testing.assert_close(slope, (similarity.grad * step).sum(), rtol=1e-4, atol=1e-10)
+        torch.testing.assert_close(slope, (similarity.grad * step).sum(), rtol=1e-2, atol=1e-8)
 
 
 def test_nothing_is_left_behind_by_a_recomputation():
