@@ -42,6 +42,11 @@ Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(gt=0)]
 OneOrMore = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+# A list of pairs: the order of columns must survive the sorting of keys that `dump` does.
+Columns = Annotated[
+    list[tuple[str, OneOrMore]],
+    BeforeValidator(lambda v: list(v.items()) if isinstance(v, dict) else v),
+]
 
 
 # ---------------------------------------------------------------------------- corpora
@@ -376,8 +381,8 @@ class Table(Settings):
     caption: str
     rows: list[Row] = Field(min_length=1)
     benchmark: str | None = None
-    columns: dict[str, OneOrMore] = Field(
-        {}, description="heading → task, task:split/subset, benchmark, or a list: their mean"
+    columns: Columns = Field(
+        [], description="heading → task, task:split/subset, benchmark, or a list: their mean"
     )
     reported: str | None = Field(
         None, description="CSV of printed figures; `task` or `model` heads its first column"
@@ -411,7 +416,7 @@ class Table(Settings):
 
     def tasks(self) -> list[str]:
         """Return the tasks that a measured row needs, without their subsets, each once."""
-        return list(dict.fromkeys(c.partition(":")[0] for cs in self.columns.values() for c in cs))
+        return list(dict.fromkeys(c.partition(":")[0] for _, cs in self.columns for c in cs))
 
 
 class CurvesFigure(Settings):
@@ -487,13 +492,13 @@ class Config(Settings):
         """Return a table with its columns spelt out: lists of tasks, no benchmarks."""
         table = self.tables[name]
         if table.benchmark:
-            columns = {task: [task] for task in self.benchmarks[table.benchmark].tasks}
+            columns = [(task, [task]) for task in self.benchmarks[table.benchmark].tasks]
         else:
             suites = {name: list[str](suite.tasks) for name, suite in self.benchmarks.items()}
-            columns = {
-                heading: [task for entry in entries for task in suites.get(entry, [entry])]
-                for heading, entries in table.columns.items()
-            }
+            columns = [
+                (heading, [task for entry in entries for task in suites.get(entry, [entry])])
+                for heading, entries in table.columns
+            ]
         return table.model_copy(update={"benchmark": None, "columns": columns})
 
 
@@ -676,7 +681,7 @@ def _check_names(config: Config, source: str) -> None:
         key = f"tables.{name}"
         if table.benchmark:
             check(f"{key}.benchmark", "benchmark", table.benchmark, config.benchmarks)
-        for entry in (entry for entries in table.columns.values() for entry in entries):
+        for entry in (entry for _, entries in table.columns for entry in entries):
             task, _, subset = entry.partition(":")
             check(f"{key}.columns", "task or benchmark", task, [*seen, *config.benchmarks])
             if subset:
@@ -693,7 +698,7 @@ def _check_names(config: Config, source: str) -> None:
                 raise RevelaError(f"{source}: {key}.reported: {error}") from error
             for system in (row.reported for row in table.rows if row.reported):
                 check(f"{key}.rows", f"system of {table.reported}", system, printed.index)
-            for heading in config.table(name).columns:
+            for heading, _ in config.table(name).columns:
                 check(f"{key}.columns", f"task of {table.reported}", heading, printed.columns)
     for name, figure in config.figures.items():
         if isinstance(figure, PretrainingFigure):

@@ -44,7 +44,7 @@ def printed_figures(table: Table) -> pd.DataFrame:
     """
     printed = read_reported(Path(table.reported)) if table.reported else pd.DataFrame()
     tasks = [task for task in printed.columns if task != table.mean]
-    headings = list(table.columns) or tasks
+    headings = [heading for heading, _ in table.columns] or tasks
     rows = []
     for row in table.rows:
         if row.reported is None:

@@ -44,14 +44,15 @@ def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
 
     A mean needs all of its figures. See `compile_table`.
     """
-    headings = [*table.columns, table.mean] if table.columns else printed_figures(table).columns
     rows = []
     for row in table.rows:
-        cells = dict.fromkeys(headings, math.nan)
-        for heading, tasks in table.columns.items():
-            cells[heading] = _mean([_score(row, task, table.measure, scores) for task in tasks])
-        rows.append(cells | {table.mean: _mean([cells[heading] for heading in table.columns])})
-    return pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
+        cells = {
+            heading: _mean([_score(row, task, table.measure, scores) for task in tasks])
+            for heading, tasks in table.columns
+        }
+        rows.append(cells | {table.mean: _mean(list(cells.values()))})
+    frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
+    return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
 
 
 def _score(row: Row, column: str, measure: str, scores: Path) -> float:

@@ -93,7 +93,7 @@ def test_columns_are_spelt_out():
         "rows": [{"label": "BM25", "model": "bm25"}],
     }
     table = parse_config(raw, "x").table("mine")
-    assert table.columns["Pony"][:2] == ["BrightRetrieval:standard/pony", "ArguAna"]
+    assert dict(table.columns)["Pony"][:2] == ["BrightRetrieval:standard/pony", "ArguAna"]
     assert table.tasks()[:2] == ["BrightRetrieval", "ArguAna"]
     subset["Pony"] = ["BrightRetrieval:standard/poni"]
     with pytest.raises(RevelaError, match=r"subset of BrightRetrieval .*'standard/pony'"):

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from revela import cli, figures, reported, tables
-from revela.config import CurvesFigure, DynamicsFigure, Table, load_config
+from revela.config import CurvesFigure, DynamicsFigure, Table, load_config, parse_settings
 from revela.errors import RevelaError
 from revela.trainlog import append_line
 
@@ -60,18 +60,18 @@ def test_cells_are_measured_reported_or_missing(table, tmp_path):
 def test_columns_of_several_tasks_and_of_subsets(table, tmp_path):
     subsets = {"subsets": {"standard/x": {"ndcg_at_10": 0.1}}, "ndcg_at_10": 0.9}
     (tmp_path / "m1" / "task_c.json").write_text(json.dumps(subsets))
-    columns = {"AB": ["task_a", "task_b"], "X": ["task_c:standard/x"]}
+    columns = [("X", ["task_c:standard/x"]), ("AB", ["task_a", "task_b"])]
     changes = {"columns": columns, "rows": [table.rows[1].model_copy(update={"model": "m1"})]}
     changed = table.model_copy(update=changes | {"reported": None})
     frame = tables.compile_table(changed, tmp_path)
-    assert frame.iloc[0].to_list() == [37.5, 10.0, 23.75, "measured"]
-    wrong = changed.model_copy(update={"columns": {"X": ["task_c:standard/y"]}})
+    assert frame.iloc[0].to_list() == [10.0, 37.5, 23.75, "measured"]
+    wrong = changed.model_copy(update={"columns": [("X", ["task_c:standard/y"])]})
     with pytest.raises(RevelaError, match=r"task_c\.json: unknown subset 'standard/y'; did you"):
         tables.compile_table(wrong, tmp_path)
 
 
 def test_the_mean_of_fewer_tasks_than_printed_is_recomputed(table):
-    fewer = table.model_copy(update={"columns": {"task_b": ["task_b"]}})
+    fewer = table.model_copy(update={"columns": [("task_b", ["task_b"])]})
     assert reported.printed_figures(fewer).loc["Paper"].to_dict() == {"task_b": 1.5, "Mean": 1.5}
 
 
@@ -236,7 +236,7 @@ def test_every_table_of_the_paper_is_an_entry(paper):
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_reported_rows_print_the_paper(paper, name, tmp_path):
-    table = paper[name]
+    table = parse_settings(Table, paper[name].dump())
     headings, rows = rows_of(name)
     frame = tables.compile_table(table, tmp_path)
     assert [row.reported for row in table.rows] == list(rows)
@@ -262,7 +262,7 @@ def test_measured_rows_would_print_the_paper(paper, name, tmp_path):
     headings, rows = rows_of(name)
     for row in table.rows:
         figures = dict(zip(headings, map(float, rows[row.reported]), strict=True))
-        for heading, tasks in table.columns.items():
+        for heading, tasks in table.columns:
             for task, _, subset in (entry.partition(":") for entry in tasks):
                 path = tmp_path / str(row.model) / f"{task}.json"
                 path.parent.mkdir(exist_ok=True)
