@@ -261,7 +261,7 @@ def show(tables: list[Path]) -> None:
     for path in tables:
         with path.open(encoding="utf-8", newline="") as stream:
             heading, *rows = csv.reader(stream)
-        drawn = RichTable(title=f"{path.stem}: nDCG@10 × 100")
+        drawn = RichTable(title=path.stem)
         for index, column in enumerate(heading):
             drawn.add_column(column, justify="left" if index == 0 else "right")
         for row in rows:

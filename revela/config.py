@@ -494,7 +494,7 @@ class Config(Settings):
         if table.benchmark:
             columns = [(task, [task]) for task in self.benchmarks[table.benchmark].tasks]
         else:
-            suites = {name: list[str](suite.tasks) for name, suite in self.benchmarks.items()}
+            suites: dict[str, list[str]] = {k: list(b.tasks) for k, b in self.benchmarks.items()}
             columns = [
                 (heading, [task for entry in entries for task in suites.get(entry, [entry])])
                 for heading, entries in table.columns
