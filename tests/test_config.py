@@ -84,6 +84,28 @@ def test_mistakes_are_told_in_one_line(path, value, message):
     assert "\n" not in str(caught.value)
 
 
+def test_the_experiments_are_those_of_the_paper():
+    config = load_config(Path("config.yaml"))
+    for name, experiment in config.experiments.items():
+        objective, on_code = experiment.objective, "-code-" in name
+        assert (experiment.max_length, experiment.lora.rank) == (157, 256)
+        if objective.name == "contriever":
+            pairs = config.pairs[experiment.data]
+            assert (pairs.pairs, pairs.negatives) == (359_000 if on_code else 500_000, 15)
+            assert (objective.temperature, experiment.batches_per_step) == (0.01, 256)
+            continue
+        size = 8 if name.endswith(("-3b", "-bs8")) else 4 if name.endswith("-bs4") else 16
+        assert config.batches[experiment.data].batch_size == size
+        assert bool(experiment.first_half) != on_code
+        assert experiment.batches_per_step == 32
+        if objective.name == "replug":
+            assert objective.retriever_temperature == objective.language_model_temperature == 1e-3
+            assert (experiment.learning_rate, experiment.steps) == (5e-4, 4500)
+        else:
+            assert (objective.temperature, objective.value_norm) == (1e-4, not on_code)
+            assert (experiment.learning_rate, experiment.steps) == (1e-4, None)
+
+
 def test_columns_are_spelt_out():
     raw = yaml.safe_load((ROOT / "config.yaml").read_text())
     subset = {"Pony": ["BrightRetrieval:standard/pony", "beir"]}
