@@ -77,7 +77,7 @@ CONFIG = {
             ],
         },
         "printed": {
-            "caption": "Notes, as printed",
+            "caption": "As printed",
             "benchmark": "mine",
             "reported": "printed.csv",
             "rows": [{"label": "BM25", "model": "bm25", "reported": "BM25"}],
