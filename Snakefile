@@ -19,6 +19,7 @@ rule all:
     default_target: True
     input:
         expand("results/tables/{table}.csv", table=CONFIG.tables),
+        expand("results/tables/{table}_vs_paper.csv", table=COMPARED),
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
 
 

@@ -48,7 +48,10 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
     counts = Counts()
     if settings.mix:
         batches: Iterator[dict[str, Any]] = _mixed(settings, inputs)
-        available = sum(settings.mix.values())
+        available = sum(
+            count * _batch_size(inputs[name]) // settings.batch_size
+            for name, count in settings.mix.items()
+        )
     elif settings.corpora:
         sizes = {name: pq.read_metadata(inputs[name]).num_rows for name in settings.corpora}
         available = sum(size // settings.batch_size for size in sizes.values())
@@ -141,16 +144,25 @@ def _at(items: Iterable[T], indices: list[int]) -> Iterator[T]:
 
 
 def _mixed(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """Yield a sample of each batch set, one set after the other; training shuffles the order."""
+    """Yield a sample of each batch set, one set after the other; training shuffles the order.
+
+    Batches of a multiple of `batch_size` are split: smaller batches of the same chunks.
+    """
     for name, count in settings.mix.items():
         available = pq.read_metadata(inputs[name]).num_rows
         for row in sample(read_batches(inputs[name]), available, count, settings.seed):
-            if len(row["texts"]) != settings.batch_size:
+            texts, size = row["texts"], settings.batch_size
+            if len(texts) % size:
                 raise RevelaError(
-                    f"batch set {name!r} has batches of {len(row['texts'])}, "
-                    f"not of batch_size {settings.batch_size}"
+                    f"batch set {name!r} has batches of {len(texts)}, "
+                    f"not of batch_size {size} or a multiple"
                 )
-            yield row
+            for first in range(0, len(texts), size):
+                yield {"source": row["source"], "texts": texts[first : first + size]}
+
+
+def _batch_size(path: Path) -> int:
+    return len(next(read_batches(path))["texts"])
 
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:

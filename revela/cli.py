@@ -36,6 +36,7 @@ app = typer.Typer(
 
 SettingsJson = Annotated[str, typer.Option("--settings", help="The step's settings as JSON.")]
 Output = Annotated[Path, typer.Option(help="File or folder to write.")]
+Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json.")]
 Named = Annotated[
     list[str], typer.Option("--input", help="NAME=PATH of an input; repeat for each.")
 ]
@@ -65,7 +66,10 @@ def settings(config: Path, section: str, name: str) -> None:
     ):
         if key not in allowed:
             raise RevelaError(f"{config}: {unknown_name(what, key, allowed)}")
-    print(json.dumps(sections[section][name], sort_keys=True))
+    entry = sections[section][name]
+    if section == "tables":
+        entry = load_config(config).table(name).model_dump(mode="json")
+    print(json.dumps(entry, sort_keys=True))
 
 
 @app.command()
@@ -202,18 +206,48 @@ def evaluate(
 @app.command()
 def table(
     settings: SettingsJson,
-    benchmark: Annotated[str, typer.Option(help="The benchmark's settings as JSON.")],
-    scores: Annotated[Path, typer.Option(help="Folder with <model>/<task>.json.")],
+    scores: Scores,
     output: Annotated[Path, typer.Option(help="Path without suffix: .csv, .md, .tex are written.")],
 ) -> None:
     """Compile a table from scores and reported figures: CSV, Markdown, LaTeX."""
     from revela import tables
 
     parsed = parse_settings(Table, settings)
-    frame = tables.compile_table(parsed, parse_settings(AnyBenchmark, benchmark), scores)
-    outputs.write_text(output.with_suffix(".md"), tables.to_markdown(frame, parsed.caption))
-    outputs.write_text(output.with_suffix(".tex"), tables.to_latex(frame, parsed.caption))
+    frame = tables.compile_table(parsed, scores)
+    outputs.write_text(output.with_suffix(".md"), tables.to_markdown(parsed, frame))
+    outputs.write_text(output.with_suffix(".tex"), tables.to_latex(parsed, frame))
     outputs.write_text(output.with_suffix(".csv"), tables.to_csv(frame))
+
+
+@app.command()
+def compare(
+    settings: SettingsJson,
+    scores: Scores,
+    output: Annotated[Path, typer.Option(help="Path without suffix: .csv and .md are written.")],
+) -> None:
+    """Compare a table's scores with what was printed: differences and verdicts, CSV, Markdown."""
+    from revela import reported, tables
+
+    parsed = parse_settings(Table, settings)
+    frame = reported.compare(parsed, tables.measured_figures(parsed, scores))
+    outputs.write_text(output.with_suffix(".md"), tables.comparison_to_markdown(parsed, frame))
+    outputs.write_text(output.with_suffix(".csv"), tables.to_csv(frame))
+
+
+@app.command()
+def check_paper(config: Path) -> None:
+    """Add up the printed rows of a config's tables; print each mean that is not what is printed."""
+    from revela.reported import check_means
+
+    checked = load_config(config)
+    for name in (name for name, table in checked.tables.items() if table.reported):
+        for system, mean in check_means(checked.table(name)).iterrows():
+            if mean["adds_up"] in ("rounding", "no"):
+                print(
+                    f"{name}: {system}: {checked.tables[name].mean} printed {mean['printed']:.1f},"
+                    f" recomputed {mean['recomputed']:.1f}"
+                    + (" (rounding)" if mean["adds_up"] == "rounding" else "")
+                )
 
 
 @app.command()
@@ -227,7 +261,7 @@ def show(tables: list[Path]) -> None:
     for path in tables:
         with path.open(encoding="utf-8", newline="") as stream:
             heading, *rows = csv.reader(stream)
-        drawn = RichTable(title=f"{path.stem}: nDCG@10 × 100")
+        drawn = RichTable(title=path.stem)
         for index, column in enumerate(heading):
             drawn.add_column(column, justify="left" if index == 0 else "right")
         for row in rows:

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from revela.errors import RevelaError, unknown_name
 
@@ -33,6 +41,12 @@ class Settings(BaseModel):
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(gt=0)]
+OneOrMore = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+# A list of pairs: the order of columns must survive the sorting of keys that `dump` does.
+Columns = Annotated[
+    list[tuple[str, OneOrMore]],
+    BeforeValidator(lambda v: list(v.items()) if isinstance(v, dict) else v),
+]
 
 
 # ---------------------------------------------------------------------------- corpora
@@ -108,7 +122,9 @@ class Batches(Settings):
 
     batch_size: int = Field(16, ge=2)
     corpora: list[str] = []
-    mix: dict[str, Positive] = Field({}, description="batch set → batches to sample from it")
+    mix: dict[str, Positive] = Field(
+        {}, description="batch set → batches to sample from it; larger ones are split"
+    )
     file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
     source: str = Field("", description="the corpus of ready-made batches that name none")
@@ -334,35 +350,73 @@ AnyBenchmark = Annotated[
 # ---------------------------------------------------------------------------- report
 
 
-class Reported(Settings):
-    """A system's figures as somebody printed them: a column of a CSV file with tasks as rows."""
-
-    file: str
-    column: str
-
-
 class Row(Settings):
-    """One system of a table: measured here (`model`) or printed elsewhere (`reported`)."""
+    """One system of a table: measured here (`model`), printed elsewhere (`reported`), or both.
+
+    A system with both is shown as measured, and compared with what was printed.
+    """
 
     label: str
+    size: str = Field("", description="of the model, printed under the label")
+    group: str = Field("", description="a heading over neighbouring systems")
     model: str | None = None
-    reported: Reported | None = None
+    reported: str | None = Field(None, description="its name in the table's `reported` file")
+    shaded: bool = Field(False, description="on grey in LaTeX, e.g. what is supervised")
+    ranked: bool = Field(True, description="may be in bold; false for what does not compete")
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.model is None) == (self.reported is None):
-            raise ValueError("give exactly one of model, reported")
+    def _some_source(self) -> Self:
+        if self.model is None and self.reported is None:
+            raise ValueError("give model, reported or both")
         return self
 
 
 class Table(Settings):
-    """Systems × tasks and their mean, nDCG@10 × 100."""
+    """Systems × tasks and their mean, nDCG@10 × 100.
+
+    `benchmark` shows each of its tasks under its own name, `columns` chooses and names them. A
+    table that only reports may have neither: it shows the tasks of its `reported` file.
+    """
 
     caption: str
-    benchmark: str
     rows: list[Row] = Field(min_length=1)
-    columns: dict[str, str] = Field({}, description="task → heading, in this order; default all")
+    benchmark: str | None = None
+    columns: Columns = Field(
+        [], description="heading → task, task:split/subset, benchmark, or a list: their mean"
+    )
+    reported: str | None = Field(
+        None, description="CSV of printed figures; `task` or `model` heads its first column"
+    )
+    mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
+    bold: Literal["table", "group", "none"] = Field("table", description="best of which systems")
+    transposed: bool = Field(False, description="print tasks as rows, systems as columns")
+    tolerance: float = Field(1.0, ge=0, description="points within which a figure is reproduced")
     measure: str = "ndcg_at_10"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.benchmark and self.columns:
+            raise ValueError("give at most one of benchmark, columns")
+        if not self.benchmark and not self.columns and any(row.model for row in self.rows):
+            raise ValueError("measured rows need benchmark or columns")
+        if (self.reported is not None) != any(row.reported for row in self.rows):
+            raise ValueError("reported, a CSV file, and rows with reported need each other")
+        names = self.names()
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two rows are called {min(twice)!r}: change label, size or group")
+        return self
+
+    def names(self) -> list[str]:
+        """Return what each row is called: label and size, after its group where two would clash."""
+        short = [f"{row.label} {row.size}".strip() for row in self.rows]
+        return [
+            f"{row.group} / {name}" if row.group and short.count(name) > 1 else name
+            for row, name in zip(self.rows, short, strict=True)
+        ]
+
+    def tasks(self) -> list[str]:
+        """Return the tasks that a measured row needs, without their subsets, each once."""
+        return list(dict.fromkeys(c.partition(":")[0] for _, cs in self.columns for c in cs))
 
 
 class CurvesFigure(Settings):
@@ -433,6 +487,19 @@ class Config(Settings):
             retriever=f"results/models/{experiment}/{f'steps/{step}' if step else 'retriever'}",
             encoding=self.experiments[experiment].encoding,
         )
+
+    def table(self, name: str) -> Table:
+        """Return a table with its columns spelt out: lists of tasks, no benchmarks."""
+        table = self.tables[name]
+        if table.benchmark:
+            columns = [(task, [task]) for task in self.benchmarks[table.benchmark].tasks]
+        else:
+            suites: dict[str, list[str]] = {k: list(b.tasks) for k, b in self.benchmarks.items()}
+            columns = [
+                (heading, [task for entry in entries for task in suites.get(entry, [entry])])
+                for heading, entries in table.columns
+            ]
+        return table.model_copy(update={"benchmark": None, "columns": columns})
 
 
 # ---------------------------------------------------------------------------- reading
@@ -570,6 +637,11 @@ def _check_names(config: Config, source: str) -> None:
             check(f"batches.{name}.corpora", "corpus", corpus, config.corpora)
         for other in batches.mix:
             check(f"batches.{name}.mix", "batch set", other, config.batches)
+            if (size := config.batches[other].batch_size) % batches.batch_size:
+                raise RevelaError(
+                    f"{source}: batches.{name}.batch_size: {batches.batch_size} does not divide "
+                    f"the {size} of batch set {other!r}"
+                )
     for name, pairs in config.pairs.items():
         for corpus in pairs.corpora:
             check(f"pairs.{name}.corpora", "corpus", corpus, config.corpora)
@@ -607,13 +679,27 @@ def _check_names(config: Config, source: str) -> None:
                 )
     for name, table in config.tables.items():
         key = f"tables.{name}"
-        check(f"{key}.benchmark", "benchmark", table.benchmark, config.benchmarks)
-        for task in table.columns:
-            tasks = config.benchmarks[table.benchmark].tasks
-            check(f"{key}.columns", f"task of {table.benchmark}", task, tasks)
+        if table.benchmark:
+            check(f"{key}.benchmark", "benchmark", table.benchmark, config.benchmarks)
+        for entry in (entry for _, entries in table.columns for entry in entries):
+            task, _, subset = entry.partition(":")
+            check(f"{key}.columns", "task or benchmark", task, [*seen, *config.benchmarks])
+            if subset:
+                check(f"{key}.columns", f"subset of {task}", subset, _subsets(task))
         for row in table.rows:
             if row.model is not None:
                 check(f"{key}.rows", "model or experiment", row.model, config.evaluable())
+        if table.reported:
+            from revela.reported import read_reported
+
+            try:
+                printed = read_reported(Path(table.reported))
+            except RevelaError as error:
+                raise RevelaError(f"{source}: {key}.reported: {error}") from error
+            for system in (row.reported for row in table.rows if row.reported):
+                check(f"{key}.rows", f"system of {table.reported}", system, printed.index)
+            for heading, _ in config.table(name).columns:
+                check(f"{key}.columns", f"task of {table.reported}", heading, printed.columns)
     for name, figure in config.figures.items():
         if isinstance(figure, PretrainingFigure):
             check(f"figures.{name}.backbone", "backbone", figure.backbone, config.backbones)
@@ -631,3 +717,15 @@ def _check_names(config: Config, source: str) -> None:
                     f"{source}: figures.{name}.experiment: {figure.experiment!r} must be a revela "
                     "experiment with snapshots"
                 )
+
+
+def _subsets(task: str) -> set[str]:
+    """Return the subsets of an mteb task as scores name them, none for a local task."""
+    import mteb
+
+    from revela.benchmarks import mteb_task_names
+
+    if task not in mteb_task_names():
+        return set()
+    found = mteb.get_task(task)
+    return {f"{split}/{subset}" for split in found.eval_splits for subset in found.hf_subsets}

@@ -2,144 +2,198 @@
 
 import json
 import math
-from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pandas as pd
 
-from revela.config import AnyBenchmark, Reported, Row, Table
+from revela.config import Row, Table
 from revela.errors import RevelaError, unknown_name
+from revela.reported import printed_figures
 
-MEAN = "Mean"
 SOURCE = "source"
 _MISSING = "–"
 
 
-def compile_table(table: Table, benchmark: AnyBenchmark, scores: Path) -> pd.DataFrame:
-    """Return a table with one row a system: its tasks' scores × 100, their mean, their source.
+def compile_table(table: Table, scores: Path) -> pd.DataFrame:
+    """Return systems × (headings, mean, source), figures × 100, NaN where one is missing.
 
-    A mean needs all tasks; a figure that is missing stays missing (NaN).
+    A system is shown as measured as soon as one of its scores is there, else as reported: never
+    half and half, so that its mean is of one kind. `source` says which, or `missing`.
 
     Args:
-        table: rows and columns.
-        benchmark: its tasks are the columns.
+        table: rows and columns, benchmarks spelt out (`Config.table`).
         scores: the folder with `<model>/<task>.json`.
 
     Raises:
-        RevelaError: a file of reported figures lacks the column or the task.
+        RevelaError: a score file lacks the measure or the subset, or the file of reported figures
+            the system or the task.
     """
-    headings = {task: table.columns.get(task, task) for task in table.columns or benchmark.tasks}
+    printed, measured = printed_figures(table), measured_figures(table, scores)
+    is_measured = measured.notna().any(axis=1)
+    frame = measured.where(is_measured, printed)
+    frame[SOURCE] = [
+        "measured" if here else "reported" if there else "missing"
+        for here, there in zip(is_measured, printed.notna().any(axis=1), strict=True)
+    ]
+    return frame
+
+
+def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
+    """Return what is measured of a table: systems × (headings, mean), NaN where nothing is.
+
+    A mean needs all of its figures. See `compile_table`.
+    """
     rows = []
     for row in table.rows:
-        cells = (
-            _reported(row.reported, headings)
-            if row.reported
-            else _measured(row, headings, table.measure, scores)
-        )
-        values = list(cells.values())
-        mean = (
-            sum(values) / len(values) if all(value == value for value in values) else float("nan")
-        )
-        rows.append(
-            {
-                "system": row.label,
-                **cells,
-                MEAN: mean,
-                SOURCE: "reported" if row.reported else "measured",
-            }
-        )
-    return pd.DataFrame(rows).set_index("system")
+        cells = {
+            heading: _mean([_score(row, task, table.measure, scores) for task in tasks])
+            for heading, tasks in table.columns
+        }
+        rows.append(cells | {table.mean: _mean(list(cells.values()))})
+    frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
+    return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
 
 
-def _measured(row: Row, headings: dict[str, str], measure: str, scores: Path) -> dict[str, float]:
-    cells = {}
-    for task, heading in headings.items():
-        path = scores / str(row.model) / f"{task}.json"
-        value = float("nan")
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if measure not in found:
-                raise RevelaError(f"{path}: {unknown_name('measure', measure, found)}")
-            value = 100 * found[measure]
-        cells[heading] = value
-    return cells
+def _score(row: Row, column: str, measure: str, scores: Path) -> float:
+    task, _, subset = column.partition(":")
+    path = scores / str(row.model) / f"{task}.json"
+    if row.model is None or not path.exists():
+        return math.nan
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if subset:
+        subsets = found.get("subsets", {})
+        if subset not in subsets:
+            raise RevelaError(f"{path}: {unknown_name('subset', subset, subsets)}")
+        found = subsets[subset]
+    if measure not in found:
+        raise RevelaError(f"{path}: {unknown_name('measure', measure, found)}")
+    return 100 * found[measure]
 
 
-def _reported(reported: Reported, headings: dict[str, str]) -> dict[str, float]:
-    path = Path(reported.file)
-    try:
-        printed = pd.read_csv(path, index_col=0)
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    if reported.column not in printed:
-        raise RevelaError(f"{path}: {unknown_name('column', reported.column, printed.columns)}")
-    cells = {}
-    for heading in headings.values():
-        if heading not in printed.index:
-            raise RevelaError(f"{path}: {unknown_name('task', heading, printed.index)}")
-        cells[heading] = float(printed[reported.column][heading])
-    return cells
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+# ---------------------------------------------------------------------------- formats
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return the table as CSV with one decimal, missing cells empty."""
+    """Return a table or a comparison as CSV with one decimal, missing cells empty.
+
+    A line is one system, however the table is printed.
+    """
     return frame.to_csv(float_format="%.1f")
 
 
-def to_markdown(frame: pd.DataFrame, caption: str) -> str:
-    """Return the table as Markdown, the best measured figure of a column in bold."""
-    return _render(frame, _markdown_line, lambda cell: f"**{cell}**", "\n", caption + "\n\n", "\n")
+def to_markdown(table: Table, frame: pd.DataFrame) -> str:
+    """Return a table as Markdown, the best figures in bold as its `bold` says."""
+    cells = _cells(table, frame, "**{}**", _MISSING)
+    grid = [["", *frame.columns]]
+    grid += [[name, *cells[name], frame[SOURCE][name]] for name in frame.index]
+    grid = [list(line) for line in zip(*grid, strict=True)] if table.transposed else grid
+    return f"{table.caption}\n\n{_markdown(grid)}"
 
 
-def to_latex(frame: pd.DataFrame, caption: str) -> str:
-    """Return the table as LaTeX (booktabs), the best measured figure of a column in bold."""
-    columns = "l" + "r" * (frame.shape[1] - 1) + "l"
-    head = (
-        "\\begin{table}[t]\n\\centering\n"
-        f"\\caption{{{_escape(caption)}}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+def comparison_to_markdown(table: Table, comparison: pd.DataFrame) -> str:
+    """Return a comparison (`reported.compare`) as Markdown."""
+    grid = [["system", *comparison.columns]]
+    grid += [
+        [name, *(f"{cell:.1f}" if isinstance(cell, float) else cell for cell in cells)]
+        for name, *cells in comparison.itertuples()
+    ]
+    grid = [[_MISSING if cell == "nan" else cell for cell in line] for line in grid]
+    return f"{table.caption}\n\n{_markdown(grid)}"
+
+
+def _markdown(grid: list[list[str]]) -> str:
+    heading, *body = ("| " + " | ".join(line) + " |" for line in grid)
+    return "\n".join([heading, "|---|" + "---:|" * (len(grid[0]) - 1), *body]) + "\n"
+
+
+def to_latex(table: Table, frame: pd.DataFrame) -> str:
+    """Return a table as LaTeX, best figures in bold as its `bold` says; see its first line."""
+    texts = _cells(table, frame, "\\textbf{{{}}}", "--")
+    cells = [
+        [_shade(row, text) for text in texts[name]]
+        for row, name in zip(table.rows, frame.index, strict=True)
+    ]
+    sources = list(frame[SOURCE])
+    headings = [_escape(heading) for heading in frame.columns]
+    if table.transposed:
+        columns = "l" + "r" * len(table.rows)
+        lines = zip(headings[:-1], *cells, strict=True)
+        *tasks, mean = (_latex_line(list(line)) for line in lines)
+        blocks = [_heading_lines(table), tasks, [mean, _latex_line([headings[-1], *sources])]]
+    else:
+        columns = "l" + "r" * (len(headings) - 1) + "l"
+        systems = iter(
+            _latex_line([_shade(row, _escape(name)), *line, source])
+            for row, name, line, source in zip(table.rows, texts, cells, sources, strict=True)
+        )
+        groups = groupby(table.rows, key=lambda row: row.group)
+        blocks = [[_latex_line(["", *headings])], *([next(systems) for _ in g] for _, g in groups)]
+    body = "\n\\midrule\n".join("\n".join(block) for block in blocks)
+    return (
+        "% needs booktabs, and xcolor with its option table\n"
+        "\\begin{table}[t]\n\\centering\n\\scriptsize\n\\setlength{\\tabcolsep}{2pt}\n"
+        f"\\caption{{{_escape(table.caption)}}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+        f"{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
-    tail = "\n\\bottomrule\n\\end{tabular}\n\\end{table}\n"
-    return _render(
-        frame, _latex_line, lambda cell: f"\\textbf{{{cell}}}", "\n\\midrule\n", head, tail
-    )
 
 
-def _render(
-    frame: pd.DataFrame,
-    line: Callable[[list[str], bool], str],
-    bold: Callable[[str], str],
-    rule: str,
-    head: str,
-    tail: str,
-) -> str:
+def _heading_lines(table: Table) -> list[str]:
+    """Return the headings over systems as columns: groups, labels, sizes, as far as there are."""
+    lines = []
+    if any(row.group for row in table.rows):
+        groups = [(name, len(list(rows))) for name, rows in groupby(r.group for r in table.rows)]
+        spans = [f"\\multicolumn{{{width}}}{{c}}{{{_escape(name)}}}" for name, width in groups]
+        lines.append(_latex_line(["", *spans]))
+    lines.append(_latex_line(["", *(_shade(row, _escape(row.label)) for row in table.rows)]))
+    if any(row.size for row in table.rows):
+        sizes = [_shade(row, _escape(row.size or _MISSING)) for row in table.rows]
+        lines.append(_latex_line(["Model Size", *sizes]))
+    return lines
+
+
+def _cells(table: Table, frame: pd.DataFrame, bold: str, missing: str) -> dict[str, list[str]]:
+    """Return each system's figures as text, the best of a column in `bold`."""
     figures = frame.drop(columns=SOURCE)
-    measured = frame[SOURCE] == "measured"
-    measured = frame[SOURCE] == "measured"
-    best = dict(figures[measured].max().round(1))
-    body = []
-    rows = zip(frame.index, measured, figures.to_numpy(dtype=float), strict=True)
-    for label, is_measured, values in rows:
-        cells = [str(label)]
-        for column, value in zip(figures, values, strict=True):
-            cell = _MISSING if math.isnan(value) else f"{value:.1f}"
-            cells.append(bold(cell) if is_measured and round(value, 1) == best[column] else cell)
-        body.append(line([*cells, "measured" if is_measured else "reported"], False))
-    heading = line(["", *map(str, frame.columns)], True)
-    return head + heading + rule + "\n".join(body) + tail
+    # What is printed alike is equally good.
+    rounded = figures.map(lambda value: float(f"{value:.1f}"))
+    ranked = pd.Series([row.ranked and table.bold != "none" for row in table.rows], figures.index)
+    scope = [row.group if table.bold == "group" else "" for row in table.rows]
+    best = rounded[ranked].groupby(pd.Series(scope, figures.index)[ranked]).transform("max")
+    is_best = rounded.eq(best.reindex(figures.index))
+    texts: dict[str, list[str]] = {}
+    for name in figures.index:
+        texts[name] = []
+        for heading, value in figures.loc[name].items():
+            text = missing if math.isnan(value) else f"{value:.1f}"
+            texts[name].append(bold.format(text) if is_best[heading][name] else text)
+    return texts
 
 
-def _markdown_line(cells: list[str], heading: bool) -> str:
-    line = "| " + " | ".join(cells) + " |"
-    return line + "\n|---|" + "---:|" * (len(cells) - 2) + "---|" if heading else line
+def _shade(row: Row, cell: str) -> str:
+    return f"\\cellcolor{{gray!20}}{cell}" if row.shaded else cell
 
 
-def _latex_line(cells: list[str], heading: bool) -> str:
-    # Bold was put in before; only what comes from the config is escaped.
-    cells = [cell if cell.startswith("\\textbf{") else _escape(cell) for cell in cells]
+def _latex_line(cells: list[str]) -> str:
     return " & ".join(cells) + " \\\\"
 
 
+_LATEX = str.maketrans({character: "\\" + character for character in "&%$#_{}"}) | str.maketrans(
+    {
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "→": "$\\rightarrow$",
+        "†": "$^{\\dagger}$",
+        "×": "$\\times$",
+        "–": "--",
+    }
+)
+
+
 def _escape(text: str) -> str:
-    for character in "&%$#_{}":
-        text = text.replace(character, "\\" + character)
-    return text.replace("→", "$\\rightarrow$").replace("–", "--")
+    return text.translate(_LATEX)

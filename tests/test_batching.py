@@ -102,6 +102,18 @@ def test_a_mixture_takes_so_many_of_each(tmp_path):
         made(tmp_path, sets, mix={"a": 3}, batch_size=8)
 
 
+def test_smaller_batches_of_the_same_chunks(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.chunks", 80)}
+    whole = tmp_path / "whole.parquet"
+    make_batches(Batches(corpora=["c"], batch_size=8, sample=6), chunks, whole)
+    halves, counts = made(tmp_path, {"whole": whole}, mix={"whole": 6}, batch_size=4)
+    assert counts.batches == counts.batches_before_sampling == 12
+    texts = [t for batch in halves for t in batch["texts"]]
+    assert texts == [t for batch in read_batches(whole) for t in batch["texts"]]
+    some, _ = made(tmp_path, {"whole": whole}, mix={"whole": 6}, batch_size=4, sample=11)
+    assert len(some) == 11
+
+
 def test_the_authors_format_is_read_and_written(tmp_path):
     path = tmp_path / "authors.jsonl"
     lines = [["a", "b"], {"src": "stackoverflow", "text": ["c\n  d", "é"]}]

@@ -14,6 +14,13 @@ DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
 DEMO["backbones"] = {"small": {"corpora": ["python-packages"], "tokens": 1}}
 
 
+PRINTED = {
+    "caption": "c",
+    "reported": "data/paper/coir.csv",
+    "rows": [{"label": "BM25", "reported": "BM25"}],
+}
+
+
 def changed(path: str, value: object) -> dict:
     config = copy.deepcopy(DEMO)
     *parents, last = path.split("/")
@@ -22,6 +29,11 @@ def changed(path: str, value: object) -> dict:
         entry = entry[int(key)] if isinstance(entry, list) else entry[key]
     entry[last] = value
     return config
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)  # configs name files from there
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "config.demo.yaml", "config.backbone.yaml"])
@@ -50,7 +62,15 @@ def test_shipped_configs_are_valid(name):
         ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
         ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
         ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),
-        ("tables/demo/columns", {"x": "X"}, "tables.demo.columns: unknown task of pydocs 'x'"),
+        ("tables/demo/columns", {"X": "x"}, "demo: give at most one of benchmark, columns"),
+        ("tables/demo/reported", "x.csv", "tables.demo: reported, a CSV file, and rows with"),
+        ("tables/demo/rows", [{"label": "x"}], "demo.rows.0: give model, reported or both"),
+        ("tables/demo/rows/0/label", "Revela", "demo: two rows are called 'Revela'"),
+        ("tables/x", PRINTED | {"columns": {"Apps": "Ap"}}, "x.columns: unknown task or bench.*Ap"),
+        ("tables/x", PRINTED | {"columns": {"X": "pydocs"}}, "coir.csv 'X'"),
+        ("tables/x", PRINTED | {"rows": [{"label": "a", "reported": "BM"}]}, "coir.csv 'BM'; did"),
+        ("tables/x", PRINTED | {"reported": "non.csv"}, "tables.x.reported: non.csv: No such file"),
+        ("batches/x", {"mix": {"python-packages": 1}, "batch_size": 3}, "3 does not divide the 16"),
         ("tables/demo/rows/4/model", "demo-revel", "unknown model or experiment.*'demo-revela'"),
         ("figures/demo-dynamics/experiment", "demo", "unknown experiment 'demo'"),
         ("figures/demo-dynamics/experiment", "demo-replug", "with snapshots"),
@@ -62,6 +82,44 @@ def test_mistakes_are_told_in_one_line(path, value, message):
         parse_config(changed(path, value), "demo.yaml")
     assert str(caught.value).startswith("demo.yaml: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_experiments_are_those_of_the_paper():
+    config = load_config(Path("config.yaml"))
+    for name, experiment in config.experiments.items():
+        objective, on_code = experiment.objective, "-code-" in name
+        assert (experiment.max_length, experiment.lora.rank) == (157, 256)
+        if objective.name == "contriever":
+            pairs = config.pairs[experiment.data]
+            assert (pairs.pairs, pairs.negatives) == (359_000 if on_code else 500_000, 15)
+            assert (objective.temperature, experiment.batches_per_step) == (0.01, 256)
+            continue
+        size = 8 if name.endswith(("-3b", "-bs8")) else 4 if name.endswith("-bs4") else 16
+        assert config.batches[experiment.data].batch_size == size
+        assert bool(experiment.first_half) != on_code
+        assert experiment.batches_per_step == 32
+        if objective.name == "replug":
+            assert objective.retriever_temperature == objective.language_model_temperature == 1e-3
+            assert (experiment.learning_rate, experiment.steps) == (5e-4, 4500)
+        else:
+            assert (objective.temperature, objective.value_norm) == (1e-4, not on_code)
+            assert (experiment.learning_rate, experiment.steps) == (1e-4, None)
+
+
+def test_columns_are_spelt_out():
+    raw = yaml.safe_load((ROOT / "config.yaml").read_text())
+    subset = {"Pony": ["BrightRetrieval:standard/pony", "beir"]}
+    raw["tables"]["mine"] = {
+        "caption": "c",
+        "columns": subset,
+        "rows": [{"label": "BM25", "model": "bm25"}],
+    }
+    table = parse_config(raw, "x").table("mine")
+    assert dict(table.columns)["Pony"][:2] == ["BrightRetrieval:standard/pony", "ArguAna"]
+    assert table.tasks()[:2] == ["BrightRetrieval", "ArguAna"]
+    subset["Pony"] = ["BrightRetrieval:standard/poni"]
+    with pytest.raises(RevelaError, match=r"subset of BrightRetrieval .*'standard/pony'"):
+        parse_config(raw, "x")
 
 
 def test_base_inherits_all_but_what_is_given():

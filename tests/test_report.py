@@ -1,84 +1,185 @@
 """Tables and figures: what is measured, reported and missing, in three formats."""
 
+import csv
 import json
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from revela import figures, tables
-from revela.config import CurvesFigure, DynamicsFigure, FolderBenchmark, Table
+from revela import cli, figures, reported, tables
+from revela.config import CurvesFigure, DynamicsFigure, Table, load_config, parse_settings
 from revela.errors import RevelaError
 from revela.trainlog import append_line
 
-BENCHMARK = FolderBenchmark(source="folder", path="x", tasks=["task_a", "task_b"])
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
 def table(tmp_path):
-    for model, scores in {"m1": {"task_a": 0.5, "task_b": 0.25}, "m2": {"task_a": 0.12345}}.items():
-        for task, value in scores.items():
-            (tmp_path / model).mkdir(exist_ok=True)
-            (tmp_path / model / f"{task}.json").write_text(json.dumps({"ndcg_at_10": value}))
-    (tmp_path / "printed.csv").write_text("task,System\ntask_a,90.0\ntask_b,1.5\nMean,45.8\n")
-    reported = {"file": str(tmp_path / "printed.csv"), "column": "System"}
+    scores = {"m1": {"task_a": 0.5, "task_b": 0.25}, "m2": {"task_a": 0.12345}, "m3": {}}
+    for model, found in scores.items():
+        for task, value in found.items():
+            write_score(tmp_path, model, task, value)
+    (tmp_path / "printed.csv").write_text(
+        "task,System,One\ntask_a,90.0,49.2\ntask_b,1.5,30.0\nMean,45.8,40.0\n"
+    )
     return Table.model_validate(
         {
             "caption": "A & B, 100%",
-            "benchmark": "b",
+            "columns": {"task_a": "task_a", "task_b": "task_b"},
+            "reported": str(tmp_path / "printed.csv"),
             "rows": [
-                {"label": "One", "model": "m1"},
-                {"label": "Two_2", "model": "m2"},
-                {"label": "Paper", "reported": reported},
+                {"label": "One", "model": "m1", "reported": "One"},
+                {"label": "Two_2", "size": "2B", "model": "m2"},
+                {"label": "Paper", "model": "m3", "reported": "System", "ranked": False},
+                {"label": "None", "model": "m3"},
             ],
         }
     )
 
 
+def write_score(folder, model, task, value):
+    (folder / model).mkdir(exist_ok=True)
+    (folder / model / f"{task}.json").write_text(json.dumps({"ndcg_at_10": value}))
+
+
 def test_cells_are_measured_reported_or_missing(table, tmp_path):
-    csv = tables.to_csv(tables.compile_table(table, BENCHMARK, tmp_path))
-    assert csv.splitlines() == [
+    assert tables.to_csv(tables.compile_table(table, tmp_path)).splitlines() == [
         "system,task_a,task_b,Mean,source",
         "One,50.0,25.0,37.5,measured",
-        "Two_2,12.3,,,measured",
+        "Two_2 2B,12.3,,,measured",
         "Paper,90.0,1.5,45.8,reported",
+        "None,,,,missing",
     ]
 
 
-def test_markdown_marks_the_best_measured(table, tmp_path):
-    frame = tables.compile_table(table, BENCHMARK, tmp_path)
-    lines = tables.to_markdown(frame, table.caption).splitlines()
-    assert lines[2] == "|  | task_a | task_b | Mean | source |"
-    assert lines[4] == "| One | **50.0** | **25.0** | **37.5** | measured |"
-    assert lines[5] == "| Two_2 | 12.3 | – | – | measured |"
-    assert lines[6] == "| Paper | 90.0 | 1.5 | 45.8 | reported |"
+def test_columns_of_several_tasks_and_of_subsets(table, tmp_path):
+    subsets = {"subsets": {"standard/x": {"ndcg_at_10": 0.1}}, "ndcg_at_10": 0.9}
+    (tmp_path / "m1" / "task_c.json").write_text(json.dumps(subsets))
+    columns = [("X", ["task_c:standard/x"]), ("AB", ["task_a", "task_b"])]
+    changes = {"columns": columns, "rows": [table.rows[1].model_copy(update={"model": "m1"})]}
+    changed = table.model_copy(update=changes | {"reported": None})
+    frame = tables.compile_table(changed, tmp_path)
+    assert frame.iloc[0].to_list() == [10.0, 37.5, 23.75, "measured"]
+    wrong = changed.model_copy(update={"columns": [("X", ["task_c:standard/y"])]})
+    with pytest.raises(RevelaError, match=r"task_c\.json: unknown subset 'standard/y'; did you"):
+        tables.compile_table(wrong, tmp_path)
 
 
-def test_latex_escapes_and_compiles(table, tmp_path):
-    frame = tables.compile_table(table, BENCHMARK, tmp_path)
-    text = tables.to_latex(frame, table.caption)
+def test_the_mean_of_fewer_tasks_than_printed_is_recomputed(table):
+    fewer = table.model_copy(update={"columns": [("task_b", ["task_b"])]})
+    assert reported.printed_figures(fewer).loc["Paper"].to_dict() == {"task_b": 1.5, "Mean": 1.5}
+
+
+def test_markdown_marks_the_best(table, tmp_path):
+    lines = tables.to_markdown(table, tables.compile_table(table, tmp_path)).splitlines()
+    assert lines[2:] == [
+        "|  | task_a | task_b | Mean | source |",
+        "|---|---:|---:|---:|---:|",
+        "| One | **50.0** | **25.0** | **37.5** | measured |",
+        "| Two_2 2B | 12.3 | – | – | measured |",
+        "| Paper | 90.0 | 1.5 | 45.8 | reported |",
+        "| None | – | – | – | missing |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bold", "expected"),
+    [
+        ("table", "4.0 **5.0** **5.0**"),
+        ("group", "**4.0** **5.0** **5.0**"),
+        ("none", "4.0 5.0 5.0"),
+    ],
+)
+def test_the_best_of_a_table_or_of_each_group(tmp_path, bold, expected):
+    (tmp_path / "p.csv").write_text("model,t\na,4.0\nb,5.04\nc,4.96\n")
+    rows = [
+        {"label": name, "group": group, "reported": name}
+        for name, group in (("a", "g1"), ("b", "g2"), ("c", "g2"))
+    ]
+    table = Table(caption="c", rows=rows, reported=str(tmp_path / "p.csv"), bold=bold)
+    lines = tables.to_markdown(table, tables.compile_table(table, tmp_path)).splitlines()[4:]
+    assert " ".join(line.split(" | ")[1] for line in lines) == expected
+
+
+def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
+    rows = [
+        row.model_copy(update={"group": group, "size": "1B", "shaded": group == "h"})
+        for row, group in zip(table.rows, ("g", "g", "h", "h"), strict=True)
+    ]
+    turned = table.model_copy(update={"rows": rows, "transposed": True})
+    frame = tables.compile_table(turned, tmp_path)
+    assert tables.to_markdown(turned, frame).splitlines()[2::2] == [
+        "|  | One 1B | Two_2 1B | Paper 1B | None 1B |",
+        "| task_a | **50.0** | 12.3 | 90.0 | – |",
+        "| Mean | **37.5** | – | 45.8 | – |",
+    ]
+    text = tables.to_latex(turned, frame)
+    grey = "\\cellcolor{gray!20}"
+    for line in (
+        " & \\multicolumn{2}{c}{g} & \\multicolumn{2}{c}{h} \\\\",
+        f" & One & Two\\_2 & {grey}Paper & {grey}None \\\\",
+        f"Model Size & 1B & 1B & {grey}1B & {grey}1B \\\\",
+        f"task\\_a & \\textbf{{50.0}} & 12.3 & {grey}90.0 & {grey}-- \\\\",
+        "source & measured & measured & reported & missing \\\\",
+    ):
+        assert line in text.splitlines()
+    check_latex(text, tmp_path)
+
+
+def test_latex_escapes(table, tmp_path):
+    text = tables.to_latex(table, tables.compile_table(table, tmp_path))
     assert "A \\& B, 100\\%" in text
-    assert "Two\\_2 & 12.3 & -- & -- & measured \\\\" in text
-    assert text.count("{") == text.count("}")
-    if shutil.which("pdflatex"):
-        head = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}"
-        (tmp_path / "t.tex").write_text(head + text + "\\end{document}")
-        subprocess.run(
-            ["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True
-        )
+    assert "Two\\_2 2B & 12.3 & -- & -- & measured \\\\" in text
+    odd = table.model_copy(update={"caption": r"~ ^ \ † – → {x}"})
+    check_latex(tables.to_latex(odd, tables.compile_table(odd, tmp_path)), tmp_path)
+
+
+def check_latex(text, folder):
+    """Compile where there is a LaTeX, else count what must be even."""
+    plain = re.sub(r"\\[{}]", "", text)
+    assert plain.count("{") == plain.count("}")
+    assert text.isascii()
+    body = text[text.index("\\toprule") :]
+    columns = re.search(r"begin\{tabular\}\{([lr]+)\}", text).group(1)
+    for line in body.splitlines():
+        if line.endswith("\\\\"):
+            spans = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+            assert len(re.findall(r"(?<!\\)&", line)) + sum(spans) + 1 == len(columns), line
+    if engine := shutil.which("pdflatex") or shutil.which("tectonic"):
+        head = "\\documentclass{article}\\usepackage{booktabs}\\usepackage[table]{xcolor}"
+        (folder / "t.tex").write_text(f"{head}\\begin{{document}}{text}\\end{{document}}")
+        options = ["-halt-on-error"] if "pdflatex" in engine else []
+        subprocess.run([engine, *options, "t.tex"], cwd=folder, check=True, capture_output=True)
 
 
 def test_reported_figures_that_are_not_there(table, tmp_path):
     def changed(**row):
         return table.model_copy(update={"rows": [table.rows[2].model_copy(update=row)]})
 
-    reported = table.rows[2].reported
-    wrong = changed(reported=reported.model_copy(update={"column": "Sytem"}))
-    with pytest.raises(RevelaError, match="unknown column 'Sytem'; did you mean 'System'"):
-        tables.compile_table(wrong, BENCHMARK, tmp_path)
-    (tmp_path / "printed.csv").write_text("task,System\ntask_a,90.0\n")
-    with pytest.raises(RevelaError, match="unknown task 'task_b'"):
-        tables.compile_table(changed(), BENCHMARK, tmp_path)
+    path = tmp_path / "printed.csv"
+    with pytest.raises(RevelaError, match=r"printed\.csv: unknown system 'Sytem'; did you mean 'S"):
+        tables.compile_table(changed(reported="Sytem"), tmp_path)
+    for text, message in (
+        (
+            "task,System\ntask_a,90.0\n",
+            r"printed\.csv: unknown task 'task_b'; did you mean 'task_a'",
+        ),
+        ("task,System\ntask_a,x\n", r"printed\.csv: not a CSV of figures: .*'x'"),
+        ("", r"printed\.csv: not a CSV of figures: No columns"),
+        ("name,System\ntask_a,1\n", "the first column is headed 'name'; allowed: task, model"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RevelaError, match=message) as caught:
+            tables.compile_table(changed(), tmp_path)
+        assert "\n" not in str(caught.value)
+    path.unlink()
+    with pytest.raises(RevelaError, match=r"printed\.csv: No such file"):
+        tables.compile_table(changed(), tmp_path)
 
 
 def test_an_unknown_measure(table, tmp_path):
@@ -86,7 +187,154 @@ def test_an_unknown_measure(table, tmp_path):
     with pytest.raises(
         RevelaError, match="unknown measure 'ndcg_at_11'; did you mean 'ndcg_at_10'"
     ):
-        tables.compile_table(wrong, BENCHMARK, tmp_path)
+        tables.compile_table(wrong, tmp_path)
+
+
+# ---------------------------------------------------------------------------- beside the paper
+
+
+def test_a_comparison_has_three_figures_and_a_verdict(table, tmp_path):
+    frame = reported.compare(table, tables.measured_figures(table, tmp_path))
+    assert tables.to_csv(frame).splitlines() == [
+        "system,task,printed,recomputed,adds_up,measured,difference,verdict",
+        "One,task_a,49.2,,,50.0,0.8,reproduced",
+        "One,task_b,30.0,,,25.0,-5.0,lower",
+        "One,Mean,40.0,39.6,no,37.5,-2.1,lower",
+        "Paper,task_a,90.0,,,,,not measured",
+        "Paper,task_b,1.5,,,,,not measured",
+        "Paper,Mean,45.8,45.8,yes,,,not measured",
+    ]
+    lines = tables.comparison_to_markdown(table, frame).splitlines()
+    assert lines[4] == "| One | task_a | 49.2 | – |  | 50.0 | 0.8 | reproduced |"
+    tight = table.model_copy(update={"tolerance": 0.5})
+    again = reported.compare(tight, tables.measured_figures(table, tmp_path))
+    assert again["verdict"].iloc[0] == "higher"
+
+
+@pytest.fixture(scope="module")
+def paper():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        config = load_config(Path("config.yaml"))
+        yield {name: config.table(name) for name in config.tables}
+
+
+PAPER_TABLES = sorted(path.stem for path in (ROOT / "data" / "paper").glob("*.csv"))
+
+
+def rows_of(name):
+    """Return the paper's figures by system, in the order in which they are printed."""
+    with (ROOT / "data" / "paper" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.reader(stream))
+    lines = lines if lines[0][0] == "model" else [list(line) for line in zip(*lines, strict=True)]
+    return lines[0][1:], {line[0]: line[1:] for line in lines[1:]}
+
+
+def test_every_table_of_the_paper_is_an_entry(paper):
+    assert sorted(paper) == PAPER_TABLES
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_reported_rows_print_the_paper(paper, name, tmp_path):
+    table = parse_settings(Table, paper[name].dump())
+    headings, rows = rows_of(name)
+    frame = tables.compile_table(table, tmp_path)
+    assert [row.reported for row in table.rows] == list(rows)
+    assert [*frame.columns] == [*headings, "source"]
+    for line, expected in zip(
+        csv.reader(tables.to_csv(frame).splitlines()[1:]), rows.values(), strict=True
+    ):
+        assert line[1:] == [*expected, "reported"]
+    grid = [
+        [cell.strip(" *") for cell in line.strip("|").split("|")]
+        for line in tables.to_markdown(table, frame).splitlines()[2:]
+        if "---" not in line
+    ]
+    grid = [list(line) for line in zip(*grid, strict=True)] if table.transposed else grid
+    printed = [line[1:-1] for line in grid if line[-1] == "reported"]
+    assert printed == list(rows.values())
+    check_latex(tables.to_latex(table, frame), tmp_path)
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_bold_is_what_the_caption_says(paper, name, tmp_path):
+    """Best of the row, among non-API models on CoIR, of a triplet or pair, or nowhere."""
+    table, (_, rows) = paper[name], rows_of(name)
+    apis = {"OpenAI-Ada-002", "Voyage-code-002"} if name == "coir" else set()
+    size = {"lm_size_coir": 3, "lm_size_beir": 3, "contriever_summary": 2}.get(name, len(rows))
+    expected = set()
+    systems = list(rows)
+    for heading in range(len(rows[systems[0]])):
+        for first in range(0, len(systems), size):
+            group = [system for system in systems[first : first + size] if system not in apis]
+            best = max(float(rows[system][heading]) for system in group)
+            expected |= {(s, heading) for s in group if float(rows[s][heading]) == best}
+    if name.startswith("batch_size") or name == "lm_after":
+        expected = set()
+    text = tables.to_latex(table, tables.compile_table(table, tmp_path))
+    lines = [line for line in text.splitlines() if line.endswith(" \\\\")]
+    grid = [line.split(" & ")[1:] for line in lines if re.search(r"\d\.\d\b", line)]
+    turned = grid if not table.transposed else list(zip(*grid, strict=True))
+    assert expected == {
+        (systems[row], column)
+        for row, cells in enumerate(turned)
+        for column, cell in enumerate(cells)
+        if "textbf" in cell
+    }
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_measured_rows_would_print_the_paper(paper, name, tmp_path):
+    table = paper[name]
+    headings, rows = rows_of(name)
+    for row in table.rows:
+        figures = dict(zip(headings, map(float, rows[row.reported]), strict=True))
+        for heading, tasks in table.columns:
+            for task, _, subset in (entry.partition(":") for entry in tasks):
+                path = tmp_path / str(row.model) / f"{task}.json"
+                path.parent.mkdir(exist_ok=True)
+                found = json.loads(path.read_text()) if path.exists() else {"subsets": {}}
+                score = {"ndcg_at_10": figures[heading] / 100}
+                found.update(score if not subset else {})
+                found["subsets"].update({subset: score})
+                path.write_text(json.dumps(found))
+    frame = tables.compile_table(table, tmp_path)
+    means = reported.check_means(table)
+    for row, (system, cells) in zip(table.rows, frame.iterrows(), strict=True):
+        assert cells["source"] == ("measured" if row.model else "reported")
+        shown = [f"{cells[heading]:.1f}" for heading in headings[:-1]]
+        assert shown == rows[row.reported][:-1]
+        mean = means["recomputed" if row.model else "printed"][system]
+        assert cells[table.mean] == pytest.approx(mean)
+    compared = reported.compare(table, tables.measured_figures(table, tmp_path))
+    assert set(compared["verdict"]) <= {"reproduced", "not measured"}
+
+
+def test_figures_of_the_paper_that_do_not_add_up(paper):
+    found = pd.concat({name: reported.check_means(table) for name, table in paper.items()})
+    found = found.round(1)
+    assert {key: tuple(row) for key, row in found[found["adds_up"] == "no"].iterrows()} == {
+        ("coir", "REPLUG 3B"): (53.9, 51.2, "no"),
+        ("coir", "Ada-2"): (45.6, 40.6, "no"),
+        ("coir", "Voyage-2"): (56.3, 51.2, "no"),
+    }
+    assert sorted(found.index[found["adds_up"] == "rounding"]) == [
+        ("beir", "REPLUG 0.5B"),
+        ("fineweb_beir", "Revela 0.1B"),
+        ("lm_size_beir", "Revela 0.5B / 0.1B"),
+    ]
+
+
+def test_check_paper_prints_what_does_not_add_up(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    cli.check_paper(Path("config.yaml"))
+    lines = capsys.readouterr().out.splitlines()
+    assert "coir: REPLUG 3B: Mean printed 53.9, recomputed 51.2" in lines
+    assert "beir: REPLUG 0.5B: Mean printed 34.2, recomputed 34.1 (rounding)" in lines
+    assert len(lines) == 6
+
+
+# ---------------------------------------------------------------------------- figures
 
 
 @pytest.fixture

@@ -75,7 +75,13 @@ CONFIG = {
                 {"label": name, "model": name}
                 for name in ("bm25", "untouched", "tiny-contriever", "tiny-replug", "tiny-revela")
             ],
-        }
+        },
+        "printed": {
+            "caption": "As printed",
+            "benchmark": "mine",
+            "reported": "printed.csv",
+            "rows": [{"label": "BM25", "model": "bm25", "reported": "BM25"}],
+        },
     },
     "figures": {
         "curves": {
@@ -114,6 +120,7 @@ def project(tmp_path_factory) -> Path:
     )
     (collection / "queries.jsonl").write_text('{"_id": "q", "text": "mud of rivers"}\n')
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
+    (folder / "printed.csv").write_text("task,BM25\nnotes-task,99.5\nMean,90.0\n")
     write_config(folder, CONFIG)
     result = snakemake(folder)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -156,6 +163,7 @@ def test_everything_is_made_with_a_manifest(project):
         "tables/notes.csv",
         "tables/notes.md",
         "tables/notes.tex",
+        "tables/printed_vs_paper.md",
         "figures/curves.png",
         "figures/dynamics.pdf",
         "figures/backbone.png",
@@ -180,6 +188,10 @@ def test_everything_is_made_with_a_manifest(project):
     assert rows[0] == "system,notes-task,Mean,source"
     assert rows[1].startswith("bm25,100.0,100.0,measured")
     assert len(rows) == 6
+    assert (project / "results/tables/printed_vs_paper.csv").read_text().splitlines()[1:] == [
+        "BM25,notes-task,99.5,,,100.0,0.5,reproduced",
+        "BM25,Mean,90.0,99.5,no,100.0,0.5,reproduced",
+    ]
     hidden = [p for p in (project / "results").rglob(".*") if p.name.endswith(".part")]
     assert not hidden
 
@@ -206,7 +218,7 @@ def test_changed_text_is_noticed(project):
 
 
 def test_a_step_that_fails_fails_its_job(project, tmp_path):
-    for name in ("Snakefile", "config.yaml"):
+    for name in ("Snakefile", "config.yaml", "printed.csv"):
         shutil.copy(project / name, tmp_path)
     for name in ("workflow", "envs", "revela"):
         shutil.copytree(project / name, tmp_path / name)

@@ -24,6 +24,8 @@ try:
 except RevelaError as error:
     raise WorkflowError(str(error))
 
+COMPARED = [name for name, table in CONFIG.tables.items() if table.reported]
+
 TASKS = {
     task: name
     for name, benchmark in CONFIG.benchmarks.items()
@@ -144,10 +146,16 @@ def task_settings(task):
 
 def table_scores(table):
     """Return the scores that a table's measured rows need."""
-    entry = CONFIG.tables[table]
-    tasks = entry.columns or CONFIG.benchmarks[entry.benchmark].tasks
+    entry = CONFIG.table(table)
     models = [row.model for row in entry.rows if row.model]
-    return expand("results/scores/{model}/{task}.json", model=models, task=tasks)
+    return expand(
+        "results/scores/{model}/{task}.json", model=models, task=entry.tasks()
+    )
+
+
+def reported_file(table):
+    """Return the file of a table's printed figures, if there is one."""
+    return CONFIG.tables[table].reported or []
 
 
 def figure_inputs(figure):

@@ -4,10 +4,8 @@
 rule table:
     input:
         scores=lambda w: table_scores(w.table),
-        reported=lambda w: [
-            row.reported.file for row in CONFIG.tables[w.table].rows if row.reported
-        ],
-        code="revela/tables.py",
+        reported=lambda w: reported_file(w.table),
+        code=["revela/tables.py", "revela/reported.py"],
     output:
         csv=report(
             "results/tables/{table}.csv",
@@ -22,12 +20,30 @@ rule table:
     conda:
         "../../envs/evaluate.yaml"
     params:
-        settings=lambda w: CONFIG.tables[w.table].dump(),
-        benchmark=lambda w: CONFIG.benchmarks[CONFIG.tables[w.table].benchmark].dump(),
+        settings=lambda w: CONFIG.table(w.table).dump(),
         caption=lambda w: CONFIG.tables[w.table].caption,
     shell:
-        "python -m revela table --settings {params.settings:q} --benchmark {params.benchmark:q}"
-        " --scores results/scores --output {output.csv:q} 2>&1 | record {log:q}"
+        "python -m revela table --settings {params.settings:q} --scores results/scores"
+        " --output {output.csv:q} 2>&1 | record {log:q}"
+
+
+rule compare:
+    input:
+        scores=lambda w: table_scores(w.table),
+        reported=lambda w: reported_file(w.table),
+        code=["revela/tables.py", "revela/reported.py"],
+    output:
+        csv="results/tables/{table}_vs_paper.csv",
+        md="results/tables/{table}_vs_paper.md",
+    log:
+        "results/logs/compare/{table}.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        settings=lambda w: CONFIG.table(w.table).dump(),
+    shell:
+        "python -m revela compare --settings {params.settings:q} --scores results/scores"
+        " --output {output.csv:q} 2>&1 | record {log:q}"
 
 
 rule figure:
