@@ -1,4 +1,4 @@
-"""Attention on a CPU: PyTorch's fused kernel against its parts, forward and backward.
+"""Attention on a CPU: PyTorch's fused kernel against its parts, with and without gradients.
 
 Shapes of a batch of 16 chunks at SmolLM2-135M's width: causal self-attention of 32 rows, and 16
 readers of 10 documents.
@@ -6,6 +6,7 @@ readers of 10 documents.
     python bench/attention.py
 """
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -22,9 +23,16 @@ def states(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
-def run(output: Callable[[], Tensor]) -> Callable[[], None]:
-    """Return a forward and backward pass."""
-    return lambda: output().float().sum().backward()
+def run(output: Callable[[], Tensor], learning: bool) -> Callable[[], None]:
+    """Return a forward and backward pass, or one without gradients."""
+
+    def both() -> None:
+        with torch.set_grad_enabled(learning):
+            result = output().float().sum()
+        if learning:
+            result.backward()
+
+    return both
 
 
 def main() -> None:
@@ -51,11 +59,14 @@ def main() -> None:
                 ),
             ),
         }
-        for name, (parts, fused) in pairs.items():
-            found = medians({"parts": run(parts), "fused": run(fused)})
+        for (name, (parts, fused)), learning in itertools.product(pairs.items(), (True, False)):
+            if not learning and dtype == torch.float32:
+                continue  # there the project takes the fused kernel itself
+            found = medians({"parts": run(parts, learning), "fused": run(fused, learning)})
             precision = str(dtype).removeprefix("torch.")
             cells = [f"{1000 * found[kind]:.0f}" for kind in ("parts", "fused")]
-            rows.append([f"{name}, {precision}", *cells, f"{found['fused'] / found['parts']:.2f}"])
+            kind = f"{name}, {precision}{'' if learning else ', no gradients'}"
+            rows.append([kind, *cells, f"{found['fused'] / found['parts']:.2f}"])
     heading = ["Attention", "parts, ms", "fused, ms", "fused / parts"]
     report("Attention on a CPU", "python bench/attention.py", heading, rows)
 

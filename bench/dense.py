@@ -32,7 +32,7 @@ def dense_loss(
 
 
 def plain_pass(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the loss of a plain padded pass over e and h rows: what no method can do without."""
+    """Return the loss of a plain padded pass over e and h rows, all logits at once."""
     model.set_attn_implementation("sdpa")
     output = model.get_decoder()(
         input_ids=torch.cat([input_ids, input_ids]),

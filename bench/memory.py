@@ -3,7 +3,7 @@
 Against the dense way at one layer, where that still fits, and as the batch grows. With `--large`
 instead a whole step (retriever and language model of SmolLM2-135M's full size, gradient
 checkpointing, bfloat16) at B = 64 and 128. The peak is the resident memory above what stood
-before the step, so that weights do not count, but gradients do.
+before the step, so that weights do not count, but their gradients do.
 
     python bench/memory.py
     python bench/memory.py --large
@@ -52,7 +52,9 @@ def against_dense() -> None:
         found = {}
         for uniform in (False, True):
             similarity = similarities(size, uniform)
+            model.zero_grad()
             found[uniform] = peak_gb(ours(model, ids, mask, similarity))
+        model.zero_grad()
         other = peak_gb(dense(model, ids, mask, similarity)) if size <= 32 else None
         rows.append(
             [

@@ -31,11 +31,11 @@ def matmul_rate(device: torch.device, size: int) -> float:
     return 2 * size**3 / seconds
 
 
-def step_flops(model: nn.Module, tokens: int) -> float:
-    """Return FLOPs of a pass: frozen weights take part in two products, trained ones in three."""
-    used = {id(weight): weight for weight in model.parameters()}.values()
-    frozen = sum(weight.numel() for weight in used if not weight.requires_grad)
-    trained = sum(weight.numel() for weight in used if weight.requires_grad)
+def layer_flops(model: nn.Module, tokens: int) -> float:
+    """Return FLOPs of the layers' products: two a token of a frozen weight, three of a trained."""
+    named = [item for item in model.named_parameters() if "embed" not in item[0]]
+    frozen = sum(weight.numel() for _, weight in named if not weight.requires_grad)
+    trained = sum(weight.numel() for _, weight in named if weight.requires_grad)
     return tokens * (4.0 * frozen + 6.0 * trained)
 
 
@@ -82,8 +82,15 @@ def measure(shape: str, device: torch.device, rate: float, tiny: bool) -> list[s
         torch.cuda.set_sync_debug_mode("default")
         waits = len(caught)
     tokens = int(inputs[1].sum()), int(inputs[3].sum())
-    # The e rows that are read: one document a reader, some of them the same.
-    flops = step_flops(adapted[0], tokens[0]) + step_flops(adapted[1], round(1.6 * tokens[1]))
+    rows: list[int] = []  # tokens of e and h rows that went through the language model
+    hook = models[1].model.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    step()
+    hook.remove()
+    head = models[1].get_output_embeddings()
+    flops = layer_flops(adapted[0], tokens[0]) + layer_flops(models[1].model, rows[0])
+    flops += 4.0 * head.weight.numel() * tokens[1]  # of the h rows alone
     return [
         shape,
         f"{16 / seconds:.0f}",

@@ -66,8 +66,8 @@ def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -
 def attend(query_NGMD: Tensor, key_NGKD: Tensor, value_NGKD: Tensor, mask: Tensor | None) -> Tensor:
     """Return softmax(QKᵀ)V of scaled queries, where the mask is true, as (N, G, M, D').
 
-    On a CPU the fused kernel takes three times as long as its parts in bfloat16, a tenth less in
-    float32, and clearly less in float32 without gradients (`bench/attention.py`).
+    On a CPU the fused kernel takes two to three times as long as its parts in bfloat16, and a tenth
+    less in float32 (`bench/attention.py`); there, without gradients, it is the one to take.
     """
     fused_wins = query_NGMD.dtype == torch.float32 and not torch.is_grad_enabled()
     if query_NGMD.is_cuda or fused_wins:
