@@ -357,7 +357,8 @@ def revela(*arguments: str, **options) -> subprocess.CompletedProcess:
             "NAME=PATH",
         ),
         (["check", "none.yaml"], "none.yaml: No such file or directory"),
-        (["settings", str(ROOT / "config.yaml"), "experiments", "revela-wiki"], "did you mean"),
+        (["settings", str(ROOT / "config.backbone.yaml"), "corpora", "book"], "did you mean"),
+        (["check", str(ROOT / "config.yaml")], "coir.csv: No such file"),  # not where it stands
     ],
 )
 def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
@@ -380,14 +381,14 @@ def test_every_command_has_help():
 
 
 def test_settings_printed_for_a_rule_run_by_hand(tmp_path, project):
-    printed = revela("settings", project / "config.yaml", "corpora", "notes").stdout
+    printed = revela("settings", "config.yaml", "corpora", "notes", cwd=project).stdout
     result = revela("chunk", "--settings", printed, "--output", tmp_path / "c.parquet", cwd=project)
     assert result.returncode == 0, result.stderr
     assert "60 documents" in result.stdout
 
 
 def test_a_full_disk_leaves_nothing_behind(project, tmp_path):
-    settings = revela("settings", project / "config.yaml", "corpora", "notes").stdout
+    settings = revela("settings", "config.yaml", "corpora", "notes", cwd=project).stdout
     small = (500, 500)  # bytes that a file may have: the same failure as a full disk
     result = revela(
         "chunk", "--settings", settings, "--output", tmp_path / "c.parquet",
