@@ -93,7 +93,7 @@ def prepared(language_model: Any, length: int) -> Any:
         raise ValueError(f"{name} attends to {window} tokens only, the chunks have {length}")
     if model.config._attn_implementation == NAME:
         return model
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_dropout"):
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, key, None):
             raise ValueError(f"{name} has {key}, which in-batch attention does not do")
     if (getattr(config, "logit_scale", None) or getattr(config, "logits_scaling", None) or 1) != 1:

@@ -127,8 +127,11 @@ def in_batch_loss(
         last_layer=-1 if dual_loss else last_layer(model),
         exchange=documents.exchange,
     )
-    rows = torch.cat([input_ids[documents.own], input_ids])[:, : max(lengths)]
-    return _loss(model, rows, e_lengths, lengths, in_batch, dual_loss)
+    (own,) = to_device([np.array(documents.own, np.int64)], input_ids.device)
+    rows = torch.cat([input_ids[own], input_ids])[:, : max(lengths)]
+    loss = _loss(model, rows, e_lengths, lengths, in_batch, dual_loss)
+    # Others wait for this process's part of the similarities' gradient, also where it is zero.
+    return loss + 0 * similarity.sum() if group else loss
 
 
 def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

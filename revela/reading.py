@@ -67,7 +67,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
-        gradient = outer[0].contiguous()
+        gradient = outer[0].clone(memory_format=torch.contiguous_format)  # others may hold it
         distributed.all_reduce(gradient, group=ctx.group)  # gloo has no reduce_scatter
         start = distributed.get_rank(ctx.group) * ctx.size
         return gradient[start : start + ctx.size], None
@@ -139,7 +139,7 @@ def documents_read(
         group: the processes whose chunks read each other; None for this one alone.
         device: of the keys and values.
     """
-    size, wanted = len(kept), np.any(kept, axis=0, keepdims=True)[0]
+    size, wanted = len(kept), kept.sum(axis=0) > 0
     if not group:
         own = [j for j in range(size) if all_own or wanted[j]]
         return Documents(own, {column: row for row, column in enumerate(own)}, lengths)
@@ -182,7 +182,7 @@ def readers_of(
     starts = np.cumsum([0, *lengths[:-1]])
     sizes = np.asarray(lengths)
     read = []  # (reading tokens, column, readers)
-    for column in np.flatnonzero(np.any(kept, axis=0)):
+    for column in np.flatnonzero(kept.sum(axis=0)):
         readers = np.flatnonzero(kept[:, column])
         read.append((int(sizes[readers].sum()), int(column), readers))
     blocks: list[list[Any]] = []

@@ -41,7 +41,8 @@ def losses(
         model, ids, mask, similarity, value_norm=True, group=group, min_similarity=min_similarity
     )
     loss.backward()
-    found = {"loss": loss.detach(), "embedding": embedding.grad / world}
+    kept = (similarity.detach() >= min_similarity).sum()
+    found = {"loss": loss.detach(), "kept": kept, "embedding": embedding.grad / world}
     found |= {name: weight.grad / world for name, weight in model.named_parameters()}
     torch.save(found, Path(folder) / f"{world}-{rank}.pt")
     if group:
@@ -56,13 +57,13 @@ def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature):
 
 
 def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path):
-    """Weights of 0.2 and a bound above: no pair is kept in either, then only some are."""
-    for bound in (0.21, 0.199):
-        folder = tmp_path / str(bound)
-        folder.mkdir()
-        losses(0, 1, 1.0, str(folder), bound)
-        multiprocessing.spawn(losses, (2, 1.0, str(folder), bound), nprocs=2)
-        compare(folder)
+    """At this bound one process keeps a pair for each of its chunks, the other none at all."""
+    bound = 0.36
+    losses(0, 1, 1.0, str(tmp_path), bound)
+    multiprocessing.spawn(losses, (2, 1.0, str(tmp_path), bound), nprocs=2)
+    compare(tmp_path)
+    kept = [torch.load(tmp_path / f"2-{rank}.pt")["kept"] for rank in (0, 1)]
+    assert [int(pairs) for pairs in kept] == [0, 3]
 
 
 def compare(folder: Path) -> None:
@@ -73,5 +74,5 @@ def compare(folder: Path) -> None:
         torch.cat([first.pop("embedding"), second.pop("embedding")]), whole.pop("embedding")
     )
     for name, expected in whole.items():
-        if name != "loss":  # processes' gradients are averaged
+        if name not in ("loss", "kept"):  # processes' gradients are averaged
             torch.testing.assert_close(first[name] + second[name], expected, msg=name)
