@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from revela.chunking import chunk_text, train_punkt
-from revela.config import PackagesCorpus
 from revela.corpora import Document, Skipped, read_documents
+from revela.settings import PackagesCorpus
 
 PACKAGES = ["numpy", "pandas", "scipy", "sklearn", "torch", "transformers"]
 REPEATS = 3

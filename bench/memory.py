@@ -20,9 +20,9 @@ import torch
 from common import chunk_lengths, ragged_batch, random_model, report
 from step import batch, dense, ours, similarities
 
-from revela.config import Encoding, RevelaObjective
 from revela.encoder import Encoder
 from revela.objectives.revela import Revela
+from revela.settings import Encoding, RevelaObjective
 
 
 def peak_gb(run: Callable[[], object]) -> float:

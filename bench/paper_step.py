@@ -17,9 +17,9 @@ import torch
 from common import SHAPES, chunk_lengths, medians, ragged_batch, random_model, report
 from torch import Tensor, nn
 
-from revela.config import Encoding, Lora, RevelaObjective
 from revela.encoder import Encoder, add_lora
 from revela.objectives.revela import Revela
+from revela.settings import Encoding, Lora, RevelaObjective
 
 BATCHES = 320_000
 

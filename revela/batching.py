@@ -12,9 +12,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from revela.config import Batches
 from revela.corpora import json_lines
 from revela.errors import RevelaError
+from revela.settings import Batches
 
 SCHEMA = pa.schema([("source", pa.string()), ("texts", pa.list_(pa.string()))])
 """Columns of a batch file: the corpus its chunks come from, its B chunks in document order."""

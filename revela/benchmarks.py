@@ -5,9 +5,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from revela.config import AnyBenchmark, MtebBenchmark
 from revela.corpora import json_lines
 from revela.errors import RevelaError, unknown_name
+from revela.settings import AnyBenchmark, MtebBenchmark
 
 
 def load_task(benchmark: AnyBenchmark, task: str, folder: Path | None) -> Any:

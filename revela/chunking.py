@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from revela.config import Corpus
 from revela.corpora import Document, Skipped, read_documents
 from revela.errors import RevelaError
+from revela.settings import Corpus
 
 SCHEMA = pa.schema([("document", pa.string()), ("position", pa.int32()), ("text", pa.string())])
 """Columns of a chunk file: document id, place of the chunk in it, text."""

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from revela import outputs
-from revela.config import (
+from revela.config import load_config
+from revela.errors import RevelaError, unknown_name
+from revela.report_settings import AnyFigure, Table
+from revela.settings import (
     AnyBenchmark,
     AnyCorpus,
-    AnyFigure,
     AnyModel,
     Backbone,
     Batches,
@@ -20,11 +22,8 @@ from revela.config import (
     Pairs,
     PydocsBenchmark,
     Settings,
-    Table,
-    load_config,
     parse_settings,
 )
-from revela.errors import RevelaError, unknown_name
 
 app = typer.Typer(
     help="Dense retriever learning via language modeling: raw text in, retriever out.",

@@ -8,9 +8,9 @@ import datasets
 import torch
 
 from revela import outputs
-from revela.config import Experiment
 from revela.encoder import pad, token_ids
 from revela.errors import RevelaError
+from revela.settings import Experiment
 
 
 class BatchCollator:

@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from revela.config import AnyCorpus, FilesCorpus, HubCorpus, PackagesCorpus, RowCorpus
 from revela.errors import RevelaError, unknown_name
+from revela.settings import AnyCorpus, FilesCorpus, HubCorpus, PackagesCorpus, RowCorpus
 
 _JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 

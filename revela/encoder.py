@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from revela.config import Encoding, Lora
 from revela.errors import RevelaError
 from revela.hub import explain
+from revela.settings import Encoding, Lora
 
 Role = Literal["query", "passage"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from revela.config import AnyModel, Bm25Model, EncoderModel
 from revela.encoder import Encoder, load_encoder
+from revela.settings import AnyModel, Bm25Model, EncoderModel
 
 _RUN_DEPTH = 100  # documents of a query that a saved run keeps
 

@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib
 import pandas as pd
 
-from revela.config import AnyFigure, DynamicsFigure, LearningFigure, PretrainingFigure
 from revela.errors import RevelaError
+from revela.report_settings import AnyFigure, DynamicsFigure, LearningFigure, PretrainingFigure
 from revela.trainlog import read_log
 
 matplotlib.use("Agg")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from revela.batching import sample
-from revela.config import Pairs
 from revela.errors import RevelaError
+from revela.settings import Pairs
 
 SCHEMA = pa.schema(
     [

@@ -12,9 +12,9 @@ import transformers
 
 from revela import outputs
 from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
-from revela.config import Backbone
 from revela.encoder import device_and_dtype
 from revela.errors import RevelaError
+from revela.settings import Backbone
 from revela.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"

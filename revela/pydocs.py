@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from revela.config import PydocsBenchmark
+from revela.settings import PydocsBenchmark
 
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
 _MIN_DOCSTRING_WORDS = 6

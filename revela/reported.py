@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from revela.config import Table
 from revela.errors import RevelaError, unknown_name
+from revela.report_settings import Table
 
 _HALF_UNIT = 0.05  # figures are printed with one decimal
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from revela.config import Row, Table
 from revela.errors import RevelaError, unknown_name
+from revela.report_settings import Row, Table
 from revela.reported import printed_figures
 
 SOURCE = "source"

@@ -14,13 +14,13 @@ from torch import nn
 from revela import outputs
 from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
 from revela.collators import BatchCollator, PairCollator, load_rows
-from revela.config import Experiment
 from revela.encoder import Encoder, add_lora, device_and_dtype, load_model, load_tokenizer
 from revela.errors import RevelaError
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, similarity_measures
 from revela.reading import NotFinite
+from revela.settings import Experiment
 from revela.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from revela import batching, chunking, pairs
 from revela.batching import group_consecutive, make_batches, read_batches, read_jsonl, write_jsonl
-from revela.config import Batches, Pairs
 from revela.errors import RevelaError
+from revela.settings import Batches, Pairs
 from tests.conftest import TEXTS
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.chunking import chunk_corpus, chunk_text, train_punkt
-from revela.config import FilesCorpus
 from revela.errors import RevelaError
+from revela.settings import FilesCorpus
 from tests.conftest import TEXTS
 
 PUNKT = train_punkt(TEXTS * 20)

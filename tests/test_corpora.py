@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from revela.config import AnyCorpus, parse_settings
 from revela.corpora import Skipped, read_documents
 from revela.errors import RevelaError
+from revela.settings import AnyCorpus, parse_settings
 
 
 def documents(skipped=None, **settings):

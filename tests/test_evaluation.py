@@ -10,10 +10,10 @@ from ir_measures import nDCG
 
 from revela import evaluation
 from revela.benchmarks import load_task, local_task
-from revela.config import Bm25Model, Encoding, MtebBenchmark, PydocsBenchmark
 from revela.encoder import load_encoder
 from revela.errors import RevelaError
 from revela.pydocs import standard_library_functions, write_task
+from revela.settings import Bm25Model, Encoding, MtebBenchmark, PydocsBenchmark
 from tests.conftest import TEXTS
 
 

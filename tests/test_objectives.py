@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from revela.config import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
 from revela.encoder import Encoder, load_encoder, load_tokenizer, pad
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug, cross_losses
 from revela.objectives.revela import Revela, similarity_measures
+from revela.settings import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
 from tests.conftest import TEXTS, tiny_llama
 
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from revela.config import Backbone
 from revela.encoder import load_model, load_tokenizer
 from revela.errors import RevelaError
 from revela.pretraining import pretrain
+from revela.settings import Backbone
 from revela.trainlog import read_log
 from tests.conftest import TEXTS
 

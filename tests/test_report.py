@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 
 from revela import cli, figures, reported, tables
-from revela.config import CurvesFigure, DynamicsFigure, Table, load_config, parse_settings
+from revela.config import load_config
 from revela.errors import RevelaError
+from revela.report_settings import CurvesFigure, DynamicsFigure, Table
+from revela.settings import parse_settings
 from revela.trainlog import append_line
 
 ROOT = Path(__file__).parent.parent

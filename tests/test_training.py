@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from revela import batching, pairs, training
 from revela.checkpoints import last_checkpoint
 from revela.collators import BatchCollator
-from revela.config import Encoding, Experiment
 from revela.encoder import load_encoder, load_model, load_tokenizer
 from revela.errors import RevelaError
+from revela.settings import Encoding, Experiment
 from revela.training import train
 from revela.trainlog import read_log
 from tests.conftest import TEXTS

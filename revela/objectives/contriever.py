@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from revela.config import ContrieverObjective
 from revela.encoder import Encoder
+from revela.settings import ContrieverObjective
 
 
 class Contriever(nn.Module):

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.config import ReplugObjective
 from revela.decoder import prepared, run_packed
 from revela.encoder import Encoder
 from revela.losses import token_losses
 from revela.packing import Packing, causal_attention
+from revela.settings import ReplugObjective
 
 
 class Replug(nn.Module):

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
-from revela.config import RevelaObjective
 from revela.encoder import Encoder
 from revela.inbatch_attention import in_batch_loss, in_batch_similarity, plain_loss
 from revela.reading import all_gather
+from revela.settings import RevelaObjective
 
 
 class Revela(nn.Module):

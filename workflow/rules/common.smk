@@ -6,7 +6,8 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from revela.benchmarks import collection_files
-from revela.config import MtebBenchmark, PydocsBenchmark, parse_config
+from revela.config import parse_config
+from revela.settings import MtebBenchmark, PydocsBenchmark
 from revela.corpora import local_files
 from revela.errors import RevelaError
 

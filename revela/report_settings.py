@@ -1,0 +1,123 @@
+"""What a table or a figure is told: systems, columns, what is printed beside them."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from revela.settings import Settings
+
+OneOrMore = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+# A list of pairs: the order of columns must survive the sorting of keys that `dump` does.
+Columns = Annotated[
+    list[tuple[str, OneOrMore]],
+    BeforeValidator(lambda v: list(v.items()) if isinstance(v, dict) else v),
+]
+
+
+class Row(Settings):
+    """One system of a table: measured here (`model`), printed elsewhere (`reported`), or both.
+
+    A system with both is shown as measured, and compared with what was printed.
+    """
+
+    label: str
+    size: str = Field("", description="of the model, printed under the label")
+    group: str = Field("", description="a heading over neighbouring systems")
+    model: str | None = None
+    reported: str | None = Field(None, description="its name in the table's `reported` file")
+    shaded: bool = Field(False, description="on grey in LaTeX, e.g. what is supervised")
+    ranked: bool = Field(True, description="may be in bold; false for what does not compete")
+
+    @model_validator(mode="after")
+    def _some_source(self) -> Self:
+        if self.model is None and self.reported is None:
+            raise ValueError("give model, reported or both")
+        return self
+
+
+class Table(Settings):
+    """Systems × tasks and their mean, nDCG@10 × 100.
+
+    `benchmark` shows each of its tasks under its own name, `columns` chooses and names them. A
+    table that only reports may have neither: it shows the tasks of its `reported` file.
+    """
+
+    caption: str
+    rows: list[Row] = Field(min_length=1)
+    benchmark: str | None = None
+    columns: Columns = Field(
+        [], description="heading → task, task:split/subset, benchmark, or a list: their mean"
+    )
+    reported: str | None = Field(
+        None, description="CSV of printed figures; `task` or `model` heads its first column"
+    )
+    mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
+    bold: Literal["table", "group", "none"] = Field("table", description="best of which systems")
+    transposed: bool = Field(False, description="print tasks as rows, systems as columns")
+    tolerance: float = Field(1.0, ge=0, description="points within which a figure is reproduced")
+    measure: str = "ndcg_at_10"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.benchmark and self.columns:
+            raise ValueError("give at most one of benchmark, columns")
+        if not self.benchmark and not self.columns and any(row.model for row in self.rows):
+            raise ValueError("measured rows need benchmark or columns")
+        if (self.reported is not None) != any(row.reported for row in self.rows):
+            raise ValueError("reported, a CSV file, and rows with reported need each other")
+        names = self.names()
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two rows are called {min(twice)!r}: change label, size or group")
+        return self
+
+    def names(self) -> list[str]:
+        """Return what each row is called: label and size, after its group where two would clash."""
+        short = [f"{row.label} {row.size}".strip() for row in self.rows]
+        return [
+            f"{row.group} / {name}" if row.group and short.count(name) > 1 else name
+            for row, name in zip(self.rows, short, strict=True)
+        ]
+
+    def tasks(self) -> list[str]:
+        """Return the tasks that a measured row needs, without their subsets, each once."""
+        return list(dict.fromkeys(c.partition(":")[0] for _, cs in self.columns for c in cs))
+
+
+class CurvesFigure(Settings):
+    """Training curves: loss, loss without in-batch attention, mean top similarity."""
+
+    kind: Literal["curves"]
+    caption: str
+    experiments: dict[str, str] = Field(min_length=1, description="experiment → label")
+
+
+class DynamicsFigure(Settings):
+    """In-batch similarities of one batch at several steps (paper, figure 6)."""
+
+    kind: Literal["dynamics"]
+    caption: str
+    experiment: str
+
+
+class LearningFigure(Settings):
+    """What experiments score on a task at the steps whose retriever they keep, and at the end."""
+
+    kind: Literal["learning"]
+    caption: str
+    task: str
+    experiments: dict[str, str] = Field(min_length=1, description="experiment → label")
+    measure: str = "ndcg_at_10"
+
+
+class PretrainingFigure(Settings):
+    """A backbone's loss, in training and on held-out documents, over the tokens seen."""
+
+    kind: Literal["pretraining"]
+    caption: str
+    backbone: str
+
+
+AnyFigure = Annotated[
+    CurvesFigure | DynamicsFigure | LearningFigure | PretrainingFigure,
+    Field(discriminator="kind"),
+]
