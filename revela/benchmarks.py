@@ -75,6 +75,8 @@ def local_task(name: str, folder: Path) -> Any:
         )
 
         def load_data(self, **_: Any) -> None:
+            if self.data_loaded:
+                return
             self.dataset = {
                 "default": {
                     "test": {

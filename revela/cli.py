@@ -176,30 +176,45 @@ def evaluate(
     task: str,
     model: Annotated[str, typer.Option(help="The model's settings as JSON.")],
     benchmark: Annotated[str, typer.Option(help="The benchmark's settings as JSON.")],
-    scores: Annotated[Path, typer.Option(help="JSON file to write.")],
+    scores: Annotated[Path, typer.Option(help="JSON file to write; <name>.queries.csv beside it.")],
     run: Annotated[Path, typer.Option(help="TREC run to write.")],
+    cache: Annotated[
+        Path, typer.Option(help="Folder for embeddings and indexes: a killed call goes on there.")
+    ],
     folder: Annotated[Path | None, typer.Option(help="The task's collection, if local.")] = None,
     name: Annotated[str, typer.Option(help="What the model is called in runs.")] = "model",
 ) -> None:
-    """Evaluate a model on a task: scores as JSON, ranked lists as a TREC run."""
+    """Evaluate a model on a task: scores as JSON, ranked lists as a TREC run, nDCG@10 a query."""
+    import shutil
+
+    from revela import evaluation
     from revela.benchmarks import collection_files, load_task
-    from revela.evaluation import evaluate as measure
-    from revela.evaluation import load_for_mteb
+    from revela.hub import commit
 
     parsed, suite = parse_settings(AnyModel, model), parse_settings(AnyBenchmark, benchmark)
     loaded_task = load_task(suite, task, folder)
-    local = Path(getattr(parsed, "retriever", ""))
-    weights = [local] if parsed.kind == "encoder" and local.is_dir() else []
-    revision = outputs.sha256(local)[:12] if weights else getattr(parsed, "revision", None)
-    found, lines = measure(
-        load_for_mteb(parsed, name, revision or "none", suite.max_length), loaded_task
-    )
-    outputs.write_text(run, "\n".join(lines) + "\n")
-    outputs.write_json(scores, found)
-    inputs = weights + (collection_files(folder) if folder else [])
-    facts = {"task": task, "max_length": suite.max_length, "revision": revision}
+    revision = evaluation.revision_of(parsed)
+    searcher = evaluation.load_searcher(parsed, name, revision, suite, cache)
+    found = evaluation.evaluate(searcher, loaded_task)
+    outputs.write_text(run, found.run)
+    outputs.write_text(scores.with_suffix(".queries.csv"), found.queries)
+    outputs.write_json(scores, found.scores)
+    weights = evaluation.weights_of(parsed)
+    facts = {
+        "task": task,
+        "benchmark": suite.model_dump(mode="json"),
+        "revision": revision,
+        "commits": {name: commit(name, asked) for name, asked in weights.items()},
+        "queries_without_judgement": found.unjudged,
+    }
+    local = [Path(name) for name in weights if Path(name).is_dir()]
+    inputs = local + (collection_files(folder) if folder else [])
     outputs.write_manifest(scores, parsed.model_dump(mode="json"), inputs, **facts)
-    print(f"{name} on {task}: nDCG@10 {100 * found['ndcg_at_10']:.1f}")
+    if parsed.kind == "encoder":
+        shutil.rmtree(cache, ignore_errors=True)  # large, and quickly made again
+    if found.unjudged:
+        print(f"{found.unjudged} queries have no relevant document and do not count")
+    print(f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}")
 
 
 @app.command()

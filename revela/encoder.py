@@ -1,22 +1,22 @@
 """The encoder: text → token ids → vector, the same function for training and evaluation."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from revela.errors import RevelaError
 from revela.hub import explain
-from revela.settings import Encoding, Lora
+from revela.settings import EncoderModel, Encoding, Lora
 
 Role = Literal["query", "passage"]
 
 _PAD_MULTIPLE = 8
+_TOKENS_PER_BATCH = {"cpu": 4_096, "cuda": 65_536}
 
 
 def token_ids(
@@ -83,6 +83,11 @@ class Encoder(nn.Module):
         """Where the weights are."""
         return next(self.model.parameters()).device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are."""
+        return next(self.model.parameters()).dtype
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return embeddings (N, D) in float32 of right-padded ids (N, L), of unit length if set."""
         hidden_NLD = self.model(
@@ -100,11 +105,23 @@ class Encoder(nn.Module):
 
     @torch.inference_mode()
     def encode(
-        self, texts: Sequence[str], role: Role, max_length: int, tokens_per_batch: int = 16_384
+        self,
+        texts: Sequence[str],
+        role: Role,
+        max_length: int,
+        on_batch: Callable[[int], Any] | None = None,
+        tokens_per_batch: int | None = None,
     ) -> Tensor:
         """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
 
-        Texts of like length share a batch, so that little is spent on padding.
+        Texts of like length share a batch of so many tokens, so that little is spent on padding.
+
+        Args:
+            texts: N texts.
+            role: which prefix they get.
+            max_length: tokens of a text at most.
+            on_batch: called with the number of texts of each batch that is done.
+            tokens_per_batch: padding included; what suits the device if not given.
 
         Raises:
             RevelaError: an embedding is not finite; names the text.
@@ -112,19 +129,19 @@ class Encoder(nn.Module):
         rows = token_ids(self.tokenizer, texts, role, self.encoding, max_length)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
-        with tqdm(total=len(rows), desc=f"encoding {role}", mininterval=2, leave=False) as progress:
-            while order:
-                width = len(rows[order[0]]) + _PAD_MULTIPLE
-                batch = order[: max(1, tokens_per_batch // width)]
-                order = order[len(batch) :]
-                ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
-                output = self(ids.to(self.device), mask.to(self.device)).cpu()
-                if not bool(output.isfinite().all()):
-                    bad = batch[int((~output.isfinite()).any(1).nonzero()[0])]
-                    raise RevelaError(f"the embedding of {texts[bad][:80]!r} is not finite")
-                for index, embedding in zip(batch, output, strict=True):
-                    embeddings[index] = embedding
-                progress.update(len(batch))
+        room = tokens_per_batch or _TOKENS_PER_BATCH[self.device.type]
+        while order:
+            width = len(rows[order[0]]) + _PAD_MULTIPLE
+            batch, order = order[: max(1, room // width)], order[max(1, room // width) :]
+            ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
+            output = self(ids.to(self.device), mask.to(self.device)).cpu()
+            if not bool(output.isfinite().all()):
+                bad = batch[int((~output.isfinite()).any(1).nonzero()[0])]
+                raise RevelaError(f"the embedding of {texts[bad][:80]!r} is not finite")
+            for index, embedding in zip(batch, output, strict=True):
+                embeddings[index] = embedding
+            if on_batch:
+                on_batch(len(batch))
         return torch.stack(embeddings)
 
 
@@ -158,13 +175,9 @@ def load_model(
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
-    adapter = Path(name) / "adapter_config.json"
-    if adapter.exists():
-        from peft import PeftModel
-
-        base_name = json.loads(adapter.read_text())["base_model_name_or_path"]
-        base = load_model(base_name, causal, dtype=dtype)
-        return PeftModel.from_pretrained(base, name).merge_and_unload()
+    if (Path(name) / "adapter_config.json").exists():
+        base = json.loads((Path(name) / "adapter_config.json").read_text())
+        return load_adapter(load_model(base["base_model_name_or_path"], causal, dtype=dtype), name)
     if name.startswith((".", "/", "data/", "results/")) and not Path(name).is_dir():
         raise RevelaError(f"model {name!r}: no such folder")
     loader = AutoModelForCausalLM if causal else AutoModel
@@ -174,13 +187,33 @@ def load_model(
         raise RevelaError(explain("model", name, error)) from error
 
 
-def load_encoder(name: str, encoding: Encoding, revision: str | None = None) -> Encoder:
-    """Load a trained or pretrained encoder for inference, on a GPU where there is one."""
-    device, dtype = device_and_dtype("bfloat16")
-    if device.type == "cpu":
-        dtype = torch.float32
-    model = load_model(name, revision=revision, dtype=dtype)
-    return Encoder(model, load_tokenizer(name, revision), encoding).to(device).eval()
+def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
+    """Merge the LoRA weights of a folder or of the hub into a model; errors as `load_model`."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, name, revision=revision).merge_and_unload()
+    except Exception as error:
+        raise RevelaError(explain("adapter", name, error)) from error
+
+
+def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
+    """Load a trained or pretrained encoder for inference.
+
+    Args:
+        model: which one, and how its output becomes a vector.
+        precision: `float32` or `bfloat16`; the latter only where the device has it.
+        device: such as `cpu`, `cuda:0`.
+    """
+    dtype = native_dtype(precision)
+    if model.adapter:
+        backbone = load_model(model.retriever, dtype=dtype)
+        backbone = load_adapter(backbone, model.adapter, model.revision)
+        tokenizer = load_tokenizer(model.retriever)
+    else:
+        backbone = load_model(model.retriever, revision=model.revision, dtype=dtype)
+        tokenizer = load_tokenizer(model.retriever, model.revision)
+    return Encoder(backbone, tokenizer, model.encoding).to(device).eval()
 
 
 def add_lora(model: Any, lora: Lora, seed: int) -> Any:
@@ -199,12 +232,16 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     )
 
 
-def device_and_dtype(precision: str) -> tuple[torch.device, torch.dtype]:
-    """Return the device to compute on and the dtype it can do: bfloat16 only where native."""
+def devices() -> list[str]:
+    """Return what there is to compute on: every GPU, or the CPU."""
+    return [f"cuda:{n}" for n in range(torch.cuda.device_count())] or ["cpu"]
+
+
+def native_dtype(precision: str) -> torch.dtype:
+    """Return the dtype of a precision: bfloat16 only where the device has it."""
     if torch.cuda.is_available():
-        device, native = torch.device("cuda"), torch.cuda.is_bf16_supported()
+        native = torch.cuda.is_bf16_supported()
     else:
         capability = torch.cpu.get_capabilities()
-        device = torch.device("cpu")
         native = bool(capability.get("avx512_bf16") or capability.get("amx_bf16"))
-    return device, torch.bfloat16 if precision == "bfloat16" and native else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" and native else torch.float32

@@ -1,6 +1,7 @@
 """Why something of the Hugging Face hub cannot be had, in one sentence that says what to do."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 
 def explain(what: str, name: str, error: BaseException) -> str:
@@ -33,6 +34,10 @@ def explain(what: str, name: str, error: BaseException) -> str:
             f"{what} {name!r} is not in the local cache and the hub cannot be reached: "
             "connect, or download it beforehand with `hf download`"
         )
+    # What a changed set of fields raises says no more than a name.
+    if isinstance(error, KeyError) or "CastError" in kinds:
+        text = " ".join(str(error).split())[:200]
+        return f"{what} {name!r} has not the fields that are expected: {text}"
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return f"{what} {name!r} cannot be loaded: {first_line}"
 
@@ -41,3 +46,14 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def commit(name: str, revision: str | None) -> str | None:
+    """Return the commit at which a model of the hub is in the local cache, None for a folder."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in ("adapter_config.json", "config.json"):
+        path = try_to_load_from_cache(name, file, revision=revision) if "/" in name else None
+        if isinstance(path, str):
+            return Path(path).parent.name
+    return None

@@ -12,7 +12,7 @@ import transformers
 
 from revela import outputs
 from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
-from revela.encoder import device_and_dtype
+from revela.encoder import devices, native_dtype
 from revela.errors import RevelaError
 from revela.settings import Backbone
 from revela.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
@@ -107,7 +107,7 @@ def _new_model(settings: Backbone, tokenizer: Any) -> Any:
 
 
 def _arguments(settings: Backbone, work: Path) -> transformers.TrainingArguments:
-    device, dtype = device_and_dtype(settings.precision)
+    device, dtype = torch.device(devices()[0]), native_dtype(settings.precision)
     steps = max(1, settings.tokens // (settings.sequence_length * settings.sequences_per_step))
     return transformers.TrainingArguments(
         output_dir=str(work),

@@ -178,7 +178,9 @@ class Lora(Settings):
 class Encoding(Settings):
     """How a text becomes a vector; one and the same for training and evaluation."""
 
-    query_prefix: str = "Query: "
+    query_prefix: str = Field(
+        "Query: ", description="{instruction} stands for the task's own prompt"
+    )
     passage_prefix: str = "Passage: "
     pooling: Literal["last", "mean", "cls"] = "last"
     append_eos: bool = True
@@ -283,18 +285,40 @@ class Bm25Model(Settings):
 
 
 class EncoderModel(Settings):
-    """A pretrained encoder: a backbone of this file, a hub name or a folder."""
+    """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
 
     kind: Literal["encoder"]
     retriever: str
-    revision: str | None = None
+    adapter: str | None = Field(None, description="LoRA weights on it: a hub name or a folder")
+    revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
     encoding: Encoding = Encoding()
+    max_length: Positive | None = Field(None, description="tokens that the model can take")
+    times_bm25: bool = Field(
+        False, description="multiply scores with BM25's, over BM25's first 1,000 (LaPraDoR)"
+    )
 
 
-AnyModel = Annotated[Bm25Model | EncoderModel, Field(discriminator="kind")]
+class ApiModel(Settings):
+    """A model behind an API, by mteb; evaluated only when its key is in the environment."""
+
+    kind: Literal["api"]
+    name: str = Field(description="as mteb calls it")
+    key: str = Field(description="environment variable that holds the key")
 
 
-class PydocsBenchmark(Settings):
+AnyModel = Annotated[Bm25Model | EncoderModel | ApiModel, Field(discriminator="kind")]
+
+
+class Benchmark(Settings):
+    """What all benchmarks share: how long texts may be, and in what precision they are encoded."""
+
+    max_length: Positive = Field(2048, description="tokens of a text at most")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
+    )
+
+
+class PydocsBenchmark(Benchmark):
     """Three retrieval tasks cut from the Python standard library's own source."""
 
     source: Literal["pydocs"]
@@ -306,21 +330,22 @@ class PydocsBenchmark(Settings):
     seed: int = 0
 
 
-class MtebBenchmark(Settings):
+class MtebBenchmark(Benchmark):
     """Retrieval tasks of mteb, by their names."""
 
     source: Literal["mteb"]
     tasks: list[str] = Field(min_length=1)
-    max_length: Positive = 2048
+    prompts: bool = Field(
+        False, description="put the task's own prompt between the query prefix and the query"
+    )
 
 
-class FolderBenchmark(Settings):
+class FolderBenchmark(Benchmark):
     """Collections in BEIR layout: <path>/<task>/{corpus,queries}.jsonl[.gz], qrels.tsv."""
 
     source: Literal["folder"]
     path: str
     tasks: list[str] = Field(min_length=1)
-    max_length: Positive = 2048
 
 
 AnyBenchmark = Annotated[

@@ -14,7 +14,14 @@ from torch import nn
 from revela import outputs
 from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
 from revela.collators import BatchCollator, PairCollator, load_rows
-from revela.encoder import Encoder, add_lora, device_and_dtype, load_model, load_tokenizer
+from revela.encoder import (
+    Encoder,
+    add_lora,
+    devices,
+    load_model,
+    load_tokenizer,
+    native_dtype,
+)
 from revela.errors import RevelaError
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug
@@ -107,7 +114,7 @@ def save_retriever(module: Any, path: Path) -> None:
 
 def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
     """Load the models of an experiment and return its objective and its collator."""
-    _, dtype = device_and_dtype(experiment.precision)
+    dtype = native_dtype(experiment.precision)
     # Frozen weights can be half precision; trained ones are kept in float32 under autocast.
     weights = dtype if experiment.lora else torch.float32
 
@@ -140,7 +147,7 @@ def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
 
 
 def _arguments(experiment: Experiment, work: Path) -> transformers.TrainingArguments:
-    device, dtype = device_and_dtype(experiment.precision)
+    device, dtype = torch.device(devices()[0]), native_dtype(experiment.precision)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     together = world * experiment.batches_per_device
     if experiment.batches_per_step % together:

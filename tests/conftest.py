@@ -10,6 +10,9 @@ import pytest
 import torch
 import transformers
 
+from revela.encoder import Encoder, load_encoder
+from revela.settings import EncoderModel, Encoding
+
 TEXTS = [
     "The parser reads a file line by line. Every line becomes a record. Records are sorted.",
     "A socket connects two processes. Each end reads what the other end writes. Both can close it.",
@@ -34,6 +37,12 @@ def tiny_llama(**changes: object) -> transformers.LlamaForCausalLM:
     }
     config = transformers.LlamaConfig(**(settings | changes))
     return transformers.LlamaForCausalLM(config)
+
+
+def encoder_of(folder: Path, **encoding: object) -> Encoder:
+    """Return the encoder of a folder as evaluation loads it, in float32."""
+    model = EncoderModel(kind="encoder", retriever=str(folder), encoding=Encoding(**encoding))
+    return load_encoder(model, "float32", "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,33 @@
 """Evaluation along mteb's path, pydocs, and collections that a user brings."""
 
+import csv
 import gzip
 import json
-import math
+import tempfile
+from pathlib import Path
+from typing import ClassVar
 
 import ir_measures
+import mteb
 import pytest
 from ir_measures import nDCG
+from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
+from sentence_transformers import SentenceTransformer, models
 
 from revela import evaluation
 from revela.benchmarks import load_task, local_task
-from revela.encoder import load_encoder
 from revela.errors import RevelaError
 from revela.pydocs import standard_library_functions, write_task
-from revela.settings import Bm25Model, Encoding, MtebBenchmark, PydocsBenchmark
-from tests.conftest import TEXTS
+from revela.settings import (
+    ApiModel,
+    Bm25Model,
+    EncoderModel,
+    Encoding,
+    FolderBenchmark,
+    MtebBenchmark,
+    PydocsBenchmark,
+)
+from tests.conftest import TEXTS, encoder_of
 
 
 @pytest.fixture
@@ -33,42 +46,186 @@ def collection(tmp_path):
     return tmp_path
 
 
-def run_of(lines):
-    rows = [line.split() for line in lines]
-    return [ir_measures.ScoredDoc(q, d, float(score)) for q, _, d, _, score, _ in rows]
+def model_of(backbone, **changes):
+    return EncoderModel(kind="encoder", retriever=str(backbone), **changes)
 
 
-def test_scores_equal_those_of_the_saved_run(backbone, collection):
-    encoder = load_encoder(str(backbone), Encoding())
-    model = evaluation.MtebEncoder(encoder, "tiny", "r1", 64)
-    scores, lines = evaluation.evaluate(model, local_task("tiny-task", collection))
+SUITE = FolderBenchmark(
+    source="folder", path="-", tasks=["tiny-task"], max_length=64, precision="float32"
+)
+
+
+def searcher_of(model, folder):
+    return evaluation.load_searcher(model, "tiny", "r1", SUITE, folder)
+
+
+def rows_of(run):
+    return [line.split() for line in run.splitlines()]
+
+
+def test_scores_are_those_of_the_saved_run_and_of_the_saved_queries(backbone, collection, tmp_path):
+    found = evaluation.evaluate(
+        searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
+    )
     qrels = [
         ir_measures.Qrel("q0", "d2", 1),
         ir_measures.Qrel("q1", "d3", 2),
         ir_measures.Qrel("q1", "d0", 1),
         ir_measures.Qrel("q2", "d4", 1),
     ]
-    expected = ir_measures.calc_aggregate([nDCG @ 10], qrels, run_of(lines))[nDCG @ 10]
-    assert scores["ndcg_at_10"] == pytest.approx(expected, abs=1e-4)
-    assert lines[0].split()[1] == "Q0"
-    assert [int(line.split()[3]) for line in lines[:5]] == [1, 2, 3, 4, 5]
+    rows = rows_of(found.run)
+    run = [ir_measures.ScoredDoc(q, d, float(score)) for q, _, d, _, score, _ in rows]
+    expected = ir_measures.calc_aggregate([nDCG @ 10], qrels, run)[nDCG @ 10]
+    assert found.scores["ndcg_at_10"] == pytest.approx(expected, abs=1e-4)
+    assert rows[0][1] == "Q0"
+    assert [int(row[3]) for row in rows[:5]] == [1, 2, 3, 4, 5]
+    queries = list(csv.DictReader(found.queries.splitlines()))
+    assert [(row["subset"], row["query"]) for row in queries] == [("", f"q{n}") for n in range(3)]
+    mean = sum(float(row["ndcg_at_10"]) for row in queries) / 3
+    assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-4)
 
 
-def test_rankings_are_those_of_the_cosines(backbone, collection):
-    encoder = load_encoder(str(backbone), Encoding())
-    model = evaluation.MtebEncoder(encoder, "tiny", "r1", 64)
-    _, lines = evaluation.evaluate(model, local_task("tiny-task", collection))
+def test_rankings_are_those_of_the_cosines(backbone, collection, tmp_path):
+    task = local_task("tiny-task", collection)
+    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    encoder = encoder_of(backbone)
     query = encoder.encode(["rivers and mud"], "query", 64)
     passages = encoder.encode([f"Title {n} {t}" for n, t in enumerate(TEXTS)], "passage", 64)
     order = (passages @ query[0]).argsort(descending=True).tolist()
-    assert [line.split()[2] for line in lines[:5]] == [f"d{n}" for n in order]
+    assert [row[2] for row in rows_of(found.run)[:5]] == [f"d{n}" for n in order]
 
 
-def test_bm25_finds_what_shares_words(collection):
-    model = evaluation.load_for_mteb(Bm25Model(kind="bm25s"), "bm25", "none", 64)
-    scores, lines = evaluation.evaluate(model, local_task("tiny-task", collection))
-    assert scores["ndcg_at_10"] > 0.9
-    assert lines[0].split()[2] == "d2"
+def test_scores_are_those_of_sentence_transformers(backbone, collection, tmp_path):
+    """The same weights along mteb's own path for sentence-transformers."""
+    transformer = models.Transformer(str(backbone), max_seq_length=64)
+    pooling = models.Pooling(transformer.get_embedding_dimension(), "mean")
+    theirs = SentenceTransformer(
+        modules=[transformer, pooling, models.Normalize()],
+        device="cpu",
+        prompts={"query": "Query: ", "document": "Passage: "},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        result = mteb.evaluate(
+            SentenceTransformerEncoderWrapper(theirs),
+            local_task("tiny-task", collection),
+            cache=None,
+            prediction_folder=folder,
+        )
+        (path,) = Path(folder).rglob("*_predictions.json")
+        predictions = json.loads(path.read_text())["default"]["test"]
+    model = model_of(backbone, encoding=Encoding(pooling="mean", append_eos=False))
+    ours = evaluation.evaluate(searcher_of(model, tmp_path), local_task("tiny-task", collection))
+    for query, _, document, _, score, _ in rows_of(ours.run):
+        assert float(score) == pytest.approx(predictions[query][document], abs=1e-5)
+    (task_result,) = result.task_results
+    for measure, value in task_result.scores["test"][0].items():
+        if isinstance(value, float) and value == value:  # some are not defined here
+            assert ours.scores[measure] == pytest.approx(value, abs=1e-4), measure
+
+
+def test_bm25_finds_what_shares_words(collection, tmp_path):
+    found = evaluation.evaluate(
+        searcher_of(Bm25Model(kind="bm25s"), tmp_path), local_task("tiny-task", collection)
+    )
+    assert found.scores["ndcg_at_10"] > 0.9
+    assert rows_of(found.run)[0][2] == "d2"
+
+
+@pytest.mark.parametrize("kind", ["bm25s", "encoder", "product"])
+def test_excluded_documents_are_not_found_and_make_room(backbone, collection, tmp_path, kind):
+    model = {
+        "bm25s": Bm25Model(kind="bm25s"),
+        "encoder": model_of(backbone),
+        "product": model_of(backbone, times_bm25=True),
+    }[kind]
+    everything = [f"d{n}" for n in range(5)]
+    task = local_task("tiny-task", collection)
+    task.load_data()
+    task.dataset["default"]["test"]["top_ranked"] = {
+        "q0": [d for d in everything if d != "d2"],
+        "q1": everything,
+        "q2": everything,
+    }
+    rows = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "a"), task).run)
+    plain = local_task("tiny-task", collection)
+    free = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "b"), plain).run)
+    lists = {q: [r[2] for r in rows if r[0] == q] for q in ("q0", "q1", "q2")}
+    before = {q: [r[2] for r in free if r[0] == q] for q in ("q0", "q1", "q2")}
+    assert before["q0"][0] == "d2" or kind == "encoder"
+    assert "d2" in before["q0"]
+    assert set(lists["q0"]) <= {"d0", "d1", "d3", "d4"}
+    assert lists["q1"][0] == before["q1"][0]
+
+
+def test_a_product_with_bm25(backbone, collection, tmp_path):
+    """Against both scores of each pair, multiplied."""
+
+    def scores_of(model, folder):
+        task = local_task("tiny-task", collection)
+        found = evaluation.evaluate(searcher_of(model, tmp_path / folder), task)
+        return {(row[0], row[2]): float(row[4]) for row in rows_of(found.run)}
+
+    lexical = scores_of(Bm25Model(kind="bm25s"), "a")
+    dense = scores_of(model_of(backbone), "b")
+    product = scores_of(model_of(backbone, times_bm25=True), "c")
+    assert product.keys() == lexical.keys()
+    for pair, score in product.items():
+        assert score == pytest.approx(lexical[pair] * dense[pair], rel=1e-4, abs=1e-6)
+
+
+def test_a_query_does_not_find_itself_where_the_task_says_so(backbone, collection, tmp_path):
+    with (collection / "queries.jsonl").open("a") as stream:
+        stream.write(json.dumps({"_id": "d1", "text": TEXTS[1]}) + "\n")
+    with (collection / "qrels.tsv").open("a") as stream:
+        stream.write("d1\td0\t1\n")
+    task = local_task("tiny-task", collection)
+    task.ignore_identical_ids = True
+    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    assert "d1" not in [row[2] for row in rows_of(found.run) if row[0] == "d1"]
+    queries = list(csv.DictReader(found.queries.splitlines()))
+    mean = sum(float(row["ndcg_at_10"]) for row in queries) / 4
+    assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-4)
+
+
+def test_queries_without_judgement_are_counted_and_only_such_are_refused(
+    backbone, collection, tmp_path
+):
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td2\t1\n")
+    task = local_task("tiny-task", collection)
+    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    assert found.unjudged == 2
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n")
+    with pytest.raises(RevelaError, match="no query of test/default is judged"):
+        evaluation.evaluate(
+            searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
+        )
+
+
+def test_the_prompt_of_a_task():
+    class Metadata:
+        prompt: ClassVar = {"query": "Represent this post: "}
+
+    class Without:
+        prompt = None
+
+    official = MtebBenchmark(source="mteb", tasks=["NQ"], prompts=True)
+    plain = MtebBenchmark(source="mteb", tasks=["NQ"])
+    instructed = Encoding(query_prefix="Instruct: {instruction}\nQuery: ")
+
+    def prefix(encoding, metadata, suite):
+        return evaluation._encoding_for(encoding, metadata, suite).query_prefix
+
+    assert prefix(Encoding(), Metadata, official) == "Query: Represent this post: "
+    assert prefix(Encoding(), Metadata, plain) == "Query: "
+    assert prefix(instructed, Metadata, plain) == "Instruct: Represent this post:\nQuery: "
+    assert "Retrieve text" in prefix(instructed, Without, plain)
+
+
+def test_an_api_without_its_key_is_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    model = ApiModel(kind="api", name="openai/text-embedding-3-large", key="SOME_KEY")
+    with pytest.raises(RevelaError, match="needs the environment variable SOME_KEY"):
+        searcher_of(model, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +287,3 @@ def test_pydocs_functions_have_lost_their_docstring():
     function = by_id["textwrap.dedent"]
     assert function.docstring.startswith("Remove any common leading whitespace")
     assert function.code.startswith("def dedent(text):\n    # Look for")
-
-
-def test_trec_lines_are_sorted_and_bounded(monkeypatch):
-    monkeypatch.setattr(evaluation, "_RUN_DEPTH", 2)
-    predictions = {"default": {"test": {"q": {"a": 0.1, "b": 0.9, "c": 0.5}}}}
-    lines = evaluation._run_lines({"mteb_model_meta": {}, **predictions}, "tag")
-    assert lines == ["q Q0 b 1 0.900000 tag", "q Q0 c 2 0.500000 tag"]
-    assert not math.isnan(float(lines[0].split()[4]))

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from revela.encoder import Encoder, load_encoder, load_tokenizer, pad
+from revela.encoder import Encoder, load_tokenizer, pad
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug, cross_losses
 from revela.objectives.revela import Revela, similarity_measures
 from revela.settings import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
-from tests.conftest import TEXTS, tiny_llama
+from tests.conftest import TEXTS, encoder_of, tiny_llama
 
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
 
@@ -187,7 +187,7 @@ def test_the_first_half_is_of_prefix_and_text(backbone):
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
 def test_encoding_many_texts_equals_encoding_each(backbone, pooling):
-    model = load_encoder(str(backbone), Encoding(pooling=pooling))
+    model = encoder_of(backbone, pooling=pooling)
     texts = [text * n for n, text in enumerate(TEXTS, start=1)]
     together = model.encode(texts, "passage", 64, tokens_per_batch=150)
     alone = torch.cat([model.encode([text], "passage", 64) for text in texts])
@@ -198,7 +198,7 @@ def test_encoding_many_texts_equals_encoding_each(backbone, pooling):
 def test_an_embedding_that_is_not_finite_names_its_text(backbone):
     from revela.errors import RevelaError
 
-    model = load_encoder(str(backbone), Encoding())
+    model = encoder_of(backbone)
     model.model.embed_tokens.weight.data[:] = float("nan")
     with pytest.raises(RevelaError, match=r"embedding of 'Rivers carry.* is not finite"):
         model.encode([TEXTS[2]], "query", 32)

@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from revela import batching, pairs, training
 from revela.checkpoints import last_checkpoint
 from revela.collators import BatchCollator
-from revela.encoder import load_encoder, load_model, load_tokenizer
+from revela.encoder import load_model, load_tokenizer
 from revela.errors import RevelaError
-from revela.settings import Encoding, Experiment
+from revela.settings import Experiment
 from revela.training import train
 from revela.trainlog import read_log
-from tests.conftest import TEXTS
+from tests.conftest import TEXTS, encoder_of
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
     assert manifest["settings"]["learning_rate"] == 5e-3
     assert manifest["inputs"][str(data)]
     assert not (tmp_path / "m" / "checkpoints").exists()
-    retriever = load_encoder(str(tmp_path / "m" / "retriever"), Encoding())
+    retriever = encoder_of(tmp_path / "m" / "retriever")
     assert retriever.encode(TEXTS, "query", 32).shape == (5, 16)
     load_model(str(tmp_path / "m" / "language_model"), causal=True)
 
@@ -134,8 +134,8 @@ def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
     weights = load_file(tmp_path / "m" / "retriever" / "adapter_model.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())
     assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
-    trained = load_encoder(str(tmp_path / "m" / "retriever"), Encoding())
-    untouched = load_encoder(str(backbone), Encoding())
+    trained = encoder_of(tmp_path / "m" / "retriever")
+    untouched = encoder_of(backbone)
     difference = trained.encode(TEXTS, "query", 32) - untouched.encode(TEXTS, "query", 32)
     assert difference.abs().max() > 1e-3
 

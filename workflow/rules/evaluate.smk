@@ -1,4 +1,7 @@
-"""retriever, task → scores and run."""
+"""retriever, task → scores and run.
+
+Embeddings are no declared outputs: what an interrupted evaluation leaves is used by the next.
+"""
 
 
 rule pydocs:
@@ -21,9 +24,17 @@ rule evaluate:
     input:
         model=lambda w: model_files(w.model),
         collection=lambda w: task_files(w.task),
-        code=["revela/encoder.py", "revela/evaluation.py", "revela/benchmarks.py"],
+        code=[
+            "revela/benchmarks.py",
+            "revela/bm25.py",
+            "revela/embeddings.py",
+            "revela/encoder.py",
+            "revela/evaluation.py",
+            "revela/search.py",
+        ],
     output:
         scores="results/scores/{model}/{task}.json",
+        queries="results/scores/{model}/{task}.queries.csv",
         run="results/runs/{model}/{task}.trec",
     log:
         "results/logs/evaluate/{model}.{task}.log",
@@ -38,7 +49,8 @@ rule evaluate:
             if task_folder(w.task)
             else ""
         ),
+        cache="results/embeddings/{model}/{task}",
     shell:
         "OMP_NUM_THREADS={threads} python -m revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
         " --model {params.model:q} --benchmark {params.benchmark:q} {params.folder}"
-        " --scores {output.scores:q} --run {output.run:q} 2>&1 | record {log:q}"
+        " --cache {params.cache:q} --scores {output.scores:q} --run {output.run:q} 2>&1 | record {log:q}"
