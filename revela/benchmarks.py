@@ -63,6 +63,7 @@ def local_task(name: str, folder: Path) -> Any:
     )
 
     class LocalTask(AbsTaskRetrieval):
+        data_loaded: bool = False
         metadata = TaskMetadata(
             name=name,
             dataset={"path": str(folder), "revision": "local"},

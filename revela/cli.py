@@ -249,6 +249,23 @@ def compare(
 
 
 @app.command()
+def verify(comparisons: list[Path]) -> None:
+    """Check comparisons (CSV of `compare`): fail unless every figure is reproduced."""
+    import pandas as pd
+
+    for path in comparisons:
+        found = pd.read_csv(path)
+        for line in found.itertuples():
+            print(
+                f"{line.system}, {line.task}: printed {line.printed:.1f}, "
+                f"measured {line.measured:.1f}: {line.verdict}"
+            )
+        off = found[found["verdict"] != "reproduced"]
+        if len(off):
+            raise RevelaError(f"{path}: {len(off)} of {len(found)} figures are not reproduced")
+
+
+@app.command()
 def check_paper(config: Path) -> None:
     """Add up the printed rows of a config's tables; print each mean that is not what is printed."""
     from revela.reported import check_means

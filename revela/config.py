@@ -6,6 +6,7 @@ Each entry of a section is one thing to make, named by its key:
     corpora → batches, pairs → backbones → experiments → benchmarks → tables, figures
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from revela.settings import (
     AnyBenchmark,
     AnyCorpus,
     AnyModel,
+    ApiModel,
     Backbone,
     Batches,
     EncoderModel,
@@ -66,7 +68,10 @@ class Config(Settings):
         )
 
     def table(self, name: str) -> Table:
-        """Return a table with its columns spelt out: lists of tasks, no benchmarks."""
+        """Return a table with its columns spelt out: lists of tasks, no benchmarks.
+
+        An API without its key in the environment is shown as reported.
+        """
         table = self.tables[name]
         if table.benchmark:
             columns = [(task, [task]) for task in self.benchmarks[table.benchmark].tasks]
@@ -76,7 +81,15 @@ class Config(Settings):
                 (heading, [task for entry in entries for task in suites.get(entry, [entry])])
                 for heading, entries in table.columns
             ]
-        return table.model_copy(update={"benchmark": None, "columns": columns})
+        rows = [
+            row.model_copy(update={"model": None}) if self._lacks_key(row.model) else row
+            for row in table.rows
+        ]
+        return table.model_copy(update={"benchmark": None, "columns": columns, "rows": rows})
+
+    def _lacks_key(self, model: str | None) -> bool:
+        api = self.models.get(model or "")
+        return isinstance(api, ApiModel) and not os.environ.get(api.key)
 
 
 # ---------------------------------------------------------------------------- reading

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
-from revela.hub import explain
+from revela.hub import converted_revision, explain
 from revela.settings import EncoderModel, Encoding, Lora
 
 Role = Literal["query", "passage"]
@@ -181,8 +181,16 @@ def load_model(
     if name.startswith((".", "/", "data/", "results/")) and not Path(name).is_dir():
         raise RevelaError(f"model {name!r}: no such folder")
     loader = AutoModelForCausalLM if causal else AutoModel
+    wanted = {"dtype": dtype, "use_safetensors": True}
     try:
-        return loader.from_pretrained(name, revision=revision, dtype=dtype, use_safetensors=True)
+        try:
+            return loader.from_pretrained(name, revision=revision, **wanted)
+        except OSError as error:
+            # Older models have pickled weights only; the hub's own bot has converted most.
+            converted = "safetensors" in str(error) and not revision and converted_revision(name)
+            if not converted:
+                raise
+            return loader.from_pretrained(name, revision=converted, **wanted)
     except Exception as error:
         raise RevelaError(explain("model", name, error)) from error
 

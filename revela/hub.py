@@ -42,6 +42,15 @@ def explain(what: str, name: str, error: BaseException) -> str:
     return f"{what} {name!r} cannot be loaded: {first_line}"
 
 
+def converted_revision(name: str) -> str | None:
+    """Return the pull request in which the hub's own bot converted a model to safetensors."""
+    from huggingface_hub import get_repo_discussions
+
+    requests = get_repo_discussions(name, author="SFconvertbot", discussion_type="pull_request")
+    numbers = [request.num for request in requests if "safetensors" in request.title]
+    return f"refs/pr/{max(numbers)}" if numbers else None
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error

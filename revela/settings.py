@@ -175,8 +175,19 @@ class Lora(Settings):
     ]
 
 
+PREFIXES = {
+    "paper": ("Query: ", "Passage: "),
+    "train": ("query: ", "passage: "),
+    "authors": ("query:  ", "passage:  "),
+}
+
+
 class Encoding(Settings):
-    """How a text becomes a vector; one and the same for training and evaluation."""
+    """How a text becomes a vector; one and the same for training and evaluation.
+
+    `prefixes` names both prefixes at once: the `paper`'s, those of the authors' training code
+    (`train`), and those that they evaluated with (`authors`, two spaces).
+    """
 
     query_prefix: str = Field(
         "Query: ", description="{instruction} stands for the task's own prompt"
@@ -185,6 +196,18 @@ class Encoding(Settings):
     pooling: Literal["last", "mean", "cls"] = "last"
     append_eos: bool = True
     normalize: bool = Field(True, description="cosine similarity; else dot product")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_prefixes(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "prefixes" not in given:
+            return given
+        name = given["prefixes"]
+        if name not in PREFIXES:
+            raise ValueError(f"prefixes must be one of {', '.join(PREFIXES)}; got {name!r}")
+        query, passage = PREFIXES[name]
+        rest = {key: value for key, value in given.items() if key != "prefixes"}
+        return {"query_prefix": query, "passage_prefix": passage, **rest}
 
 
 class RevelaObjective(Settings):

@@ -106,6 +106,25 @@ def test_the_experiments_are_those_of_the_paper():
             assert (experiment.learning_rate, experiment.steps) == (1e-4, None)
 
 
+def test_prefixes_have_names():
+    named = parse_config(changed("models/demo-untouched/encoding", {"prefixes": "authors"}), "c")
+    encoding = named.models["demo-untouched"].encoding
+    assert (encoding.query_prefix, encoding.passage_prefix) == ("query:  ", "passage:  ")
+    with pytest.raises(RevelaError, match=r"prefixes must be one of paper, train, authors.*'x'"):
+        parse_config(changed("models/demo-untouched/encoding", {"prefixes": "x"}), "c")
+
+
+def test_an_api_is_measured_only_with_its_key(monkeypatch):
+    config = load_config(ROOT / "config.yaml")
+    keys = {row.label: row.model for row in config.tables["coir"].rows}
+    assert keys["Ada-2"] == "ada-002"
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] is None
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] == "ada-002"
+    assert "a key" not in config.table("coir").dump()
+
+
 def test_columns_are_spelt_out():
     raw = yaml.safe_load((ROOT / "config.yaml").read_text())
     subset = {"Pony": ["BrightRetrieval:standard/pony", "beir"]}

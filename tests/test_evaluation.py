@@ -12,7 +12,8 @@ import mteb
 import pytest
 from ir_measures import nDCG
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
-from sentence_transformers import SentenceTransformer, models
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 
 from revela import evaluation
 from revela.benchmarks import load_task, local_task
@@ -97,10 +98,10 @@ def test_rankings_are_those_of_the_cosines(backbone, collection, tmp_path):
 
 def test_scores_are_those_of_sentence_transformers(backbone, collection, tmp_path):
     """The same weights along mteb's own path for sentence-transformers."""
-    transformer = models.Transformer(str(backbone), max_seq_length=64)
-    pooling = models.Pooling(transformer.get_embedding_dimension(), "mean")
+    transformer = modules.Transformer(str(backbone), max_seq_length=64)
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), "mean")
     theirs = SentenceTransformer(
-        modules=[transformer, pooling, models.Normalize()],
+        modules=[transformer, pooling, modules.Normalize()],
         device="cpu",
         prompts={"query": "Query: ", "document": "Passage: "},
     )

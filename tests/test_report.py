@@ -233,7 +233,7 @@ def rows_of(name):
 
 
 def test_every_table_of_the_paper_is_an_entry(paper):
-    assert sorted(paper) == PAPER_TABLES
+    assert set(PAPER_TABLES) <= set(paper)
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)

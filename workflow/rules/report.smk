@@ -46,6 +46,20 @@ rule compare:
         " --output {output.csv:q} 2>&1 | record {log:q}"
 
 
+rule verify:
+    input:
+        expand(
+            "results/tables/{table}_vs_paper.csv",
+            table=[name for name in COMPARED if name.startswith("verify_")],
+        ),
+    log:
+        "results/logs/verify.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    shell:
+        "python -m revela verify {input:q} 2>&1 | record {log:q}"
+
+
 rule figure:
     input:
         data=lambda w: list(figure_inputs(w.figure).values()),
