@@ -3,20 +3,24 @@
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from accelerate.utils import broadcast_object_list
 
 from revela import outputs
 from revela.errors import RevelaError
 from revela.trainlog import LOG, keep_log_until
 
-COMPLETE = "complete"  # written last into a checkpoint: one without it was cut off
+COMPLETE = "complete.json"  # hashes of a checkpoint's files, written last
 
 
 @contextlib.contextmanager
@@ -40,22 +44,30 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
         (output / "checkpoints").rmdir()
 
 
-def run(trainer: "ResumableTrainer") -> None:
+def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
     """Train from the last checkpoint to the end.
 
+    Args:
+        trainer: made anew, its `output_dir` the folder of the checkpoints.
+        checkpoint_minutes: between checkpoints at most, besides those every so many steps.
+
     Raises:
-        RevelaError: a signal stopped the training; a checkpoint is saved.
+        RevelaError: a signal or the end of the job's time stopped it; a checkpoint is saved.
     """
     work = Path(str(trainer.args.output_dir))
-    stop = _StopOnSignal()
-    trainer.add_callback(stop)
-    checkpoint = last_checkpoint(work)
-    keep_log_until(work / LOG, step_of(checkpoint))
-    with stop.listening():
+    guard = _Guard(trainer, checkpoint_minutes * 60)
+    trainer.add_callback(guard)
+    # One process looks and removes, all go on from what it found.
+    found = [last_checkpoint(work) if trainer.is_world_process_zero() else None]
+    broadcast_object_list(found)
+    checkpoint = found[0]
+    if trainer.is_world_process_zero():
+        keep_log_until(work / LOG, step_of(checkpoint))
+    with guard.listening():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if stop.received:
+    if guard.stopped_by:
         raise RevelaError(
-            f"stopped by {stop.received} at step {trainer.state.global_step} of "
+            f"stopped by {guard.stopped_by} at step {trainer.state.global_step} of "
             f"{trainer.state.max_steps}; the same command goes on from there"
         )
 
@@ -65,22 +77,42 @@ class ResumableTrainer(transformers.Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # each process writes files of its own
         if self.is_world_process_zero():
             folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
-            (folder / COMPLETE).touch()
+            outputs.write_json(folder / COMPLETE, _hashes(folder))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_weights(self.model, Path(resume_from_checkpoint))
 
 
 def last_checkpoint(work: Path) -> Path | None:
-    """Return the newest complete checkpoint of a folder; incomplete ones are removed."""
-    checkpoints = sorted(work.glob("checkpoint-*"), key=step_of)
-    for folder in [*checkpoints]:
-        if not (folder / COMPLETE).exists():
-            shutil.rmtree(folder)
-            checkpoints.remove(folder)
-    return checkpoints[-1] if checkpoints else None
+    """Return the newest whole checkpoint of a folder; newer ones that are damaged are removed."""
+    for folder in sorted(work.glob("checkpoint-*"), key=step_of, reverse=True):
+        problem = _problem(folder)
+        if problem is None:
+            return folder
+        print(f"{folder}: {problem}; the one before it is used", flush=True)
+        shutil.rmtree(folder)
+    return None
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != COMPLETE)
+    return {str(path.relative_to(folder)): outputs.sha256(path) for path in files}
+
+
+def _problem(folder: Path) -> str | None:
+    """Tell what is wrong with a checkpoint, None if it is as it was written."""
+    try:
+        expected = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "was cut off while it was written"
+    found = _hashes(folder)
+    for name, digest in expected.items():
+        if found.get(name) != digest:
+            return f"{name} is {'damaged' if name in found else 'missing'}"
+    return None
 
 
 def step_of(checkpoint: Path | None) -> int:
@@ -126,16 +158,26 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-class _StopOnSignal(transformers.TrainerCallback):
-    """On Ctrl-C or SIGTERM finish the step, save a checkpoint and stop."""
+class _Guard(transformers.TrainerCallback):
+    """Save a checkpoint every so often; on a signal or near the job's end save one and stop.
 
-    def __init__(self) -> None:
-        self.received: str | None = None
+    All processes do the same at the same step, whichever of them heard the signal. Slurm tells a
+    job when its time ends; what a step and a checkpoint take is kept in reserve.
+    """
+
+    def __init__(self, trainer: transformers.Trainer, interval: float) -> None:
+        self.trainer = trainer
+        self.interval = interval
+        self.end = float(os.environ.get("SLURM_JOB_END_TIME", "inf"))
+        self.received = 0
+        self.stopped_by: str | None = None
+        self.saved = self.stepped = time.time()
+        self.longest_step = self.longest_save = 0.0
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Handle the signals while the block runs."""
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
         before = {number: signal.signal(number, self._note) for number in signals}
         try:
             yield
@@ -144,9 +186,27 @@ class _StopOnSignal(transformers.TrainerCallback):
                 signal.signal(number, handler)
 
     def _note(self, number: int, _: Any) -> None:
-        self.received = signal.Signals(number).name
+        self.received = number
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask the trainer to save and stop."""
-        if self.received:
-            control.should_save = control.should_training_stop = True
+        """Ask the trainer to save, and to stop."""
+        now = time.time()
+        self.longest_step = max(self.longest_step, now - self.stepped)
+        self.stepped = now
+        reserve = 60 + 3 * self.longest_step + 2 * self.longest_save
+        wishes = [self.received, now > self.end - reserve, now - self.saved >= self.interval]
+        if args.world_size > 1:
+            agreed = torch.tensor(wishes, device=args.device)
+            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+            wishes = agreed.tolist()
+        received, ends, due = wishes
+        if received or ends:
+            self.stopped_by = signal.Signals(received).name if received else "the job's time limit"
+            control.should_training_stop = True
+        control.should_save = control.should_save or bool(received or ends or due)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Remember when, and how long it took."""
+        self.saved = time.time()
+        self.longest_save = max(self.longest_save, self.saved - self.stepped)
+        self.stepped = self.saved

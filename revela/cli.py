@@ -152,11 +152,12 @@ def train(
     settings: SettingsJson,
     data: Annotated[Path, typer.Option(help="Batch file; for Contriever a pair file.")],
     output: Output,
+    checkpoint_minutes: Annotated[float, typer.Option(help="Between checkpoints at most.")] = 15,
 ) -> None:
     """Train a retriever; called again after an interruption it goes on from its checkpoint."""
     from revela.training import train as run
 
-    run(parse_settings(Experiment, settings), data, output)
+    run(parse_settings(Experiment, settings), data, output, checkpoint_minutes)
 
 
 @app.command()

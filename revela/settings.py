@@ -272,7 +272,7 @@ class Experiment(Settings):
         "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
     )
     gradient_checkpointing: bool = False
-    checkpoint_steps: Positive = 500
+    checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
     checkpoints_kept: int = Field(2, ge=2)
     snapshots: list[Natural] = Field([], description="steps whose similarities are recorded")
     retrievers_at: list[Natural] = Field(

@@ -31,7 +31,7 @@ from revela.settings import Experiment
 from revela.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
 
 
-def train(experiment: Experiment, data: Path, output: Path) -> None:
+def train(experiment: Experiment, data: Path, output: Path, checkpoint_minutes: float = 15) -> None:
     """Train a retriever and write it to the folder `output`.
 
     Writes `retriever/` (adapter or weights in safetensors, tokenizer), `language_model/` where one
@@ -43,6 +43,7 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
         experiment: the settings.
         data: a batch file; for Contriever a pair file.
         output: the model's folder.
+        checkpoint_minutes: between checkpoints at most.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
@@ -75,7 +76,7 @@ def train(experiment: Experiment, data: Path, output: Path) -> None:
             trainer.add_callback(_Snapshots(trainer, experiment, rows[0]))
         if experiment.retrievers_at:
             trainer.add_callback(_KeepRetriever(trainer, experiment.retrievers_at, output))
-        run(trainer)
+        run(trainer, checkpoint_minutes)
         if trainer.is_world_process_zero():
             _finish(experiment, inputs, output, trainer)
 

@@ -103,7 +103,9 @@ def test_a_killed_pretraining_ends_as_if_it_had_not_been(chunks, tmp_path, how):
     process = subprocess.Popen(
         [*command, "--settings", entry.dump(), "--output", output], stderr=subprocess.PIPE
     )
-    while process.poll() is None and not list(output.glob("checkpoints/*/checkpoint-20/complete")):
+    while process.poll() is None and not list(
+        output.glob("checkpoints/*/checkpoint-20/complete.json")
+    ):
         time.sleep(0.02)
     process.send_signal(how)
     _, errors = process.communicate()

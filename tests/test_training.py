@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from revela import batching, pairs, training
-from revela.checkpoints import last_checkpoint
+from revela.checkpoints import COMPLETE, ResumableTrainer, last_checkpoint, step_of
 from revela.collators import BatchCollator
 from revela.encoder import load_model, load_tokenizer
 from revela.errors import RevelaError
@@ -189,7 +189,13 @@ LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
 
 @pytest.mark.parametrize(
     ("how", "lora"),
-    [(signal.SIGKILL, None), (signal.SIGKILL, LORA), (signal.SIGTERM, None), (signal.SIGINT, None)],
+    [
+        (signal.SIGKILL, None),
+        (signal.SIGKILL, LORA),
+        (signal.SIGTERM, None),
+        (signal.SIGINT, None),
+        (signal.SIGUSR1, None),
+    ],
 )
 def test_a_killed_training_ends_as_if_it_had_not_been(
     backbone, data, tmp_path, monkeypatch, how, lora
@@ -220,13 +226,46 @@ def test_a_killed_training_ends_as_if_it_had_not_been(
         assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
 
 
-def test_an_incomplete_checkpoint_is_not_used(tmp_path):
-    for step, complete in ((3, True), (10, True), (12, False)):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        if complete:
-            (tmp_path / f"checkpoint-{step}" / "complete").touch()
-    assert last_checkpoint(tmp_path).name == "checkpoint-10"
-    assert not (tmp_path / "checkpoint-12").exists()
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
+    backbone, data, tmp_path, capsys
+):
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, checkpoints_kept=4)
+    train(settings, data, tmp_path / "undisturbed")
+    run_until(settings, data, tmp_path / "m", 14, signal.SIGKILL)
+    checkpoints = sorted((tmp_path / "m").rglob("checkpoint-*"), key=step_of)
+    (checkpoints[-1] / COMPLETE).unlink(missing_ok=True)  # cut off
+    weights = next(checkpoints[-2].rglob("model.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # of the same length
+    weights.write_bytes(content)
+    train(settings, data, tmp_path / "m")
+    told = capsys.readouterr().out
+    assert f"{checkpoints[-1].name}: was cut off while it was written" in told
+    assert f"{checkpoints[-2].name}: retriever/model.safetensors is damaged" in told
+    expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "m")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def test_a_training_stops_before_its_job_ends(backbone, data, tmp_path, monkeypatch):
+    settings = experiment(backbone, steps=25, checkpoint_steps=20)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 30))  # less than the reserve
+    with pytest.raises(RevelaError, match=r"stopped by the job's time limit at step 1 of 25"):
+        train(settings, data, tmp_path / "m")
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    train(settings, data, tmp_path / "m")
+    assert len(read_log(tmp_path / "m" / "log.jsonl")) == 25
+
+
+def test_checkpoints_by_the_clock(backbone, data, tmp_path, monkeypatch):
+    saved = []
+    original = ResumableTrainer._save_checkpoint
+    monkeypatch.setattr(
+        ResumableTrainer,
+        "_save_checkpoint",
+        lambda self, *a: saved.append(self.state.global_step) or original(self, *a),
+    )
+    train(experiment(backbone, steps=4, checkpoint_steps=99), data, tmp_path / "m", 0)
+    assert saved == [1, 2, 3, 4]
 
 
 def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
@@ -234,7 +273,7 @@ def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
     run_until(settings, data, tmp_path / "m", 5, signal.SIGTERM)
     train(experiment(backbone, steps=4, learning_rate=1e-3), data, tmp_path / "m")
     assert [entry["step"] for entry in read_log(tmp_path / "m" / "log.jsonl")] == [1, 2, 3, 4]
-    assert list((tmp_path / "m" / "checkpoints").rglob("complete")), "the others' were lost"
+    assert list((tmp_path / "m" / "checkpoints").rglob(COMPLETE)), "the others' were lost"
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):

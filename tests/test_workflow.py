@@ -316,11 +316,11 @@ def test_a_killed_step_leaves_nothing_and_the_next_run_finishes(project):
     )
     deadline = time.monotonic() + 120
     work = project / "results/models/tiny-revela/checkpoints"
-    while time.monotonic() < deadline and not list(work.rglob("complete")):
+    while time.monotonic() < deadline and not list(work.rglob("complete.json")):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert list(work.rglob("complete")), "the training was not killed in its middle"
+    assert list(work.rglob("complete.json")), "the training was not killed in its middle"
     assert not (project / "results/models/tiny-revela/retriever").exists()
     result = snakemake(
         project, "--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"
