@@ -35,7 +35,7 @@ app = typer.Typer(
 
 SettingsJson = Annotated[str, typer.Option("--settings", help="The step's settings as JSON.")]
 Output = Annotated[Path, typer.Option(help="File or folder to write.")]
-Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json.")]
+Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json, .queries.csv.")]
 Named = Annotated[
     list[str], typer.Option("--input", help="NAME=PATH of an input; repeat for each.")
 ]
@@ -208,14 +208,28 @@ def table(
     scores: Scores,
     output: Annotated[Path, typer.Option(help="Path without suffix: .csv, .md, .tex are written.")],
 ) -> None:
-    """Compile a table from scores and reported figures: CSV, Markdown, LaTeX."""
-    from revela import tables
+    """Compile a table from scores and reported figures: CSV, Markdown, LaTeX.
+
+    Beside it, `<output>_significance`: intervals and tests over queries, CSV and Markdown.
+    """
+    from revela import significance, tables
 
     parsed = parse_settings(Table, settings)
     frame = tables.compile_table(parsed, scores)
-    outputs.write_text(output.with_suffix(".md"), tables.to_markdown(parsed, frame))
-    outputs.write_text(output.with_suffix(".tex"), tables.to_latex(parsed, frame))
-    outputs.write_text(output.with_suffix(".csv"), tables.to_csv(frame))
+    analysis = significance.analyse(parsed, scores)
+    undecided = significance.undecided(analysis)
+    beside = output.with_name(f"{output.stem}_significance.csv")
+    texts = {
+        beside.with_suffix(".md"): tables.analysis_to_markdown(parsed, analysis),
+        beside: tables.analysis_to_csv(analysis),
+        output.with_suffix(".md"): tables.to_markdown(parsed, frame, undecided),
+        output.with_suffix(".tex"): tables.to_latex(parsed, frame, undecided),
+        output.with_suffix(".csv"): tables.to_csv(frame),
+    }
+    for path, text in texts.items():
+        outputs.write_text(path, text)
+    for line in tables.gaps(parsed, frame):
+        print(line)
 
 
 @app.command()

@@ -145,12 +145,12 @@ def task_settings(task):
     return benchmark.model_copy(update={"tasks": [task]}).dump()
 
 
-def table_scores(table):
-    """Return the scores that a table's measured rows need."""
+def table_scores(table, suffix="json"):
+    """Return the scores that a table's measured rows need, or each query's: `queries.csv`."""
     entry = CONFIG.table(table)
     models = [row.model for row in entry.rows if row.model]
     return expand(
-        "results/scores/{model}/{task}.json", model=models, task=entry.tasks()
+        f"results/scores/{{model}}/{{task}}.{suffix}", model=models, task=entry.tasks()
     )
 
 

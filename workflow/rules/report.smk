@@ -4,8 +4,9 @@
 rule table:
     input:
         scores=lambda w: table_scores(w.table),
+        queries=lambda w: table_scores(w.table, "queries.csv"),
         reported=lambda w: reported_file(w.table),
-        code=["revela/tables.py", "revela/reported.py"],
+        code=["revela/tables.py", "revela/reported.py", "revela/significance.py"],
     output:
         csv=report(
             "results/tables/{table}.csv",
@@ -15,6 +16,7 @@ rule table:
         ),
         md="results/tables/{table}.md",
         tex="results/tables/{table}.tex",
+        significance=multiext("results/tables/{table}_significance", ".csv", ".md"),
     log:
         "results/logs/table/{table}.log",
     conda:
