@@ -68,7 +68,7 @@ def _score(row: Row, column: str, measure: str, scores: Path) -> float:
         return math.nan
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RevelaError(f"{path}: not a file of scores: {error}") from error
     if subset:
         subsets = found.get("subsets", {})

@@ -86,6 +86,8 @@ def test_markdown_marks_the_best(table, tmp_path):
         "| Two_2 2B | 12.3 | – | – | measured |",
         "| Paper | 90.0 | 1.5 | 45.8 | reported |",
         "| None | – | – | – | missing |",
+        "",
+        "Two_2 2B: measured in part; missing: task_b",
     ]
 
 
@@ -115,7 +117,7 @@ def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
     ]
     turned = table.model_copy(update={"rows": rows, "transposed": True})
     frame = tables.compile_table(turned, tmp_path)
-    assert tables.to_markdown(turned, frame).splitlines()[2::2] == [
+    assert tables.to_markdown(turned, frame).splitlines()[2:8:2] == [
         "|  | One 1B | Two_2 1B | Paper 1B | None 1B |",
         "| task_a | **50.0** | 12.3 | 90.0 | – |",
         "| Mean | **37.5** | – | 45.8 | – |",
@@ -128,6 +130,7 @@ def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
         f"Model Size & 1B & 1B & {grey}1B & {grey}1B \\\\",
         f"task\\_a & \\textbf{{50.0}} & 12.3 & {grey}90.0 & {grey}-- \\\\",
         "source & measured & measured & reported & missing \\\\",
+        "\\par\\smallskip Two\\_2 1B: measured in part; missing: task\\_b",
     ):
         assert line in text.splitlines()
     check_latex(text, tmp_path)
@@ -182,6 +185,13 @@ def test_reported_figures_that_are_not_there(table, tmp_path):
     path.unlink()
     with pytest.raises(RevelaError, match=r"printed\.csv: No such file"):
         tables.compile_table(changed(), tmp_path)
+
+
+def test_a_score_that_is_none(table, tmp_path):
+    for text in ("", "[1]", "{"):
+        (tmp_path / "m1" / "task_a.json").write_text(text)
+        with pytest.raises(RevelaError, match=r"m1/task_a\.json: not a file of scores"):
+            tables.compile_table(table, tmp_path)
 
 
 def test_an_unknown_measure(table, tmp_path):
