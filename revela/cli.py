@@ -11,7 +11,7 @@ import typer
 from revela import outputs
 from revela.config import load_config
 from revela.errors import RevelaError, unknown_name
-from revela.report_settings import AnyFigure, Table
+from revela.report_settings import AnyFigure, Listing, Table
 from revela.settings import (
     AnyBenchmark,
     AnyCorpus,
@@ -264,6 +264,21 @@ def check_paper(config: Path) -> None:
 
 
 @app.command()
+def listing(
+    settings: SettingsJson,
+    output: Annotated[Path, typer.Option(help="Path without suffix: .csv, .md, .tex are written.")],
+) -> None:
+    """Print a table that lists instead of measuring: CSV, Markdown, LaTeX."""
+    from revela import listings
+
+    parsed = parse_settings(Listing, settings)
+    rows = listings.read_listing(parsed)
+    outputs.write_text(output.with_suffix(".md"), listings.to_markdown(parsed, rows))
+    outputs.write_text(output.with_suffix(".tex"), listings.to_latex(parsed, rows))
+    outputs.write_text(output.with_suffix(".csv"), listings.to_csv(parsed, rows))
+
+
+@app.command()
 def show(tables: list[Path]) -> None:
     """Print compiled tables (CSV) to the terminal."""
     import csv
@@ -288,13 +303,13 @@ def figure(
     output: Annotated[Path, typer.Option(help="Path without suffix: .pdf and .png are written.")],
     input: Named,
 ) -> None:
-    """Draw a figure from training logs (experiment=log.jsonl) and scores as PDF and PNG."""
+    """Draw a figure as PDF and PNG: from training logs (experiment=log.jsonl), scores, tables."""
     from revela import figures
 
-    parsed, logs = parse_settings(AnyFigure, settings), _named(input)
+    parsed, inputs = parse_settings(AnyFigure, settings), _named(input)
     for suffix in (".png", ".pdf"):
         with outputs.whole(output.with_suffix(suffix)) as temporary:
-            figures.save(figures.draw(parsed, logs), temporary, suffix[1:])
+            figures.save(figures.draw(parsed, inputs), temporary, suffix[1:])
 
 
 def _named(inputs: list[str]) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Figures of a training: its curves, and the in-batch similarities of one batch over time."""
+"""Figures: of a training here, of tables and benches in `table_figures`."""
 
 import json
 from pathlib import Path
@@ -8,22 +8,23 @@ import matplotlib
 import pandas as pd
 
 from revela.errors import RevelaError
-from revela.report_settings import AnyFigure, DynamicsFigure, LearningFigure, PretrainingFigure
+from revela.report_settings import (
+    AnyFigure,
+    BarsFigure,
+    CostFigure,
+    CurvesFigure,
+    DynamicsFigure,
+    LearningFigure,
+    PretrainingFigure,
+    TrendFigure,
+)
 from revela.trainlog import read_log
 
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-# Okabe-Ito colours with line styles of their own: legible in print and without colour vision.
-_STYLES = [
-    ("#0072B2", "-"),
-    ("#D55E00", "--"),
-    ("#009E73", "-."),
-    ("#CC79A7", ":"),
-    ("#56B4E9", (0, (5, 1))),
-    ("#E69F00", (0, (3, 1, 1, 1))),
-]
+from revela.table_figures import STYLES, draw_bars, draw_cost, draw_trend
 
 
 def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
@@ -31,17 +32,26 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
 
     Args:
         figure: what to draw.
-        inputs: training logs by experiment or backbone; for a learning figure scores by model, and
-            each experiment's log as well.
+        inputs: training logs by experiment or backbone; tables by name; the `cost` bench; for a
+            learning figure scores by model, and each experiment's log as well.
     """
-    if isinstance(figure, LearningFigure):
-        return draw_learning(figure, inputs)
-    entries = {name: read_log(path) for name, path in inputs.items()}
-    if isinstance(figure, PretrainingFigure):
-        return draw_pretraining(entries[figure.backbone])
-    if isinstance(figure, DynamicsFigure):
-        return draw_dynamics(entries[figure.experiment])
-    return draw_curves({label: entries[name] for name, label in figure.experiments.items()})
+    match figure:
+        case BarsFigure():
+            return draw_bars(figure, inputs)
+        case TrendFigure():
+            return draw_trend(figure, inputs)
+        case CostFigure():
+            return draw_cost(inputs["cost"])
+        case LearningFigure():
+            return draw_learning(figure, inputs)
+        case PretrainingFigure():
+            return draw_pretraining(read_log(inputs[figure.backbone]))
+        case DynamicsFigure():
+            return draw_dynamics(read_log(inputs[figure.experiment]))
+        case CurvesFigure():
+            return draw_curves(
+                {label: read_log(inputs[name]) for name, label in figure.experiments}
+            )
 
 
 def save(drawing: Any, path: Path, kind: str) -> None:
@@ -60,7 +70,7 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
         ("plain_loss_gain", "loss without − with in-batch attention (nats)"),
         ("top_similarity", "mean largest similarity weight"),
     ]
-    for (label, entries), (colour, style) in zip(logs.items(), _STYLES, strict=False):
+    for (label, entries), (colour, style, _) in zip(logs.items(), STYLES, strict=False):
         frame = pd.DataFrame([entry for entry in entries if "loss" in entry]).set_index("step")
         width = max(1, len(frame) // 40)
         for axis, (name, _) in zip(axes, panels, strict=True):
@@ -83,8 +93,8 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
 def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
     """Draw what each experiment scores on a task against the training's steps."""
     drawing, axis = plt.subplots(figsize=(5, 3.3), layout="constrained")
-    for (experiment, label), (colour, style) in zip(
-        figure.experiments.items(), _STYLES, strict=False
+    for (experiment, label), (colour, style, marker) in zip(
+        figure.experiments, STYLES, strict=False
     ):
         points = {}
         for name, path in inputs.items():
@@ -99,7 +109,7 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
             [points[step] for step in steps],
             color=colour,
             linestyle=style,
-            marker="o",
+            marker=marker,
             markersize=3,
             label=label,
         )
@@ -120,7 +130,7 @@ def draw_pretraining(entries: list[dict[str, Any]]) -> Any:
         "training": frame["loss"].dropna().rolling(50, min_periods=1).mean(),
         "held out": frame["held_out_loss"].dropna(),
     }
-    for (label, values), (colour, style) in zip(losses.items(), _STYLES, strict=False):
+    for (label, values), (colour, style, _) in zip(losses.items(), STYLES, strict=False):
         axis.plot(values.index / 1e6, values, color=colour, linestyle=style, label=label)
     axis.set_xlabel("million tokens")
     axis.set_ylabel("loss (nats a token)")

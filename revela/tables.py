@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from itertools import groupby
 from pathlib import Path
 
@@ -119,7 +119,7 @@ def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozen
     grid += [[name, *cells[name], frame[SOURCE][name]] for name in frame.index]
     grid = [list(line) for line in zip(*grid, strict=True)] if table.transposed else grid
     notes = "".join(f"\n{note}\n" for note in _notes(table, frame, cells, _UNDECIDED))
-    return f"{table.caption}\n\n{_markdown(grid)}{notes}"
+    return f"{table.caption}\n\n{grid_to_markdown(grid)}{notes}"
 
 
 def comparison_to_markdown(table: Table, comparison: pd.DataFrame) -> str:
@@ -130,7 +130,7 @@ def comparison_to_markdown(table: Table, comparison: pd.DataFrame) -> str:
         for name, *cells in comparison.itertuples()
     ]
     grid = [[_MISSING if cell == "nan" else cell for cell in line] for line in grid]
-    return f"{table.caption}\n\n{_markdown(grid)}"
+    return f"{table.caption}\n\n{grid_to_markdown(grid)}"
 
 
 def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
@@ -146,7 +146,7 @@ def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
         "two-sided paired randomisation test against the best ranked system, adjusted by Holm for "
         "the comparisons of a column."
     )
-    return f"{table.caption}\n\n{_markdown(grid)}\n{note}\n"
+    return f"{table.caption}\n\n{grid_to_markdown(grid)}\n{note}\n"
 
 
 def analysis_to_csv(analysis: pd.DataFrame) -> str:
@@ -155,43 +155,58 @@ def analysis_to_csv(analysis: pd.DataFrame) -> str:
     return analysis.round(digits).to_csv(index=False)
 
 
-def _markdown(grid: list[list[str]]) -> str:
+def grid_to_markdown(grid: list[list[str]], others: str = "---:") -> str:
+    """Return rows of cells, the headings first, as Markdown; `others` aligns all but the first."""
     heading, *body = ("| " + " | ".join(line) + " |" for line in grid)
-    return "\n".join([heading, "|---|" + "---:|" * (len(grid[0]) - 1), *body]) + "\n"
+    return "\n".join([heading, "|---|" + f"{others}|" * (len(grid[0]) - 1), *body]) + "\n"
 
 
 def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
     """Return a table as LaTeX, as `to_markdown` does; its first line says what it needs."""
-    texts = _cells(table, frame, "\\textbf{{{}}}", "--", undecided, _escape(_UNDECIDED))
+    texts = _cells(table, frame, "\\textbf{{{}}}", "--", undecided, escape(_UNDECIDED))
     cells = [
         [_shade(row, text) for text in texts[name]]
         for row, name in zip(table.rows, frame.index, strict=True)
     ]
     sources = list(frame[SOURCE])
-    headings = [_escape(heading) for heading in frame.columns]
+    headings = [escape(heading) for heading in frame.columns]
     if table.transposed:
         columns = "l" + "r" * len(table.rows)
         lines = zip(headings[:-1], *cells, strict=True)
-        *tasks, mean = (_latex_line(list(line)) for line in lines)
-        blocks = [_heading_lines(table), tasks, [mean, _latex_line([headings[-1], *sources])]]
+        *tasks, mean = (latex_line(list(line)) for line in lines)
+        blocks = [_heading_lines(table), tasks, [mean, latex_line([headings[-1], *sources])]]
     else:
         columns = "l" + "r" * (len(headings) - 1) + "l"
         systems = iter(
-            _latex_line([_shade(row, _escape(name)), *line, source])
+            latex_line([_shade(row, escape(name)), *line, source])
             for row, name, line, source in zip(table.rows, texts, cells, sources, strict=True)
         )
         groups = groupby(table.rows, key=lambda row: row.group)
-        blocks = [[_latex_line(["", *headings])], *([next(systems) for _ in g] for _, g in groups)]
+        blocks = [[latex_line(["", *headings])], *([next(systems) for _ in g] for _, g in groups)]
+    notes = [escape(note) for note in _notes(table, frame, texts, escape(_UNDECIDED))]
+    needs = "booktabs, and xcolor with its option table"
+    return latex_table(table.caption, columns, blocks, needs, notes)
+
+
+def latex_table(
+    caption: str, columns: str, blocks: list[list[str]], needs: str, notes: Iterable[str] = ()
+) -> str:
+    """Return a LaTeX table: blocks of lines with rules between them, notes below.
+
+    Args:
+        caption: as plain text.
+        columns: their alignment.
+        blocks: lines made by `latex_line`.
+        needs: packages, told in the first line.
+        notes: as LaTeX.
+    """
     body = "\n\\midrule\n".join("\n".join(block) for block in blocks)
-    notes = "".join(
-        f"\\par\\smallskip {_escape(note)}\n"
-        for note in _notes(table, frame, texts, _escape(_UNDECIDED))
-    )
+    below = "".join(f"\\par\\smallskip {note}\n" for note in notes)
     return (
-        "% needs booktabs, and xcolor with its option table\n"
+        f"% needs {needs}\n"
         "\\begin{table}[t]\n\\centering\n\\scriptsize\n\\setlength{\\tabcolsep}{2pt}\n"
-        f"\\caption{{{_escape(table.caption)}}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
-        f"{body}\n\\bottomrule\n\\end{{tabular}}\n{notes}\\end{{table}}\n"
+        f"\\caption{{{escape(caption)}}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+        f"{body}\n\\bottomrule\n\\end{{tabular}}\n{below}\\end{{table}}\n"
     )
 
 
@@ -206,12 +221,12 @@ def _heading_lines(table: Table) -> list[str]:
     lines = []
     if any(row.group for row in table.rows):
         groups = [(name, len(list(rows))) for name, rows in groupby(r.group for r in table.rows)]
-        spans = [f"\\multicolumn{{{width}}}{{c}}{{{_escape(name)}}}" for name, width in groups]
-        lines.append(_latex_line(["", *spans]))
-    lines.append(_latex_line(["", *(_shade(row, _escape(row.label)) for row in table.rows)]))
+        spans = [f"\\multicolumn{{{width}}}{{c}}{{{escape(name)}}}" for name, width in groups]
+        lines.append(latex_line(["", *spans]))
+    lines.append(latex_line(["", *(_shade(row, escape(row.label)) for row in table.rows)]))
     if any(row.size for row in table.rows):
-        sizes = [_shade(row, _escape(row.size or _MISSING)) for row in table.rows]
-        lines.append(_latex_line(["Model Size", *sizes]))
+        sizes = [_shade(row, escape(row.size or _MISSING)) for row in table.rows]
+        lines.append(latex_line(["Model Size", *sizes]))
     return lines
 
 
@@ -241,7 +256,8 @@ def _shade(row: Row, cell: str) -> str:
     return f"\\cellcolor{{gray!20}}{cell}" if row.shaded else cell
 
 
-def _latex_line(cells: list[str]) -> str:
+def latex_line(cells: list[str]) -> str:
+    """Return a line of a table of cells that are LaTeX."""
     return " & ".join(cells) + " \\\\"
 
 
@@ -254,11 +270,16 @@ _LATEX = str.maketrans({character: "\\" + character for character in "&%$#_{}"})
         "†": "$^{\\dagger}$",
         "‡": "$^{\\ddagger}$",
         "≥": "$\\geq$",
+        "ᵃ": "$^{a}$",
+        "ᵇ": "$^{b}$",
+        "ᶜ": "$^{c}$",
+        "ᵈ": "$^{d}$",
         "×": "$\\times$",
         "–": "--",
     }
 )
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Return plain text as LaTeX."""
     return text.translate(_LATEX)

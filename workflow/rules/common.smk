@@ -43,6 +43,7 @@ wildcard_constraints:
     model="|".join(CONFIG.evaluable()) or "none",
     task="|".join(TASKS) or "none",
     table="|".join(CONFIG.tables) or "none",
+    listing="|".join(CONFIG.listings) or "none",
     figure="|".join(CONFIG.figures) or "none",
 
 
@@ -160,19 +161,24 @@ def reported_file(table):
 
 
 def figure_inputs(figure):
-    """Return what a figure is drawn from: training logs, and for a learning curve scores."""
+    """Return what a figure is drawn from: training logs, scores, tables, a bench."""
     entry = CONFIG.figures[figure]
+    if entry.kind in ("bars", "trend"):
+        return {name: f"results/tables/{name}.csv" for name, _ in entry.tables}
+    if entry.kind == "cost":
+        return {"cost": "results/bench/cost.csv"}
     if entry.kind == "learning":
+        experiments = [name for name, _ in entry.experiments]
         models = [
             model
             for model in CONFIG.evaluable()
-            if model.partition("@")[0] in entry.experiments
+            if model.partition("@")[0] in experiments
         ]
         scores = {m: f"results/scores/{m}/{entry.task}.json" for m in models}
-        logs = {f"{n}.log": training_log(n) for n in entry.experiments}
+        logs = {f"{name}.log": training_log(name) for name in experiments}
         return scores | logs
     names = {
-        "curves": lambda: entry.experiments,
+        "curves": lambda: [name for name, _ in entry.experiments],
         "dynamics": lambda: [entry.experiment],
         "pretraining": lambda: [entry.backbone],
     }[entry.kind]()

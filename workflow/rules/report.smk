@@ -1,4 +1,4 @@
-"""scores, logs → tables and figures."""
+"""scores, logs → tables and figures; a bench that is drawn."""
 
 
 rule table:
@@ -46,6 +46,40 @@ rule compare:
     shell:
         "python -m revela compare --settings {params.settings:q} --scores results/scores"
         " --output {output.csv:q} 2>&1 | record {log:q}"
+
+
+rule listing:
+    input:
+        rows=lambda w: CONFIG.listings[w.listing].file,
+        code="revela/listings.py",
+    output:
+        csv="results/tables/{listing}.csv",
+        md="results/tables/{listing}.md",
+        tex="results/tables/{listing}.tex",
+    log:
+        "results/logs/listing/{listing}.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        settings=lambda w: CONFIG.listings[w.listing].dump(),
+    shell:
+        "python -m revela listing --settings {params.settings:q}"
+        " --output {output.csv:q} 2>&1 | record {log:q}"
+
+
+rule cost:
+    input:
+        backbone="data/backbone/model.safetensors",
+        code="bench/cost.py",
+    output:
+        "results/bench/cost.csv",
+    log:
+        "results/logs/bench/cost.log",
+    conda:
+        "../../envs/train.yaml"
+    threads: workflow.cores
+    shell:
+        "python bench/cost.py --output {output:q} 2>&1 | record {log:q}"
 
 
 rule figure:
