@@ -23,6 +23,7 @@ from revela.trainlog import read_log
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 from revela.table_figures import STYLES, draw_bars, draw_cost, draw_trend
 
@@ -143,36 +144,75 @@ def draw_pretraining(entries: list[dict[str, Any]]) -> Any:
 def draw_dynamics(entries: list[dict[str, Any]]) -> Any:
     """Draw the similarity matrix of one batch at each recorded step, chunks named by their text.
 
+    Chunks of the same document have the same letter and colour, and lines between documents.
+
     Raises:
         RevelaError: the log holds no snapshot.
     """
     snapshots = [(entry["step"], entry["snapshot"]) for entry in entries if "snapshot" in entry]
     if not snapshots:
         raise RevelaError("the training log holds no snapshot: set `snapshots` in the experiment")
-    size = len(snapshots[0][1]["texts"])
-    labels = [_label(number, text) for number, text in enumerate(snapshots[0][1]["texts"])]
+    texts = snapshots[0][1]["texts"]
+    documents = snapshots[0][1].get("documents") or [""] * len(texts)  # none in ready-made batches
+    order = list(dict.fromkeys(documents))
+    letters = ["" if d == "" else _letters(order.index(d)) for d in documents]
+    colours = ["black" if d == "" else _INKS[order.index(d) % len(_INKS)] for d in documents]
+    size = len(texts)
     drawing, axes = plt.subplots(
         1,
         len(snapshots),
-        figsize=(3 + 3.4 * len(snapshots), 1.2 + 0.24 * size),
+        figsize=(2.8 + 2.4 * len(snapshots), 1.35 + 0.135 * size + 0.08 * len(order)),
         layout="constrained",
         squeeze=False,
     )
+    borders = [n - 0.5 for n in range(1, size) if documents[n] != documents[n - 1]]
     for index, (axis, (step, snapshot)) in enumerate(zip(axes[0], snapshots, strict=True)):
         image = axis.imshow(snapshot["similarity"], cmap="cividis", vmin=0, vmax=1)
         axis.set_title(
-            f"step {step}\nloss {snapshot['loss']:.2f}, without attention "
-            f"{snapshot['plain_loss']:.2f}",
+            f"step {step}\nloss {snapshot['loss']:.2f}, without {snapshot['plain_loss']:.2f}",
             fontsize=9,
         )
-        axis.set_xticks(range(size), [str(number) for number in range(size)], fontsize=6)
-        axis.set_yticks(range(size), labels if index == 0 else [""] * size, fontsize=6)
-        axis.set_xlabel("document read")
-    drawing.colorbar(image, ax=axes[0][-1], label="similarity weight", shrink=0.8)
+        marks = [f"{letter}{number}" for number, letter in enumerate(letters)]
+        labels = [f"{_line(text, 40)}  {mark}" for text, mark in zip(texts, marks, strict=True)]
+        axis.set_xticks(range(size), marks, fontsize=6, rotation=90)
+        axis.set_yticks(range(size), labels if index == 0 else marks, fontsize=6)
+        for tick, colour in zip(
+            [*axis.get_xticklabels(), *axis.get_yticklabels()], colours * 2, strict=True
+        ):
+            tick.set_color(colour)
+        for border in borders:
+            axis.axhline(border, color="white", linewidth=0.8)
+            axis.axvline(border, color="white", linewidth=0.8)
+        axis.set_xlabel("chunk read", fontsize=8)
+    bar = drawing.colorbar(image, ax=list(axes[0]), shrink=0.8, pad=0.01)
+    bar.set_label("similarity weight", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    names = [
+        Line2D([], [], linestyle="", color=_INKS[n % len(_INKS)], marker=f"${_letters(n)}$",
+               label=_line(document, 60))
+        for n, document in enumerate(order)
+        if document
+    ]  # fmt: skip
+    if names:
+        drawing.legend(
+            handles=names, title="documents", loc="outside lower left", ncols=2, fontsize=7,
+            title_fontsize=7, labelcolor="markerfacecolor",
+        )  # fmt: skip
     return drawing
 
 
-def _label(number: int, text: str) -> str:
+# Of the colours above those that are dark enough to read on white.
+_INKS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]
+
+
+def _letters(number: int) -> str:
+    """Return A to Z, then AA and so on."""
+    rest, last = divmod(number, 26)
+    return (_letters(rest - 1) if rest else "") + chr(ord("A") + last)
+
+
+def _line(text: str, characters: int) -> str:
     line = " ".join(text.split())
+    line = line if len(line) <= characters else line[: characters - 1] + "…"
     # matplotlib would read a pair of dollar signs as mathematics.
-    return f"{line[:44].replace('$', chr(92) + '$')}…  {number}"
+    return line.replace("$", "\\$")
