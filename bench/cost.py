@@ -2,7 +2,8 @@
 
 Both objectives with the paper's settings on the same real chunks, from the small backbone in
 `data/backbone`, in one process; a step is the loss of one batch and its gradients, in float32. The
-objectives take turns, and times are medians. The paper derives a cost quadratic in B for REPLUG and linear for Revela.
+objectives take turns, and times are medians. The paper derives a cost quadratic in B for REPLUG
+and linear for Revela.
 
     python bench/cost.py                           into RESULTS.md
     python bench/cost.py --output cost.csv         for a figure of kind `cost`
@@ -98,6 +99,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     output = parser.parse_args().output
     steps = steps_by_size()
+    for run in steps[SIZES[0]].values():
+        run()  # what is set up once is no step's memory
     peaks = {
         size: {name: memory_gb(run) for name, run in runs.items()} for size, runs in steps.items()
     }

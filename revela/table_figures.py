@@ -136,7 +136,8 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
 def draw_cost(path: Path) -> Any:
     """Draw time and peak memory of a step of REPLUG and Revela over the batch size (log-log).
 
-    Thin lines show quadratic and linear growth from the smallest batch's time or memory.
+    Thin lines show the growth that the paper derives, with B² of REPLUG's time and with B of
+    Revela's, up to what is measured at the largest batch.
 
     Args:
         path: what `bench/cost.py` writes.
@@ -145,10 +146,21 @@ def draw_cost(path: Path) -> Any:
     drawing, axes = plt.subplots(1, 2, figsize=(6.2, 2.7), layout="constrained")
     panels = [("seconds", "time of a step (s)"), ("memory_gb", "peak memory of a step (GB)")]
     for axis, (measure, title) in zip(axes, panels, strict=True):
-        for (name, label), (colour, style, marker) in zip(
-            (("replug", "REPLUG"), ("revela", "Revela")), STYLES[1::-1], strict=True
+        for (name, label, power), (colour, style, marker) in zip(
+            (("replug", "REPLUG", 2), ("revela", "Revela", 1)), STYLES[1::-1], strict=True
         ):
             values = found[f"{name}_{measure}"]
+            if power == 1 or measure == "seconds":
+                growth = (found.index / found.index[-1]) ** power * values.iloc[-1]
+                guide = f"growth with B{'²' if power == 2 else ''}"
+                axis.plot(
+                    found.index,
+                    growth,
+                    color="#777777",
+                    linestyle=style,
+                    linewidth=0.8,
+                    label=guide,
+                )
             axis.plot(
                 found.index, values, color=colour, linestyle=style, marker=marker, markersize=4,
                 label=label,
@@ -160,6 +172,9 @@ def draw_cost(path: Path) -> Any:
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=_SMALL)
         axis.grid(alpha=0.3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=_SMALL)
+    drawing.supxlabel(found["machine"].iloc[0], fontsize=5, color="#555555")
     return drawing
 
 
