@@ -191,7 +191,7 @@ def _read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
                     f"{paths[other]}: not the queries of {paths[first]}: {len(differing)} are in "
                     f"one of them only, e.g. {'/'.join(differing[0]).lstrip('/')!r}"
                 )
-        frame = pd.DataFrame(systems)
+        frame = pd.DataFrame(systems).sort_index()
         for subset, rows in frame.groupby(level="subset", sort=True):
             strata[task, str(subset)] = rows
     return strata

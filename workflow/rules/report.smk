@@ -48,6 +48,31 @@ rule compare:
         " --output {output.csv:q} 2>&1 | record {log:q}"
 
 
+rule figure:
+    input:
+        data=lambda w: list(figure_inputs(w.figure).values()),
+        code="revela/figures.py",
+    output:
+        png=report(
+            "results/figures/{figure}.png",
+            caption="../report/figure.rst",
+            category="Figures",
+            labels={"figure": "{figure}"},
+        ),
+        pdf="results/figures/{figure}.pdf",
+    log:
+        "results/logs/figure/{figure}.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        settings=lambda w: CONFIG.figures[w.figure].dump(),
+        inputs=lambda w: named(figure_inputs(w.figure)),
+        caption=lambda w: CONFIG.figures[w.figure].caption,
+    shell:
+        "python -m revela figure --settings {params.settings:q} {params.inputs}"
+        " --output {output.png:q} 2>&1 | record {log:q}"
+
+
 rule listing:
     input:
         rows=lambda w: CONFIG.listings[w.listing].file,
@@ -80,28 +105,3 @@ rule cost:
     threads: workflow.cores
     shell:
         "python bench/cost.py --output {output:q} 2>&1 | record {log:q}"
-
-
-rule figure:
-    input:
-        data=lambda w: list(figure_inputs(w.figure).values()),
-        code="revela/figures.py",
-    output:
-        png=report(
-            "results/figures/{figure}.png",
-            caption="../report/figure.rst",
-            category="Figures",
-            labels={"figure": "{figure}"},
-        ),
-        pdf="results/figures/{figure}.pdf",
-    log:
-        "results/logs/figure/{figure}.log",
-    conda:
-        "../../envs/evaluate.yaml"
-    params:
-        settings=lambda w: CONFIG.figures[w.figure].dump(),
-        inputs=lambda w: named(figure_inputs(w.figure)),
-        caption=lambda w: CONFIG.figures[w.figure].caption,
-    shell:
-        "python -m revela figure --settings {params.settings:q} {params.inputs}"
-        " --output {output.png:q} 2>&1 | record {log:q}"
