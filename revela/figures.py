@@ -1,6 +1,7 @@
 """Figures: of a training here, of tables and benches in `table_figures`."""
 
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,13 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
         figure: what to draw.
         inputs: training logs by experiment or backbone; tables by name; the `cost` bench; for a
             learning figure scores by model, and each experiment's log as well.
+
+    Raises:
+        RevelaError: an input is missing, or holds no snapshot for `dynamics`.
     """
+    for name in figure.inputs():
+        if name not in inputs:
+            raise RevelaError(f"--input {name}=PATH is missing: a figure of kind {figure.kind}")
     match figure:
         case BarsFigure():
             return draw_bars(figure, inputs)
@@ -71,7 +78,7 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
         ("plain_loss_gain", "loss without − with in-batch attention (nats)"),
         ("top_similarity", "mean largest similarity weight"),
     ]
-    for (label, entries), (colour, style, _) in zip(logs.items(), STYLES, strict=False):
+    for (label, entries), (colour, style, _) in zip(logs.items(), cycle(STYLES), strict=False):
         frame = pd.DataFrame([entry for entry in entries if "loss" in entry]).set_index("step")
         width = max(1, len(frame) // 40)
         for axis, (name, _) in zip(axes, panels, strict=True):
@@ -95,7 +102,7 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
     """Draw what each experiment scores on a task against the training's steps."""
     drawing, axis = plt.subplots(figsize=(5, 3.3), layout="constrained")
     for (experiment, label), (colour, style, marker) in zip(
-        figure.experiments, STYLES, strict=False
+        figure.experiments, cycle(STYLES), strict=False
     ):
         points = {}
         for name, path in inputs.items():
@@ -131,7 +138,7 @@ def draw_pretraining(entries: list[dict[str, Any]]) -> Any:
         "training": frame["loss"].dropna().rolling(50, min_periods=1).mean(),
         "held out": frame["held_out_loss"].dropna(),
     }
-    for (label, values), (colour, style, _) in zip(losses.items(), STYLES, strict=False):
+    for (label, values), (colour, style, _) in zip(losses.items(), cycle(STYLES), strict=False):
         axis.plot(values.index / 1e6, values, color=colour, linestyle=style, label=label)
     axis.set_xlabel("million tokens")
     axis.set_ylabel("loss (nats a token)")

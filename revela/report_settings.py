@@ -104,6 +104,10 @@ class CurvesFigure(Settings):
     caption: str
     experiments: Ordered[str] = Field(min_length=1, description="experiment → label")
 
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: training logs."""
+        return [name for name, _ in self.experiments]
+
 
 class DynamicsFigure(Settings):
     """In-batch similarities of one batch at several steps (paper, figure 6)."""
@@ -111,6 +115,10 @@ class DynamicsFigure(Settings):
     kind: Literal["dynamics"]
     caption: str
     experiment: str
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: a training log."""
+        return [self.experiment]
 
 
 class LearningFigure(Settings):
@@ -122,6 +130,10 @@ class LearningFigure(Settings):
     experiments: Ordered[str] = Field(min_length=1, description="experiment → label")
     measure: str = "ndcg_at_10"
 
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: logs; scores are beside them."""
+        return [f"{name}.log" for name, _ in self.experiments]
+
 
 class PretrainingFigure(Settings):
     """A backbone's loss, in training and on held-out documents, over the tokens seen."""
@@ -129,6 +141,10 @@ class PretrainingFigure(Settings):
     kind: Literal["pretraining"]
     caption: str
     backbone: str
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: a training log."""
+        return [self.backbone]
 
 
 class BarsFigure(Settings):
@@ -139,6 +155,10 @@ class BarsFigure(Settings):
     tables: Ordered[str] = Field(min_length=1, description="table → title")
     opaque: str = Field("Revela", description="systems whose name begins so; others are light")
 
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: tables."""
+        return [name for name, _ in self.tables]
+
 
 class TrendFigure(Settings):
     """Means of tables against the rows' labels, a line a group of rows (paper, figures 4 and 5)."""
@@ -148,12 +168,20 @@ class TrendFigure(Settings):
     tables: Ordered[str] = Field(min_length=1, description="table → title")
     against: str = Field(description="what the labels are, e.g. batch size")
 
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: tables."""
+        return [name for name, _ in self.tables]
+
 
 class CostFigure(Settings):
     """Time and memory of a step of REPLUG and Revela as the batch grows (paper, appendix C.7)."""
 
     kind: Literal["cost"]
     caption: str
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: a bench."""
+        return ["cost"]
 
 
 AnyFigure = Annotated[

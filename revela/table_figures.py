@@ -1,5 +1,6 @@
 """Figures of compiled tables and of a bench: bars, trends, cost."""
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
         found["label"] = [system.rpartition(" / ")[2] for system in found.index]
         places = {label: place for place, label in enumerate(found["label"].unique())}
         for (group, rows), (colour, style, marker) in zip(
-            found.groupby("group", sort=False), STYLES, strict=False
+            found.groupby("group", sort=False), cycle(STYLES), strict=False
         ):
             x = rows["label"].map(places)
             (lines[str(group)],) = axis.plot(

@@ -205,7 +205,8 @@ def latex_table(
     return (
         f"% needs {needs}\n"
         "\\begin{table}[t]\n\\centering\n\\scriptsize\n\\setlength{\\tabcolsep}{2pt}\n"
-        f"\\caption{{{escape(caption)}}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+        f"\\caption{{{escape(caption)}}}\n\\smallskip\n"
+        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
         f"{body}\n\\bottomrule\n\\end{{tabular}}\n{below}\\end{{table}}\n"
     )
 

@@ -465,7 +465,13 @@ def test_figures_are_drawn_and_repeatable(inputs, tmp_path, figure, kind, magic)
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_figures_of_the_paper_keep_their_order():
+def test_an_input_of_a_figure_that_is_missing(inputs):
+    for figure, name in zip(FIGURES, ("t", "t", "cost", "e", "e"), strict=True):
+        with pytest.raises(RevelaError, match=rf"--input {name}=PATH is missing: .* {figure.kind}"):
+            figures.draw(figure, {"x": inputs["t"]})
+
+
+def test_experiments_of_a_figure_keep_their_order():
     figure = CurvesFigure(kind="curves", caption="c", experiments={"z": "1", "a": "2"})
     assert parse_settings(CurvesFigure, figure.dump()).experiments == [("z", "1"), ("a", "2")]
 

@@ -247,6 +247,7 @@ def test_a_learning_rate_retrains_its_experiment_only(project):
         "results/models/tiny-contriever/retriever",
         "results/models/tiny-contriever/log.jsonl",
         "results/scores/tiny-contriever/notes-task.json",
+        "results/scores/tiny-contriever/notes-task.queries.csv",
         "results/runs/tiny-contriever/notes-task.trec",
         "results/tables/notes.csv",
         "results/tables/notes.md",

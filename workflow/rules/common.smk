@@ -164,9 +164,9 @@ def figure_inputs(figure):
     """Return what a figure is drawn from: training logs, scores, tables, a bench."""
     entry = CONFIG.figures[figure]
     if entry.kind in ("bars", "trend"):
-        return {name: f"results/tables/{name}.csv" for name, _ in entry.tables}
+        return {name: f"results/tables/{name}.csv" for name in entry.inputs()}
     if entry.kind == "cost":
-        return {"cost": "results/bench/cost.csv"}
+        return {name: f"results/bench/{name}.csv" for name in entry.inputs()}
     if entry.kind == "learning":
         experiments = [name for name, _ in entry.experiments]
         models = [
@@ -177,12 +177,7 @@ def figure_inputs(figure):
         scores = {m: f"results/scores/{m}/{entry.task}.json" for m in models}
         logs = {f"{name}.log": training_log(name) for name in experiments}
         return scores | logs
-    names = {
-        "curves": lambda: [name for name, _ in entry.experiments],
-        "dynamics": lambda: [entry.experiment],
-        "pretraining": lambda: [entry.backbone],
-    }[entry.kind]()
-    return {name: training_log(name) for name in names}
+    return {name: training_log(name) for name in entry.inputs()}
 
 
 def training_log(name):
