@@ -20,6 +20,7 @@ rule all:
     input:
         expand("results/tables/{table}.csv", table=CONFIG.tables),
         expand("results/tables/{table}_vs_paper.csv", table=COMPARED),
+        expand("results/tables/{listing}.csv", listing=CONFIG.listings),
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
 
 

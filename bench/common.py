@@ -65,15 +65,19 @@ def random_model(shape: str, **changes: Any) -> transformers.LlamaForCausalLM:
 def chunk_lengths(count: int, longest: int) -> list[int]:
     """Return the lengths of so many real chunks of English in tokens, cut at `longest`.
 
-    The chunks hold at most 120 words of the installed packages' descriptions; a word counts as 4/3
-    tokens, the usual rate of English.
+    A word counts as 4/3 tokens, the usual rate of English.
     """
+    return [min(longest, 1 + len(chunk.split()) * 4 // 3) for chunk in real_chunks(count)]
+
+
+def real_chunks(count: int) -> list[str]:
+    """Return so many chunks of at most 120 words of the installed packages' descriptions."""
     described = (package.metadata["Description"] for package in metadata.distributions())
     texts = sorted({text for text in described if text and len(text) > 2000})
     punkt = train_punkt(texts)
     chunks = [chunk for text in texts for chunk in chunk_text(text, punkt, 120)[0]]
     random.Random(0).shuffle(chunks)
-    return [min(longest, 1 + len(chunk.split()) * 4 // 3) for chunk in chunks[:count]]
+    return chunks[:count]
 
 
 def ragged_batch(lengths: list[int], vocabulary: int) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,19 @@ from revela.corpora import json_lines
 from revela.errors import RevelaError
 from revela.settings import Batches
 
-SCHEMA = pa.schema([("source", pa.string()), ("texts", pa.list_(pa.string()))])
-"""Columns of a batch file: the corpus its chunks come from, its B chunks in document order."""
+SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("texts", pa.list_(pa.string())),
+        ("documents", pa.list_(pa.string())),
+    ]
+)
+"""Columns of a batch file: the corpus its chunks come from, its B chunks in document order, the id
+of each one's document (null in ready-made batches)."""
 
 T = TypeVar("T")
+Chunk = tuple[str, str]
+"""A chunk's text and the id of its document."""
 
 _ROWS = 1024  # batches written or read at a time
 
@@ -62,9 +71,13 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
                 f"for one batch of {settings.batch_size}"
             )
         batches = (
-            {"source": name, "texts": texts}
+            {
+                "source": name,
+                "texts": [text for text, _ in chunks],
+                "documents": [document for _, document in chunks],
+            }
             for name in settings.corpora
-            for texts in _grouped(inputs[name], settings)
+            for chunks in _grouped(inputs[name], settings)
         )
     else:
         path = Path(settings.file) if settings.file else _download(settings)
@@ -84,32 +97,32 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
     return counts
 
 
-def read_texts(chunks: Path) -> Iterator[str]:
-    """Yield the texts of a chunk file in order."""
-    for rows in pq.ParquetFile(chunks).iter_batches(8192, columns=["text"]):
-        yield from rows.column("text").to_pylist()
+def read_chunks(chunks: Path) -> Iterator[Chunk]:
+    """Yield the chunks of a chunk file in order."""
+    for rows in pq.ParquetFile(chunks).iter_batches(8192, columns=["text", "document"]):
+        yield from zip(*(rows[name].to_pylist() for name in ("text", "document")), strict=True)
 
 
-def group_consecutive(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield consecutive texts in groups of `size`; an incomplete last group is dropped.
+def group_consecutive(chunks: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield consecutive chunks in groups of `size`; an incomplete last group is dropped.
 
     A group may span documents, as in the paper.
     """
-    stream = iter(texts)
+    stream = iter(chunks)
     while len(group := list(islice(stream, size))) == size:
         yield group
 
 
-def _grouped(chunks: Path, settings: Batches) -> Iterator[list[str]]:
+def _grouped(chunks: Path, settings: Batches) -> Iterator[list[Chunk]]:
     if settings.consecutive is None:
-        return group_consecutive(read_texts(chunks), settings.batch_size)
+        return group_consecutive(read_chunks(chunks), settings.batch_size)
     return group_runs(chunks, settings.batch_size, settings.consecutive, settings.seed)
 
 
-def group_runs(chunks: Path, size: int, consecutive: int, seed: int) -> Iterator[list[str]]:
-    """Yield groups of `size` texts: runs of consecutive chunks from random places.
+def group_runs(chunks: Path, size: int, consecutive: int, seed: int) -> Iterator[list[Chunk]]:
+    """Yield groups of `size` chunks: runs of consecutive ones from random places.
 
-    No run is used twice. The texts are read through a memory map, not into memory.
+    No run is used twice. The chunks are read through a memory map, not into memory.
     """
     rows = datasets.load_dataset("parquet", data_files=str(chunks), split="train")
     starts = list(range(0, len(rows) - consecutive + 1, consecutive))
@@ -117,7 +130,8 @@ def group_runs(chunks: Path, size: int, consecutive: int, seed: int) -> Iterator
     runs = size // consecutive
     for first in range(0, len(starts) - runs + 1, runs):
         places = [start + n for start in starts[first : first + runs] for n in range(consecutive)]
-        yield rows[places]["text"]
+        found = rows[places]
+        yield list(zip(found["text"], found["document"], strict=True))
 
 
 def sample(items: Iterable[T], available: int, count: int, seed: int) -> Iterator[T]:
@@ -158,7 +172,13 @@ def _mixed(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any
                     f"not of batch_size {size} or a multiple"
                 )
             for first in range(0, len(texts), size):
-                yield {"source": row["source"], "texts": texts[first : first + size]}
+                part = slice(first, first + size)
+                documents = row.get("documents")
+                yield {
+                    "source": row["source"],
+                    "texts": texts[part],
+                    "documents": documents and documents[part],
+                }
 
 
 def _batch_size(path: Path) -> int:
@@ -166,7 +186,7 @@ def _batch_size(path: Path) -> int:
 
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch file, each with `source` and `texts`."""
+    """Yield the rows of a batch file as `SCHEMA` names them."""
     for rows in pq.ParquetFile(path).iter_batches(_ROWS):
         yield from rows.to_pylist()
 

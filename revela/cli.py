@@ -11,7 +11,7 @@ import typer
 from revela import outputs
 from revela.config import load_config
 from revela.errors import RevelaError, unknown_name
-from revela.report_settings import AnyFigure, Table
+from revela.report_settings import AnyFigure, Listing, Table
 from revela.settings import (
     AnyBenchmark,
     AnyCorpus,
@@ -35,7 +35,7 @@ app = typer.Typer(
 
 SettingsJson = Annotated[str, typer.Option("--settings", help="The step's settings as JSON.")]
 Output = Annotated[Path, typer.Option(help="File or folder to write.")]
-Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json.")]
+Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json, .queries.csv.")]
 Named = Annotated[
     list[str], typer.Option("--input", help="NAME=PATH of an input; repeat for each.")
 ]
@@ -224,14 +224,28 @@ def table(
     scores: Scores,
     output: Annotated[Path, typer.Option(help="Path without suffix: .csv, .md, .tex are written.")],
 ) -> None:
-    """Compile a table from scores and reported figures: CSV, Markdown, LaTeX."""
-    from revela import tables
+    """Compile a table from scores and reported figures: CSV, Markdown, LaTeX.
+
+    Beside it, `<output>_significance`: intervals and tests over queries, CSV and Markdown.
+    """
+    from revela import significance, tables
 
     parsed = parse_settings(Table, settings)
     frame = tables.compile_table(parsed, scores)
-    outputs.write_text(output.with_suffix(".md"), tables.to_markdown(parsed, frame))
-    outputs.write_text(output.with_suffix(".tex"), tables.to_latex(parsed, frame))
-    outputs.write_text(output.with_suffix(".csv"), tables.to_csv(frame))
+    analysis = significance.analyse(parsed, scores)
+    undecided = significance.undecided(analysis)
+    beside = output.with_name(f"{output.stem}_significance.csv")
+    texts = {
+        beside.with_suffix(".md"): tables.analysis_to_markdown(parsed, analysis),
+        beside: tables.analysis_to_csv(analysis),
+        output.with_suffix(".md"): tables.to_markdown(parsed, frame, undecided),
+        output.with_suffix(".tex"): tables.to_latex(parsed, frame, undecided),
+        output.with_suffix(".csv"): tables.to_csv(frame),
+    }
+    for path, text in texts.items():
+        outputs.write_text(path, text)
+    for line in tables.gaps(parsed, frame):
+        print(line)
 
 
 @app.command()
@@ -283,6 +297,21 @@ def check_paper(config: Path) -> None:
 
 
 @app.command()
+def listing(
+    settings: SettingsJson,
+    output: Annotated[Path, typer.Option(help="Path without suffix: .csv, .md, .tex are written.")],
+) -> None:
+    """Print a table that lists instead of measuring: CSV, Markdown, LaTeX."""
+    from revela import listings
+
+    parsed = parse_settings(Listing, settings)
+    rows = listings.read_listing(parsed)
+    outputs.write_text(output.with_suffix(".md"), listings.to_markdown(parsed, rows))
+    outputs.write_text(output.with_suffix(".tex"), listings.to_latex(parsed, rows))
+    outputs.write_text(output.with_suffix(".csv"), listings.to_csv(parsed, rows))
+
+
+@app.command()
 def show(tables: list[Path]) -> None:
     """Print compiled tables (CSV) to the terminal."""
     import csv
@@ -307,13 +336,13 @@ def figure(
     output: Annotated[Path, typer.Option(help="Path without suffix: .pdf and .png are written.")],
     input: Named,
 ) -> None:
-    """Draw a figure from training logs (experiment=log.jsonl) and scores as PDF and PNG."""
+    """Draw a figure as PDF and PNG: from training logs (experiment=log.jsonl), scores, tables."""
     from revela import figures
 
-    parsed, logs = parse_settings(AnyFigure, settings), _named(input)
+    parsed, inputs = parse_settings(AnyFigure, settings), _named(input)
     for suffix in (".png", ".pdf"):
         with outputs.whole(output.with_suffix(suffix)) as temporary:
-            figures.save(figures.draw(parsed, logs), temporary, suffix[1:])
+            figures.save(figures.draw(parsed, inputs), temporary, suffix[1:])
 
 
 def _named(inputs: list[str]) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 One file describes what to compute (`config.yaml`); the Snakemake profile says on what machines.
 Each entry of a section is one thing to make, named by its key:
 
-    corpora → batches, pairs → backbones → experiments → benchmarks → tables, figures
+    corpora → batches, pairs → backbones → experiments → benchmarks → tables, listings, figures
 """
 
 import os
@@ -17,10 +17,14 @@ from pydantic import ValidationError
 from revela.errors import RevelaError, unknown_name
 from revela.report_settings import (
     AnyFigure,
+    BarsFigure,
+    CostFigure,
     DynamicsFigure,
     LearningFigure,
+    Listing,
     PretrainingFigure,
     Table,
+    TrendFigure,
 )
 from revela.settings import (
     AnyBenchmark,
@@ -49,6 +53,7 @@ class Config(Settings):
     models: dict[str, AnyModel] = {}
     benchmarks: dict[str, AnyBenchmark] = {}
     tables: dict[str, Table] = {}
+    listings: dict[str, Listing] = {}
     figures: dict[str, AnyFigure] = {}
 
     def evaluable(self) -> list[str]:
@@ -245,23 +250,39 @@ def _check_names(config: Config, source: str) -> None:
                 check(f"{key}.rows", f"system of {table.reported}", system, printed.index)
             for heading, _ in config.table(name).columns:
                 check(f"{key}.columns", f"task of {table.reported}", heading, printed.columns)
+    for name, listing in config.listings.items():
+        from revela.listings import read_listing
+
+        if name in config.tables:
+            raise RevelaError(f"{source}: listings.{name}: the name is taken by a table")
+        try:
+            read_listing(listing)
+        except RevelaError as error:
+            raise RevelaError(f"{source}: listings.{name}: {error}") from error
     for name, figure in config.figures.items():
-        if isinstance(figure, PretrainingFigure):
-            check(f"figures.{name}.backbone", "backbone", figure.backbone, config.backbones)
-            continue
-        named = [figure.experiment] if isinstance(figure, DynamicsFigure) else figure.experiments
-        for experiment_name in named:
-            check(f"figures.{name}", "experiment", experiment_name, config.experiments)
+        key = f"figures.{name}"
+        match figure:
+            case CostFigure():
+                pass
+            case BarsFigure() | TrendFigure():
+                for table_name, _ in figure.tables:
+                    check(f"{key}.tables", "table", table_name, config.tables)
+            case PretrainingFigure():
+                check(f"{key}.backbone", "backbone", figure.backbone, config.backbones)
+            case DynamicsFigure():
+                check(key, "experiment", figure.experiment, config.experiments)
+                experiment = config.experiments[figure.experiment]
+                if not experiment.snapshots or experiment.objective.name != "revela":
+                    raise RevelaError(
+                        f"{source}: {key}.experiment: {figure.experiment!r} must be a revela "
+                        "experiment with snapshots"
+                    )
+            case _:
+                for experiment_name, _ in figure.experiments:
+                    check(key, "experiment", experiment_name, config.experiments)
         if isinstance(figure, LearningFigure):
             tasks = [task for benchmark in config.benchmarks.values() for task in benchmark.tasks]
-            check(f"figures.{name}.task", "task", figure.task, tasks)
-        if isinstance(figure, DynamicsFigure):
-            experiment = config.experiments[figure.experiment]
-            if not experiment.snapshots or experiment.objective.name != "revela":
-                raise RevelaError(
-                    f"{source}: figures.{name}.experiment: {figure.experiment!r} must be a revela "
-                    "experiment with snapshots"
-                )
+            check(f"{key}.task", "task", figure.task, tasks)
 
 
 def _subsets(task: str) -> set[str]:

@@ -1,6 +1,7 @@
-"""Figures of a training: its curves, and the in-batch similarities of one batch over time."""
+"""Figures: of a training here, of tables and benches in `table_figures`."""
 
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +9,24 @@ import matplotlib
 import pandas as pd
 
 from revela.errors import RevelaError
-from revela.report_settings import AnyFigure, DynamicsFigure, LearningFigure, PretrainingFigure
+from revela.report_settings import (
+    AnyFigure,
+    BarsFigure,
+    CostFigure,
+    CurvesFigure,
+    DynamicsFigure,
+    LearningFigure,
+    PretrainingFigure,
+    TrendFigure,
+)
 from revela.trainlog import read_log
 
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
-# Okabe-Ito colours with line styles of their own: legible in print and without colour vision.
-_STYLES = [
-    ("#0072B2", "-"),
-    ("#D55E00", "--"),
-    ("#009E73", "-."),
-    ("#CC79A7", ":"),
-    ("#56B4E9", (0, (5, 1))),
-    ("#E69F00", (0, (3, 1, 1, 1))),
-]
+from revela.table_figures import STYLES, draw_bars, draw_cost, draw_trend
 
 
 def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
@@ -31,17 +34,32 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
 
     Args:
         figure: what to draw.
-        inputs: training logs by experiment or backbone; for a learning figure scores by model, and
-            each experiment's log as well.
+        inputs: training logs by experiment or backbone; tables by name; the `cost` bench; for a
+            learning figure scores by model, and each experiment's log as well.
+
+    Raises:
+        RevelaError: an input is missing, or holds no snapshot for `dynamics`.
     """
-    if isinstance(figure, LearningFigure):
-        return draw_learning(figure, inputs)
-    entries = {name: read_log(path) for name, path in inputs.items()}
-    if isinstance(figure, PretrainingFigure):
-        return draw_pretraining(entries[figure.backbone])
-    if isinstance(figure, DynamicsFigure):
-        return draw_dynamics(entries[figure.experiment])
-    return draw_curves({label: entries[name] for name, label in figure.experiments.items()})
+    for name in figure.inputs():
+        if name not in inputs:
+            raise RevelaError(f"--input {name}=PATH is missing: a figure of kind {figure.kind}")
+    match figure:
+        case BarsFigure():
+            return draw_bars(figure, inputs)
+        case TrendFigure():
+            return draw_trend(figure, inputs)
+        case CostFigure():
+            return draw_cost(inputs["cost"])
+        case LearningFigure():
+            return draw_learning(figure, inputs)
+        case PretrainingFigure():
+            return draw_pretraining(read_log(inputs[figure.backbone]))
+        case DynamicsFigure():
+            return draw_dynamics(read_log(inputs[figure.experiment]))
+        case CurvesFigure():
+            return draw_curves(
+                {label: read_log(inputs[name]) for name, label in figure.experiments}
+            )
 
 
 def save(drawing: Any, path: Path, kind: str) -> None:
@@ -60,7 +78,7 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
         ("plain_loss_gain", "loss without − with in-batch attention (nats)"),
         ("top_similarity", "mean largest similarity weight"),
     ]
-    for (label, entries), (colour, style) in zip(logs.items(), _STYLES, strict=False):
+    for (label, entries), (colour, style, _) in zip(logs.items(), cycle(STYLES), strict=False):
         frame = pd.DataFrame([entry for entry in entries if "loss" in entry]).set_index("step")
         width = max(1, len(frame) // 40)
         for axis, (name, _) in zip(axes, panels, strict=True):
@@ -83,8 +101,8 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
 def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
     """Draw what each experiment scores on a task against the training's steps."""
     drawing, axis = plt.subplots(figsize=(5, 3.3), layout="constrained")
-    for (experiment, label), (colour, style) in zip(
-        figure.experiments.items(), _STYLES, strict=False
+    for (experiment, label), (colour, style, marker) in zip(
+        figure.experiments, cycle(STYLES), strict=False
     ):
         points = {}
         for name, path in inputs.items():
@@ -99,7 +117,7 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
             [points[step] for step in steps],
             color=colour,
             linestyle=style,
-            marker="o",
+            marker=marker,
             markersize=3,
             label=label,
         )
@@ -120,7 +138,7 @@ def draw_pretraining(entries: list[dict[str, Any]]) -> Any:
         "training": frame["loss"].dropna().rolling(50, min_periods=1).mean(),
         "held out": frame["held_out_loss"].dropna(),
     }
-    for (label, values), (colour, style) in zip(losses.items(), _STYLES, strict=False):
+    for (label, values), (colour, style, _) in zip(losses.items(), cycle(STYLES), strict=False):
         axis.plot(values.index / 1e6, values, color=colour, linestyle=style, label=label)
     axis.set_xlabel("million tokens")
     axis.set_ylabel("loss (nats a token)")
@@ -133,36 +151,75 @@ def draw_pretraining(entries: list[dict[str, Any]]) -> Any:
 def draw_dynamics(entries: list[dict[str, Any]]) -> Any:
     """Draw the similarity matrix of one batch at each recorded step, chunks named by their text.
 
+    Chunks of the same document have the same letter and colour, and lines between documents.
+
     Raises:
         RevelaError: the log holds no snapshot.
     """
     snapshots = [(entry["step"], entry["snapshot"]) for entry in entries if "snapshot" in entry]
     if not snapshots:
         raise RevelaError("the training log holds no snapshot: set `snapshots` in the experiment")
-    size = len(snapshots[0][1]["texts"])
-    labels = [_label(number, text) for number, text in enumerate(snapshots[0][1]["texts"])]
+    texts = snapshots[0][1]["texts"]
+    documents = snapshots[0][1].get("documents") or [""] * len(texts)  # none in ready-made batches
+    order = list(dict.fromkeys(documents))
+    letters = ["" if d == "" else _letters(order.index(d)) for d in documents]
+    colours = ["black" if d == "" else _INKS[order.index(d) % len(_INKS)] for d in documents]
+    size = len(texts)
     drawing, axes = plt.subplots(
         1,
         len(snapshots),
-        figsize=(3 + 3.4 * len(snapshots), 1.2 + 0.24 * size),
+        figsize=(2.8 + 2.4 * len(snapshots), 1.35 + 0.135 * size + 0.08 * len(order)),
         layout="constrained",
         squeeze=False,
     )
+    borders = [n - 0.5 for n in range(1, size) if documents[n] != documents[n - 1]]
     for index, (axis, (step, snapshot)) in enumerate(zip(axes[0], snapshots, strict=True)):
         image = axis.imshow(snapshot["similarity"], cmap="cividis", vmin=0, vmax=1)
         axis.set_title(
-            f"step {step}\nloss {snapshot['loss']:.2f}, without attention "
-            f"{snapshot['plain_loss']:.2f}",
+            f"step {step}\nloss {snapshot['loss']:.2f}, without {snapshot['plain_loss']:.2f}",
             fontsize=9,
         )
-        axis.set_xticks(range(size), [str(number) for number in range(size)], fontsize=6)
-        axis.set_yticks(range(size), labels if index == 0 else [""] * size, fontsize=6)
-        axis.set_xlabel("document read")
-    drawing.colorbar(image, ax=axes[0][-1], label="similarity weight", shrink=0.8)
+        marks = [f"{letter}{number}" for number, letter in enumerate(letters)]
+        labels = [f"{_line(text, 40)}  {mark}" for text, mark in zip(texts, marks, strict=True)]
+        axis.set_xticks(range(size), marks, fontsize=6, rotation=90)
+        axis.set_yticks(range(size), labels if index == 0 else marks, fontsize=6)
+        for tick, colour in zip(
+            [*axis.get_xticklabels(), *axis.get_yticklabels()], colours * 2, strict=True
+        ):
+            tick.set_color(colour)
+        for border in borders:
+            axis.axhline(border, color="white", linewidth=0.8)
+            axis.axvline(border, color="white", linewidth=0.8)
+        axis.set_xlabel("chunk read", fontsize=8)
+    bar = drawing.colorbar(image, ax=list(axes[0]), shrink=0.8, pad=0.01)
+    bar.set_label("similarity weight", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    names = [
+        Line2D([], [], linestyle="", color=_INKS[n % len(_INKS)], marker=f"${_letters(n)}$",
+               label=_line(document, 60))
+        for n, document in enumerate(order)
+        if document
+    ]  # fmt: skip
+    if names:
+        drawing.legend(
+            handles=names, title="documents", loc="outside lower left", ncols=2, fontsize=7,
+            title_fontsize=7, labelcolor="markerfacecolor",
+        )  # fmt: skip
     return drawing
 
 
-def _label(number: int, text: str) -> str:
+# Of the colours above those that are dark enough to read on white.
+_INKS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]
+
+
+def _letters(number: int) -> str:
+    """Return A to Z, then AA and so on."""
+    rest, last = divmod(number, 26)
+    return (_letters(rest - 1) if rest else "") + chr(ord("A") + last)
+
+
+def _line(text: str, characters: int) -> str:
     line = " ".join(text.split())
+    line = line if len(line) <= characters else line[: characters - 1] + "…"
     # matplotlib would read a pair of dollar signs as mathematics.
-    return f"{line[:44].replace('$', chr(92) + '$')}…  {number}"
+    return line.replace("$", "\\$")

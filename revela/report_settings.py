@@ -1,17 +1,21 @@
-"""What a table or a figure is told: systems, columns, what is printed beside them."""
+"""What a table, a listing or a figure is told: systems, columns, what is printed beside them."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from revela.settings import Settings
 
 OneOrMore = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
-# A list of pairs: the order of columns must survive the sorting of keys that `dump` does.
-Columns = Annotated[
-    list[tuple[str, OneOrMore]],
-    BeforeValidator(lambda v: list(v.items()) if isinstance(v, dict) else v),
-]
+
+
+def _pairs(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, dict) else value
+
+
+T = TypeVar("T")
+# A mapping, kept as a list of pairs: its order must survive the sorting of keys that `dump` does.
+Ordered = Annotated[list[tuple[str, T]], BeforeValidator(_pairs)]
 
 
 class Row(Settings):
@@ -45,7 +49,7 @@ class Table(Settings):
     caption: str
     rows: list[Row] = Field(min_length=1)
     benchmark: str | None = None
-    columns: Columns = Field(
+    columns: Ordered[OneOrMore] = Field(
         [], description="heading → task, task:split/subset, benchmark, or a list: their mean"
     )
     reported: str | None = Field(
@@ -83,12 +87,26 @@ class Table(Settings):
         return list(dict.fromkeys(c.partition(":")[0] for _, cs in self.columns for c in cs))
 
 
+class Listing(Settings):
+    """A table of the paper that lists instead of measuring."""
+
+    caption: str
+    file: str = Field(description="CSV whose first line is the headings")
+    columns: list[str] = Field([], description="headings to print; all if not given")
+    links: dict[str, str] = Field({}, description="heading → column with its addresses")
+    group: str | None = Field(None, description="column: a line is drawn where it changes")
+
+
 class CurvesFigure(Settings):
     """Training curves: loss, loss without in-batch attention, mean top similarity."""
 
     kind: Literal["curves"]
     caption: str
-    experiments: dict[str, str] = Field(min_length=1, description="experiment → label")
+    experiments: Ordered[str] = Field(min_length=1, description="experiment → label")
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: training logs."""
+        return [name for name, _ in self.experiments]
 
 
 class DynamicsFigure(Settings):
@@ -98,6 +116,10 @@ class DynamicsFigure(Settings):
     caption: str
     experiment: str
 
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: a training log."""
+        return [self.experiment]
+
 
 class LearningFigure(Settings):
     """What experiments score on a task at the steps whose retriever they keep, and at the end."""
@@ -105,8 +127,12 @@ class LearningFigure(Settings):
     kind: Literal["learning"]
     caption: str
     task: str
-    experiments: dict[str, str] = Field(min_length=1, description="experiment → label")
+    experiments: Ordered[str] = Field(min_length=1, description="experiment → label")
     measure: str = "ndcg_at_10"
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: logs; scores are beside them."""
+        return [f"{name}.log" for name, _ in self.experiments]
 
 
 class PretrainingFigure(Settings):
@@ -116,8 +142,55 @@ class PretrainingFigure(Settings):
     caption: str
     backbone: str
 
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: a training log."""
+        return [self.backbone]
+
+
+class BarsFigure(Settings):
+    """Means of tables, a panel a table and a bar a system (paper, figure 3)."""
+
+    kind: Literal["bars"]
+    caption: str
+    tables: Ordered[str] = Field(min_length=1, description="table → title")
+    opaque: str = Field("Revela", description="systems whose name begins so; others are light")
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: tables."""
+        return [name for name, _ in self.tables]
+
+
+class TrendFigure(Settings):
+    """Means of tables against the rows' labels, a line a group of rows (paper, figures 4 and 5)."""
+
+    kind: Literal["trend"]
+    caption: str
+    tables: Ordered[str] = Field(min_length=1, description="table → title")
+    against: str = Field(description="what the labels are, e.g. batch size")
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: tables."""
+        return [name for name, _ in self.tables]
+
+
+class CostFigure(Settings):
+    """Time and memory of a step of REPLUG and Revela as the batch grows (paper, appendix C.7)."""
+
+    kind: Literal["cost"]
+    caption: str
+
+    def inputs(self) -> list[str]:
+        """Return the names of what it is drawn from: a bench."""
+        return ["cost"]
+
 
 AnyFigure = Annotated[
-    CurvesFigure | DynamicsFigure | LearningFigure | PretrainingFigure,
+    BarsFigure
+    | CostFigure
+    | CurvesFigure
+    | DynamicsFigure
+    | LearningFigure
+    | PretrainingFigure
+    | TrendFigure,
     Field(discriminator="kind"),
 ]

@@ -353,6 +353,7 @@ class _Snapshots(transformers.TrainerCallback):
                 "step": step,
                 "snapshot": {
                     "texts": self.row["texts"],
+                    "documents": self.row.get("documents"),
                     "similarity": similarity.float().tolist(),
                     "loss": float(result["loss"]),
                     "plain_loss": float(plain),

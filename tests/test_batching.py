@@ -47,6 +47,8 @@ def test_batches_span_documents_in_order(tmp_path):
     batches, counts = made(tmp_path, {"c": chunks}, corpora=["c"], batch_size=16)
     texts = pq.read_table(chunks)["text"].to_pylist()
     assert [t for b in batches for t in b["texts"]] == texts[:32]
+    documents = pq.read_table(chunks)["document"].to_pylist()
+    assert [d for b in batches for d in b["documents"]] == documents[:32]
     assert {b["source"] for b in batches} == {"c"}
     assert (counts.batches, counts.chunks_dropped) == (2, 3)
 
@@ -85,6 +87,9 @@ def test_runs_come_from_several_places(tmp_path):
     for batch in numbers:
         assert all(batch[n + 1] == batch[n] + 1 for n in range(0, 8, 2))
     assert sorted(n for batch in numbers for n in batch) == list(range(200))
+    per_document = pq.read_table(chunks["c"])["document"].to_pylist()
+    documents = [document for batch in batches for document in batch["documents"]]
+    assert documents == [per_document[n] for batch in numbers for n in batch]
     assert any(batch[2] != batch[1] + 1 for batch in numbers)
     again, _ = made(tmp_path, chunks, **settings)
     assert again == batches
@@ -110,6 +115,8 @@ def test_smaller_batches_of_the_same_chunks(tmp_path):
     assert counts.batches == counts.batches_before_sampling == 12
     texts = [t for batch in halves for t in batch["texts"]]
     assert texts == [t for batch in read_batches(whole) for t in batch["texts"]]
+    documents = [d for batch in halves for d in batch["documents"]]
+    assert documents == [d for batch in read_batches(whole) for d in batch["documents"]]
     some, _ = made(tmp_path, {"whole": whole}, mix={"whole": 6}, batch_size=4, sample=11)
     assert len(some) == 11
 
@@ -120,11 +127,12 @@ def test_the_authors_format_is_read_and_written(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     batches, _ = made(tmp_path, {}, file=str(path), batch_size=2)
     assert batches == [
-        {"source": "", "texts": ["a", "b"]},
-        {"source": "stackoverflow", "texts": ["c\n  d", "é"]},
+        {"source": "", "texts": ["a", "b"], "documents": None},
+        {"source": "stackoverflow", "texts": ["c\n  d", "é"], "documents": None},
     ]
     assert write_jsonl(batches, tmp_path / "again.jsonl") == 2
-    assert list(read_jsonl(tmp_path / "again.jsonl", 2)) == batches
+    again = list(read_jsonl(tmp_path / "again.jsonl", 2))
+    assert again == [{k: b[k] for k in ("source", "texts")} for b in batches]
 
 
 @pytest.mark.parametrize(
@@ -210,5 +218,5 @@ def test_pairs_need_two_documents(tmp_path):
 
 
 def test_schemas_name_what_is_written():
-    assert batching.SCHEMA.names == ["source", "texts"]
+    assert batching.SCHEMA.names == ["source", "texts", "documents"]
     assert pairs.SCHEMA.names == ["source", "query", "positive", "negatives"]

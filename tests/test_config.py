@@ -74,6 +74,18 @@ def test_shipped_configs_are_valid(name):
         ("tables/demo/rows/4/model", "demo-revel", "unknown model or experiment.*'demo-revela'"),
         ("figures/demo-dynamics/experiment", "demo", "unknown experiment 'demo'"),
         ("figures/demo-dynamics/experiment", "demo-replug", "with snapshots"),
+        (
+            "figures/demo-curves/experiments",
+            {"demo": "D"},
+            "demo-curves: unknown experiment 'demo'",
+        ),
+        ("figures/bars", {"kind": "bars", "caption": "c", "tables": {"dmo": "D"}}, "table 'dmo'"),
+        ("listings", {"demo": {"caption": "c", "file": "x.csv"}}, "the name is taken by a table"),
+        (
+            "listings",
+            {"l": {"caption": "c", "file": "x.csv"}},
+            r"listings\.l: x\.csv: No such file",
+        ),
         ("corpora/python-packages/source", "package", "package"),
     ],
 )

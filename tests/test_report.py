@@ -10,10 +10,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from revela import cli, figures, reported, tables
+from revela import cli, figures, listings, reported, tables
 from revela.config import load_config
 from revela.errors import RevelaError
-from revela.report_settings import CurvesFigure, DynamicsFigure, Table
+from revela.report_settings import (
+    BarsFigure,
+    CostFigure,
+    CurvesFigure,
+    DynamicsFigure,
+    Listing,
+    Table,
+    TrendFigure,
+)
 from revela.settings import parse_settings
 from revela.trainlog import append_line
 
@@ -86,6 +94,8 @@ def test_markdown_marks_the_best(table, tmp_path):
         "| Two_2 2B | 12.3 | – | – | measured |",
         "| Paper | 90.0 | 1.5 | 45.8 | reported |",
         "| None | – | – | – | missing |",
+        "",
+        "Two_2 2B: measured in part; missing: task_b",
     ]
 
 
@@ -115,7 +125,7 @@ def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
     ]
     turned = table.model_copy(update={"rows": rows, "transposed": True})
     frame = tables.compile_table(turned, tmp_path)
-    assert tables.to_markdown(turned, frame).splitlines()[2::2] == [
+    assert tables.to_markdown(turned, frame).splitlines()[2:8:2] == [
         "|  | One 1B | Two_2 1B | Paper 1B | None 1B |",
         "| task_a | **50.0** | 12.3 | 90.0 | – |",
         "| Mean | **37.5** | – | 45.8 | – |",
@@ -128,6 +138,7 @@ def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
         f"Model Size & 1B & 1B & {grey}1B & {grey}1B \\\\",
         f"task\\_a & \\textbf{{50.0}} & 12.3 & {grey}90.0 & {grey}-- \\\\",
         "source & measured & measured & reported & missing \\\\",
+        "\\par\\smallskip Two\\_2 1B: measured in part; missing: task\\_b",
     ):
         assert line in text.splitlines()
     check_latex(text, tmp_path)
@@ -154,6 +165,7 @@ def check_latex(text, folder):
             assert len(re.findall(r"(?<!\\)&", line)) + sum(spans) + 1 == len(columns), line
     if engine := shutil.which("pdflatex") or shutil.which("tectonic"):
         head = "\\documentclass{article}\\usepackage{booktabs}\\usepackage[table]{xcolor}"
+        head += "\\usepackage{hyperref}"
         (folder / "t.tex").write_text(f"{head}\\begin{{document}}{text}\\end{{document}}")
         options = ["-halt-on-error"] if "pdflatex" in engine else []
         subprocess.run([engine, *options, "t.tex"], cwd=folder, check=True, capture_output=True)
@@ -182,6 +194,13 @@ def test_reported_figures_that_are_not_there(table, tmp_path):
     path.unlink()
     with pytest.raises(RevelaError, match=r"printed\.csv: No such file"):
         tables.compile_table(changed(), tmp_path)
+
+
+def test_a_score_that_is_none(table, tmp_path):
+    for text in ("", "[1]", "{"):
+        (tmp_path / "m1" / "task_a.json").write_text(text)
+        with pytest.raises(RevelaError, match=r"m1/task_a\.json: not a file of scores"):
+            tables.compile_table(table, tmp_path)
 
 
 def test_an_unknown_measure(table, tmp_path):
@@ -221,7 +240,10 @@ def paper():
         yield {name: config.table(name) for name in config.tables}
 
 
-PAPER_TABLES = sorted(path.stem for path in (ROOT / "data" / "paper").glob("*.csv"))
+LISTINGS = ["bright_tasks", "checkpoints", "coir_tasks", "embedding_models"]
+PAPER_TABLES = sorted(
+    path.stem for path in (ROOT / "data" / "paper").glob("*.csv") if path.stem not in LISTINGS
+)
 
 
 def rows_of(name):
@@ -336,6 +358,45 @@ def test_check_paper_prints_what_does_not_add_up(monkeypatch, capsys):
     assert len(lines) == 6
 
 
+# ---------------------------------------------------------------------------- listings
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_listings_of_the_paper_print_every_cell(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    listing = parse_settings(Listing, load_config(Path("config.yaml")).listings[name].dump())
+    with (ROOT / "data" / "paper" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        headings, *rows = csv.reader(stream)
+    shown = [headings.index(heading) for heading in listing.columns or headings]
+    found = listings.read_listing(listing)
+    printed = csv.reader(listings.to_csv(listing, found).splitlines())
+    assert list(printed) == [[row[n] for n in shown] for row in [headings, *rows]]
+    markdown, latex = listings.to_markdown(listing, found), listings.to_latex(listing, found)
+    for row in rows:
+        assert f"| {row[0]} | " in markdown
+        for heading, column in listing.links.items():
+            text, address = row[headings.index(heading)], row[headings.index(column)]
+            assert f"[{text}]({address}) |" in markdown
+            assert f"\\href{{{address}}}{{{text}}}" in latex
+    groups = {row[headings.index(listing.group)] for row in rows} if listing.group else {""}
+    assert latex.count("\\midrule") == len(groups)
+    check_latex(latex, tmp_path)
+
+
+def test_a_listing_without_its_columns(tmp_path):
+    path = tmp_path / "l.csv"
+    path.write_text("Name,URL\na,b\n")
+    for changes, message in (
+        ({"columns": ["Nam"]}, r"l\.csv: unknown column 'Nam'; did you mean 'Name'"),
+        ({"links": {"URL": "Link"}}, r"l\.csv: unknown column 'Link'"),
+        ({"file": str(tmp_path / "none.csv")}, r"none\.csv: No such file"),
+    ):
+        with pytest.raises(RevelaError, match=message):
+            listings.read_listing(
+                Listing.model_validate({"caption": "c", "file": str(path)} | changes)
+            )
+
+
 # ---------------------------------------------------------------------------- figures
 
 
@@ -357,6 +418,7 @@ def log(tmp_path):
         if step in (0, 5):
             snapshot = {
                 "texts": ["a", "b$ c$"],
+                "documents": ["first", "second"],
                 "similarity": [[0, 1], [1, 0]],
                 "loss": 1.0,
                 "plain_loss": 2.0,
@@ -365,16 +427,104 @@ def log(tmp_path):
     return path
 
 
-def test_figures_are_drawn_and_repeatable(log, tmp_path):
-    curves = CurvesFigure(kind="curves", caption="c", experiments={"e": "label"})
-    dynamics = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
-    for figure in (curves, dynamics):
-        for kind, magic in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
-            files = [tmp_path / f"{n}.{kind}" for n in (1, 2)]
-            for file in files:
-                figures.save(figures.draw(figure, {"e": log}), file, kind)
-            assert files[0].read_bytes().startswith(magic)
-            assert files[0].read_bytes() == files[1].read_bytes()
+COMPILED = """system,task,Mean,source
+Revela 1B / b4,1.0,10.0,measured
+Revela 1B / b16,1.0,30.0,reported
+Revela 2B / b4,1.0,20.0,reported
+Other 2B / b8,,,missing
+"""
+COST = """batch_size,replug_seconds,revela_seconds,replug_memory_gb,revela_memory_gb,machine
+2,1.0,1.0,0.1,0.1,some machine
+8,16.0,4.0,0.4,0.4,some machine
+"""
+
+
+@pytest.fixture
+def inputs(log, tmp_path):
+    (tmp_path / "table.csv").write_text(COMPILED)
+    (tmp_path / "cost.csv").write_text(COST)
+    return {"e": log, "t": tmp_path / "table.csv", "cost": tmp_path / "cost.csv"}
+
+
+FIGURES = [
+    BarsFigure(kind="bars", caption="c", tables={"t": "T"}),
+    TrendFigure(kind="trend", caption="c", tables={"t": "T"}, against="batch size"),
+    CostFigure(kind="cost", caption="c"),
+    CurvesFigure(kind="curves", caption="c", experiments={"e": "label"}),
+    DynamicsFigure(kind="dynamics", caption="c", experiment="e"),
+]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.kind)
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figures_are_drawn_and_repeatable(inputs, tmp_path, figure, kind, magic):
+    files = [tmp_path / f"{n}.{kind}" for n in (1, 2)]
+    for file in files:
+        figures.save(figures.draw(figure, inputs), file, kind)
+    assert files[0].read_bytes().startswith(magic)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_an_input_of_a_figure_that_is_missing(inputs):
+    for figure, name in zip(FIGURES, ("t", "t", "cost", "e", "e"), strict=True):
+        with pytest.raises(RevelaError, match=rf"--input {name}=PATH is missing: .* {figure.kind}"):
+            figures.draw(figure, {"x": inputs["t"]})
+
+
+def test_experiments_of_a_figure_keep_their_order():
+    figure = CurvesFigure(kind="curves", caption="c", experiments={"z": "1", "a": "2"})
+    assert parse_settings(CurvesFigure, figure.dump()).experiments == [("z", "1"), ("a", "2")]
+
+
+def test_bars_print_their_means_and_hatch_what_is_reported(inputs):
+    (axis,) = figures.draw(FIGURES[0], inputs).axes
+    bars = [patch for patch in axis.patches if patch.get_width()]
+    assert [bar.get_height() for bar in bars] == [10, 30, 20, 0]
+    assert [text.get_text() for text in axis.texts] == ["10.0", "30.0", "20.0", "–"]
+    assert [bool(bar.get_hatch()) for bar in bars] == [False, True, True, False]
+    colours = [bar.get_facecolor() for bar in bars]
+    assert colours[0] == colours[1] == colours[2] != colours[3]  # Revela opaque
+
+
+def test_a_trend_is_a_line_a_group_over_the_labels(inputs):
+    drawing = figures.draw(FIGURES[1], inputs)
+    (axis,) = drawing.axes
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["b4", "b16", "b8"]
+    lines = {
+        line.get_label(): list(zip(*line.get_data(), strict=True))
+        for line in axis.lines
+        if line.get_linestyle() != "None"
+    }
+    assert lines["Revela 1B"] == [(0, 10), (1, 30)]
+    assert lines["Revela 2B"] == [(0, 20)]
+    hollow = [line for line in axis.lines if line.get_markerfacecolor() == "white"]
+    assert [line.get_xydata().tolist() for line in hollow][:2] == [[[1, 30]], [[0, 20]]]
+    entries = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
+
+
+def test_cost_is_drawn_beside_the_growth_that_the_paper_derives(inputs):
+    time, memory = figures.draw(FIGURES[2], inputs).axes
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in time.lines}
+    assert drawn["REPLUG"] == [1, 16] == drawn["growth with B²"]
+    assert drawn["Revela"] == [1, 4] == drawn["growth with B"]
+    assert {line.get_label() for line in memory.lines} == {"REPLUG", "Revela", "growth with B"}
+
+
+@pytest.mark.parametrize("name", ["bright-beir", "batch-sizes", "lm-sizes"])
+def test_figures_of_the_paper_are_drawn_from_what_it_reports(paper, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    figure = load_config(Path("config.yaml")).figures[name]
+    compiled = {}
+    for table, _ in figure.tables:
+        compiled[table] = tmp_path / f"{table}.csv"
+        frame = tables.compile_table(paper[table], tmp_path)
+        compiled[table].write_text(tables.to_csv(frame))
+    drawing = figures.draw(figure, compiled)
+    shown = {text.get_text() for axis in drawing.axes for text in axis.texts}
+    printed = {mean for table in compiled for *_, mean in rows_of(table)[1].values()}
+    assert shown == printed
+    assert drawing.legends[0].get_texts()[-1].get_text() == "as reported"
 
 
 def test_dynamics_show_each_recorded_step(log):
@@ -382,6 +532,19 @@ def test_dynamics_show_each_recorded_step(log):
     drawing = figures.draw(figure, {"e": log})
     titles = [axis.get_title() for axis in drawing.axes if axis.get_title()]
     assert [title.split("\n")[0] for title in titles] == ["step 0", "step 5"]
+
+
+def test_dynamics_show_whose_document_a_chunk_is(log, tmp_path):
+    drawing = figures.draw_dynamics(figures.read_log(log))
+    labels = drawing.axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == ["a  A0", "b\\$ c\\$  B1"]
+    assert labels[0].get_color() != labels[1].get_color()
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["first", "second"]
+    text = log.read_text().replace('"documents": ["first", "second"]', '"documents": null')
+    (tmp_path / "ready-made.jsonl").write_text(text)
+    drawing = figures.draw_dynamics(figures.read_log(tmp_path / "ready-made.jsonl"))
+    assert drawing.axes[0].get_yticklabels()[0].get_text() == "a  0"
+    assert not drawing.legends
 
 
 def test_a_log_without_snapshots(tmp_path):

@@ -34,6 +34,7 @@ def data(tmp_path_factory) -> Path:
         {
             "source": "code" if n % 2 else "wiki",
             "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
+            "documents": [f"{n}.{k // 2}" for k in range(4)],
         }
         for n in range(80)
     ]
@@ -97,6 +98,7 @@ def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
     assert "plain_loss" not in steps[1]
     snapshots = {entry["step"]: entry["snapshot"] for entry in log if "snapshot" in entry}
     assert list(snapshots) == [0, 15, 30]
+    assert snapshots[0]["documents"] == ["0.0", "0.0", "0.1", "0.1"]
     for row in snapshots[0]["similarity"]:
         assert sum(row) == pytest.approx(1, abs=1e-5)
     manifest = json.loads((tmp_path / "m" / "manifest.json").read_text())

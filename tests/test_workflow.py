@@ -83,7 +83,9 @@ CONFIG = {
             "rows": [{"label": "BM25", "model": "bm25", "reported": "BM25"}],
         },
     },
+    "listings": {"list": {"caption": "Listed", "file": "list.csv"}},
     "figures": {
+        "bars": {"kind": "bars", "caption": "Bars", "tables": {"notes": "Notes"}},
         "curves": {
             "kind": "curves",
             "caption": "Curves",
@@ -121,6 +123,7 @@ def project(tmp_path_factory) -> Path:
     (collection / "queries.jsonl").write_text('{"_id": "q", "text": "mud of rivers"}\n')
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
     (folder / "printed.csv").write_text("task,BM25\nnotes-task,99.5\nMean,90.0\n")
+    (folder / "list.csv").write_text("Name,License\na,MIT\n")
     write_config(folder, CONFIG)
     result = snakemake(folder)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -163,6 +166,10 @@ def test_everything_is_made_with_a_manifest(project):
         "tables/notes.csv",
         "tables/notes.md",
         "tables/notes.tex",
+        "tables/notes_significance.csv",
+        "tables/notes_significance.md",
+        "tables/list.tex",
+        "figures/bars.pdf",
         "tables/printed_vs_paper.md",
         "figures/curves.png",
         "figures/dynamics.pdf",
@@ -218,7 +225,7 @@ def test_changed_text_is_noticed(project):
 
 
 def test_a_step_that_fails_fails_its_job(project, tmp_path):
-    for name in ("Snakefile", "config.yaml", "printed.csv"):
+    for name in ("Snakefile", "config.yaml", "printed.csv", "list.csv"):
         shutil.copy(project / name, tmp_path)
     for name in ("workflow", "envs", "revela"):
         shutil.copytree(project / name, tmp_path / name)
@@ -240,10 +247,15 @@ def test_a_learning_rate_retrains_its_experiment_only(project):
         "results/models/tiny-contriever/retriever",
         "results/models/tiny-contriever/log.jsonl",
         "results/scores/tiny-contriever/notes-task.json",
+        "results/scores/tiny-contriever/notes-task.queries.csv",
         "results/runs/tiny-contriever/notes-task.trec",
         "results/tables/notes.csv",
         "results/tables/notes.md",
         "results/tables/notes.tex",
+        "results/tables/notes_significance.csv",
+        "results/tables/notes_significance.md",
+        "results/figures/bars.png",
+        "results/figures/bars.pdf",
     }
 
 

@@ -43,6 +43,7 @@ wildcard_constraints:
     model="|".join(CONFIG.evaluable()) or "none",
     task="|".join(TASKS) or "none",
     table="|".join(CONFIG.tables) or "none",
+    listing="|".join(CONFIG.listings) or "none",
     figure="|".join(CONFIG.figures) or "none",
 
 
@@ -145,12 +146,12 @@ def task_settings(task):
     return benchmark.model_copy(update={"tasks": [task]}).dump()
 
 
-def table_scores(table):
-    """Return the scores that a table's measured rows need."""
+def table_scores(table, suffix="json"):
+    """Return the scores that a table's measured rows need, or each query's: `queries.csv`."""
     entry = CONFIG.table(table)
     models = [row.model for row in entry.rows if row.model]
     return expand(
-        "results/scores/{model}/{task}.json", model=models, task=entry.tasks()
+        f"results/scores/{{model}}/{{task}}.{suffix}", model=models, task=entry.tasks()
     )
 
 
@@ -160,23 +161,23 @@ def reported_file(table):
 
 
 def figure_inputs(figure):
-    """Return what a figure is drawn from: training logs, and for a learning curve scores."""
+    """Return what a figure is drawn from: training logs, scores, tables, a bench."""
     entry = CONFIG.figures[figure]
+    if entry.kind in ("bars", "trend"):
+        return {name: f"results/tables/{name}.csv" for name in entry.inputs()}
+    if entry.kind == "cost":
+        return {name: f"results/bench/{name}.csv" for name in entry.inputs()}
     if entry.kind == "learning":
+        experiments = [name for name, _ in entry.experiments]
         models = [
             model
             for model in CONFIG.evaluable()
-            if model.partition("@")[0] in entry.experiments
+            if model.partition("@")[0] in experiments
         ]
         scores = {m: f"results/scores/{m}/{entry.task}.json" for m in models}
-        logs = {f"{n}.log": training_log(n) for n in entry.experiments}
+        logs = {f"{name}.log": training_log(name) for name in experiments}
         return scores | logs
-    names = {
-        "curves": lambda: entry.experiments,
-        "dynamics": lambda: [entry.experiment],
-        "pretraining": lambda: [entry.backbone],
-    }[entry.kind]()
-    return {name: training_log(name) for name in names}
+    return {name: training_log(name) for name in entry.inputs()}
 
 
 def training_log(name):

@@ -1,11 +1,12 @@
-"""scores, logs → tables and figures."""
+"""scores, logs → tables and figures; a bench that is drawn."""
 
 
 rule table:
     input:
         scores=lambda w: table_scores(w.table),
+        queries=lambda w: table_scores(w.table, "queries.csv"),
         reported=lambda w: reported_file(w.table),
-        code=["revela/tables.py", "revela/reported.py"],
+        code=["revela/tables.py", "revela/reported.py", "revela/significance.py"],
     output:
         csv=report(
             "results/tables/{table}.csv",
@@ -15,6 +16,7 @@ rule table:
         ),
         md="results/tables/{table}.md",
         tex="results/tables/{table}.tex",
+        significance=multiext("results/tables/{table}_significance", ".csv", ".md"),
     log:
         "results/logs/table/{table}.log",
     conda:
@@ -83,3 +85,37 @@ rule figure:
     shell:
         "python -m revela figure --settings {params.settings:q} {params.inputs}"
         " --output {output.png:q} 2>&1 | record {log:q}"
+
+
+rule listing:
+    input:
+        rows=lambda w: CONFIG.listings[w.listing].file,
+        code="revela/listings.py",
+    output:
+        csv="results/tables/{listing}.csv",
+        md="results/tables/{listing}.md",
+        tex="results/tables/{listing}.tex",
+    log:
+        "results/logs/listing/{listing}.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        settings=lambda w: CONFIG.listings[w.listing].dump(),
+    shell:
+        "python -m revela listing --settings {params.settings:q}"
+        " --output {output.csv:q} 2>&1 | record {log:q}"
+
+
+rule cost:
+    input:
+        backbone="data/backbone/model.safetensors",
+        code="bench/cost.py",
+    output:
+        "results/bench/cost.csv",
+    log:
+        "results/logs/bench/cost.log",
+    conda:
+        "../../envs/train.yaml"
+    threads: workflow.cores
+    shell:
+        "python bench/cost.py --output {output:q} 2>&1 | record {log:q}"
