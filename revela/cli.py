@@ -180,6 +180,7 @@ def evaluate(
     run: Annotated[Path, typer.Option(help="TREC run to write.")],
     folder: Annotated[Path | None, typer.Option(help="The task's collection, if local.")] = None,
     name: Annotated[str, typer.Option(help="What the model is called in runs.")] = "model",
+    cache: Annotated[Path | None, typer.Option(help="Keep Lucene's indexes here.")] = None,
 ) -> None:
     """Evaluate a model on a task: scores as JSON, ranked lists as a TREC run."""
     from revela.benchmarks import collection_files, load_task
@@ -191,12 +192,12 @@ def evaluate(
     local = Path(getattr(parsed, "retriever", ""))
     weights = [local] if parsed.kind == "encoder" and local.is_dir() else []
     revision = outputs.sha256(local)[:12] if weights else getattr(parsed, "revision", None)
-    found, lines = measure(
-        load_for_mteb(parsed, name, revision or "none", suite.max_length), loaded_task
-    )
+    ranker = load_for_mteb(parsed, name, revision or "none", suite.max_length, cache)
+    found, lines = measure(ranker, loaded_task)
     outputs.write_text(run, "\n".join(lines) + "\n")
     outputs.write_json(scores, found)
     inputs = weights + (collection_files(folder) if folder else [])
+    revision = ranker.mteb_model_meta.revision
     facts = {"task": task, "max_length": suite.max_length, "revision": revision}
     outputs.write_manifest(scores, parsed.model_dump(mode="json"), inputs, **facts)
     print(f"{name} on {task}: nDCG@10 {100 * found['ndcg_at_10']:.1f}")

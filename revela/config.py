@@ -27,7 +27,6 @@ from revela.settings import (
     AnyModel,
     Backbone,
     Batches,
-    Bm25Model,
     EncoderModel,
     Experiment,
     MtebBenchmark,
@@ -55,7 +54,7 @@ class Config(Settings):
         kept = [f"{n}@{step}" for n, e in self.experiments.items() for step in e.retrievers_at]
         return [*self.experiments, *self.models, *kept]
 
-    def model(self, name: str) -> Bm25Model | EncoderModel:
+    def model(self, name: str) -> AnyModel:
         """Return how to load a model for evaluation; an experiment is its trained encoder."""
         if name in self.models:
             return self.models[name]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from revela.encoder import Encoder, load_encoder
-from revela.settings import AnyModel, Bm25Model, EncoderModel
+from revela.lucene import LuceneSearch
+from revela.settings import AnyModel, Bm25Model, EncoderModel, LuceneModel
 
 _RUN_DEPTH = 100  # documents of a query that a saved run keeps
 
@@ -40,12 +41,16 @@ class MtebEncoder:
         return (torch.as_tensor(embeddings1) * torch.as_tensor(embeddings2)).sum(-1)
 
 
-def load_for_mteb(model: AnyModel, name: str, revision: str, max_length: int) -> Any:
-    """Return a model as mteb evaluates it."""
+def load_for_mteb(
+    model: AnyModel, name: str, revision: str, max_length: int, cache: Path | None = None
+) -> Any:
+    """Return a model as mteb evaluates it; `cache` keeps Lucene's indexes for the next call."""
     if isinstance(model, Bm25Model):
         import mteb
 
         return mteb.get_model("mteb/baseline-bm25s")
+    if isinstance(model, LuceneModel):
+        return LuceneSearch(model, name, cache, torch.get_num_threads())
     assert isinstance(model, EncoderModel)
     encoder = load_encoder(model.retriever, model.encoding, model.revision)
     return MtebEncoder(encoder, name, revision, max_length)

@@ -282,6 +282,14 @@ class Bm25Model(Settings):
     kind: Literal["bm25s"]
 
 
+class LuceneModel(Settings):
+    """BM25 by Lucene, with the parameters of BEIR's published figures."""
+
+    kind: Literal["lucene"]
+    k1: float = Field(0.9, ge=0)
+    b: float = Field(0.4, ge=0, le=1)
+
+
 class EncoderModel(Settings):
     """A pretrained encoder: a backbone of this file, a hub name or a folder."""
 
@@ -291,7 +299,7 @@ class EncoderModel(Settings):
     encoding: Encoding = Encoding()
 
 
-AnyModel = Annotated[Bm25Model | EncoderModel, Field(discriminator="kind")]
+AnyModel = Annotated[Bm25Model | LuceneModel | EncoderModel, Field(discriminator="kind")]
 
 
 class PydocsBenchmark(Settings):
