@@ -9,7 +9,7 @@ import torch
 
 from revela.encoder import Encoder, load_encoder
 from revela.lucene import LuceneSearch
-from revela.settings import AnyModel, Bm25Model, EncoderModel, LuceneModel
+from revela.settings import AnyRetriever, Bm25Model, EncoderModel, LuceneModel
 
 _RUN_DEPTH = 100  # documents of a query that a saved run keeps
 
@@ -42,7 +42,7 @@ class MtebEncoder:
 
 
 def load_for_mteb(
-    model: AnyModel, name: str, revision: str, max_length: int, cache: Path | None = None
+    model: AnyRetriever, name: str, revision: str, max_length: int, cache: Path | None = None
 ) -> Any:
     """Return a model as mteb evaluates it; `cache` keeps Lucene's indexes for the next call."""
     if isinstance(model, Bm25Model):

@@ -299,7 +299,20 @@ class EncoderModel(Settings):
     encoding: Encoding = Encoding()
 
 
-AnyModel = Annotated[Bm25Model | LuceneModel | EncoderModel, Field(discriminator="kind")]
+class LanguageModel(Settings):
+    """A language model, for what it can do apart from retrieval."""
+
+    kind: Literal["language-model"]
+    language_model: str = Field(
+        description="an experiment (what it trained) or backbone of this file, a hub name or folder"
+    )
+    revision: str | None = None
+
+
+AnyRetriever = Annotated[Bm25Model | LuceneModel | EncoderModel, Field(discriminator="kind")]
+AnyModel = Annotated[
+    Bm25Model | LuceneModel | EncoderModel | LanguageModel, Field(discriminator="kind")
+]
 
 
 class PydocsBenchmark(Settings):
@@ -331,8 +344,23 @@ class FolderBenchmark(Settings):
     max_length: Positive = 2048
 
 
-AnyBenchmark = Annotated[
+class LmEvalBenchmark(Settings):
+    """Tasks of lm-eval for language models, by their names."""
+
+    source: Literal["lm-eval"]
+    tasks: list[str] = Field(min_length=1)
+    path: str | None = Field(None, description="folder of own tasks (YAML) in place of lm-eval's")
+    num_fewshot: Natural = 0
+    limit: Positive | None = Field(None, description="the first so many examples of a task")
+    batch_size: Positive = 16
+
+
+RetrievalBenchmark = Annotated[
     PydocsBenchmark | MtebBenchmark | FolderBenchmark, Field(discriminator="source")
+]
+AnyBenchmark = Annotated[
+    PydocsBenchmark | MtebBenchmark | FolderBenchmark | LmEvalBenchmark,
+    Field(discriminator="source"),
 ]
 
 

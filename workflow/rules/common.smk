@@ -7,7 +7,7 @@ from snakemake.exceptions import WorkflowError
 
 from revela.benchmarks import collection_files
 from revela.config import parse_config
-from revela.settings import MtebBenchmark, PydocsBenchmark
+from revela.settings import LmEvalBenchmark, MtebBenchmark, PydocsBenchmark
 from revela.corpora import local_files
 from revela.errors import RevelaError
 
@@ -32,18 +32,28 @@ TASKS = {
     for name, benchmark in CONFIG.benchmarks.items()
     for task in benchmark.tasks
 }
+RETRIEVAL_TASKS = {
+    task
+    for task, name in TASKS.items()
+    if not isinstance(CONFIG.benchmarks[name], LmEvalBenchmark)
+}
+
+
+def one_of(names):
+    """Return the pattern of a wildcard that is one of some names."""
+    return "|".join(sorted(names)) or "none"
 
 
 wildcard_constraints:
-    corpus="|".join(CONFIG.corpora) or "none",
-    batches="|".join(CONFIG.batches) or "none",
-    pairs="|".join(CONFIG.pairs) or "none",
-    backbone="|".join(CONFIG.backbones) or "none",
-    experiment="|".join(CONFIG.experiments) or "none",
-    model="|".join(CONFIG.evaluable()) or "none",
-    task="|".join(TASKS) or "none",
-    table="|".join(CONFIG.tables) or "none",
-    figure="|".join(CONFIG.figures) or "none",
+    corpus=one_of(CONFIG.corpora),
+    batches=one_of(CONFIG.batches),
+    pairs=one_of(CONFIG.pairs),
+    backbone=one_of(CONFIG.backbones),
+    experiment=one_of(CONFIG.experiments),
+    model=one_of(CONFIG.evaluable()),
+    task=one_of(TASKS),
+    table=one_of(CONFIG.tables),
+    figure=one_of(CONFIG.figures),
 
 
 def named(paths):
@@ -119,6 +129,24 @@ def model_files(name):
             experiment.retriever
         )
     return local_weights(getattr(CONFIG.model(name), "retriever", ""))
+
+
+def language_model_settings(name):
+    """Return how to load a language model, one that is made here as its folder."""
+    model = CONFIG.model(name)
+    path = backbone_path(model.language_model)
+    if model.language_model in CONFIG.experiments:
+        path = f"results/models/{model.language_model}/language_model"
+    return model.model_copy(update={"language_model": path}).dump()
+
+
+def language_model_files(name):
+    """Return what must exist before a language model can be evaluated."""
+    name = CONFIG.model(name).language_model
+    if name not in CONFIG.experiments:
+        return local_weights(name)
+    # The trained language model comes with the retriever.
+    return model_files(name) + local_weights(CONFIG.experiments[name].language_model)
 
 
 def task_folder(task):
