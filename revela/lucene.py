@@ -28,6 +28,8 @@ from revela.errors import RevelaError
 from revela.settings import LuceneModel
 
 _MAX_CLAUSES = 1024  # words of a query that Lucene takes
+_HEAP = "-Xmx4g"  # Java's own choice is a quarter of the machine
+_HITS = 2_000_000  # of one run of the searcher, which holds them all
 _BUFFER_MB = 256  # of the indexer, for all its threads together
 
 
@@ -146,14 +148,18 @@ class LuceneSearch:
 
     def _ranked(self, texts: Mapping[Any, str], depth: int) -> Iterator[tuple[Any, dict]]:
         """Yield the best `depth` documents of each text that finds any: key, document → score."""
-        keys = list(texts)
+        keys = [key for key, text in texts.items() if text.strip() and self.documents]
+        width = max(1, _HITS // max(depth, 1))
+        for start in range(0, len(keys), width):
+            yield from self._ranked_at_once(keys[start : start + width], texts, depth)
+
+    def _ranked_at_once(
+        self, keys: list[Any], texts: Mapping[Any, str], depth: int
+    ) -> Iterator[tuple[Any, dict]]:
         with tempfile.TemporaryDirectory(prefix="revela-lucene-") as folder:
             topics, run = Path(folder, "topics.tsv"), Path(folder, "run.trec")
             # Numbers for keys and spaces for tabs and line ends: the format knows no quoting.
             lines = [f"{number}\t{' '.join(texts[key].split())}" for number, key in enumerate(keys)]
-            lines = [line for line in lines if not line.endswith("\t")]
-            if not lines or not self.documents:
-                return
             topics.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
             self._run(
                 "io.anserini.search.SearchCollection",
@@ -173,7 +179,7 @@ class LuceneSearch:
         Raises:
             RevelaError: it printed an error; gives that line.
         """
-        command = [str(self.java), "-cp", str(self.jar), main, *map(str, arguments)]
+        command = [str(self.java), _HEAP, "-cp", str(self.jar), main, *map(str, arguments)]
         lines: list[str] = []
         problem = ""
         try:
