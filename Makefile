@@ -5,6 +5,7 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := true
@@ -39,21 +40,25 @@ bench: .venv/installed
 	python bench/chunking.py
 	python bench/allocator.py
 
-# torch comes first and on its own: a plain `torch` would choose its own version.
+# torch comes first and on its own: a plain `torch` would choose its own version. deepspeed is built
+# beside it without its operators, which are compiled on the machine that uses them.
 .venv/installed: requirements.lock pyproject.toml
 	@echo "setting up .venv (a few minutes, once)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(INSTALL) $$(grep -E '^(torch|setuptools)==' requirements.lock)
+	DS_BUILD_OPS=0 $(INSTALL) --no-deps --no-build-isolation $$(grep '^deepspeed==' requirements.lock)
+	$(INSTALL) -r requirements.lock
+	$(INSTALL) --no-deps --editable .
 	$(PYTHON) -m venv .venv/snakefmt
 	.venv/snakefmt/bin/pip install --quiet --disable-pip-version-check snakefmt==2.1.0
 	touch $@
 
-# Resolve pyproject.toml afresh and pin what comes out; torch brings its own GPU libraries.
+# Pin what pyproject.toml asks for; pins that still fit stay (remove the file to resolve afresh).
+# torch brings its own GPU libraries.
 lock:
 	$(PYTHON) -m venv .venv/lock
 	.venv/lock/bin/pip install --quiet uv
+	cp requirements.lock .venv/lock/requirements.txt || true
 	.venv/lock/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
 	    --no-annotate --no-header --quiet --output-file .venv/lock/requirements.txt
 	sed -E '/^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock

@@ -34,7 +34,7 @@ class Bm25s:
         found = {}
         for query, text in zip(queries["id"], queries["text"], strict=True):
             permitted = np.zeros(len(ids), dtype=np.float32)
-            permitted[[place[document] for document in top_ranked[query]]] = 1
+            permitted[[place[d] for d in top_ranked.get(query, place)]] = 1
             (numbers,), (scores,) = self.searcher.retriever.retrieve(
                 self.searcher._tokenizer.transform([text]),
                 k=min(top_k, len(ids)),

@@ -13,14 +13,16 @@ from revela.config import load_config
 from revela.errors import RevelaError, unknown_name
 from revela.report_settings import AnyFigure, Listing, Table
 from revela.settings import (
-    AnyBenchmark,
     AnyCorpus,
-    AnyModel,
+    AnyRetriever,
     Backbone,
     Batches,
     Experiment,
+    LanguageModel,
+    LmEvalBenchmark,
     Pairs,
     PydocsBenchmark,
+    RetrievalBenchmark,
     Settings,
     parse_settings,
 )
@@ -192,7 +194,8 @@ def evaluate(
     from revela.benchmarks import collection_files, load_task
     from revela.hub import commit
 
-    parsed, suite = parse_settings(AnyModel, model), parse_settings(AnyBenchmark, benchmark)
+    parsed = parse_settings(AnyRetriever, model)
+    suite = parse_settings(RetrievalBenchmark, benchmark)
     loaded_task = load_task(suite, task, folder)
     revision = evaluation.revision_of(parsed)
     searcher = evaluation.load_searcher(parsed, name, revision, suite, cache)
@@ -216,6 +219,28 @@ def evaluate(
     if found.unjudged:
         print(f"{found.unjudged} queries have no relevant document and do not count")
     print(f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}")
+
+
+@app.command()
+def evaluate_lm(
+    task: str,
+    model: Annotated[str, typer.Option(help="The language model's settings as JSON.")],
+    benchmark: Annotated[str, typer.Option(help="The benchmark's settings as JSON.")],
+    scores: Annotated[Path, typer.Option(help="JSON file to write.")],
+    name: Annotated[str, typer.Option(help="What the model is called.")] = "model",
+) -> None:
+    """Evaluate a language model on a task of lm-eval: its measures as JSON."""
+    from revela.lm_eval import evaluate as measure
+
+    parsed = parse_settings(LanguageModel, model)
+    suite = parse_settings(LmEvalBenchmark, benchmark)
+    found, facts = measure(parsed, suite, task)
+    outputs.write_json(scores, found)
+    local = Path(parsed.language_model)
+    told = {"model": parsed.model_dump(mode="json"), "benchmark": suite.model_dump(mode="json")}
+    outputs.write_manifest(scores, told, [local] if local.is_dir() else [], task=task, **facts)
+    measures = (f"{key} {100 * value:.1f}" for key, value in found.items() if key != "task")
+    print(f"{name} on {task}: {', '.join(measures)}")
 
 
 @app.command()

@@ -35,8 +35,11 @@ from revela.settings import (
     Batches,
     EncoderModel,
     Experiment,
+    LanguageModel,
+    LmEvalBenchmark,
     MtebBenchmark,
     Pairs,
+    RevelaObjective,
     Settings,
     first_problem,
 )
@@ -71,6 +74,11 @@ class Config(Settings):
             retriever=f"results/models/{experiment}/{f'steps/{step}' if step else 'retriever'}",
             encoding=self.experiments[experiment].encoding,
         )
+
+    def trains_language_model(self, name: str) -> bool:
+        """Tell whether a name is an experiment that trains its language model too."""
+        objective = self.experiments[name].objective if name in self.experiments else None
+        return isinstance(objective, RevelaObjective) and not objective.freeze_language_model
 
     def table(self, name: str) -> Table:
         """Return a table with its columns spelt out: lists of tasks, no benchmarks.
@@ -215,6 +223,11 @@ def _check_names(config: Config, source: str) -> None:
     for name, model in config.models.items():
         if isinstance(model, EncoderModel):
             check_model(f"models.{name}.retriever", model.retriever)
+        if isinstance(model, LanguageModel) and "/" not in model.language_model:
+            trained = filter(config.trains_language_model, config.experiments)
+            known = [*trained, *config.backbones]
+            what = "backbone or experiment that trains a language model"
+            check(f"models.{name}.language_model", what, model.language_model, known)
     seen: dict[str, str] = {}
     for name, benchmark in config.benchmarks.items():
         if isinstance(benchmark, MtebBenchmark):
@@ -222,6 +235,13 @@ def _check_names(config: Config, source: str) -> None:
 
             for task in benchmark.tasks:
                 check(f"benchmarks.{name}.tasks", "mteb retrieval task", task, mteb_task_names())
+        if isinstance(benchmark, LmEvalBenchmark):
+            from revela.benchmarks import lm_eval_task_files
+
+            files = lm_eval_task_files(benchmark.path)
+            # Where lm-eval is not installed its tasks are not known: the command says so.
+            for task in benchmark.tasks if files or benchmark.path else []:
+                check(f"benchmarks.{name}.tasks", "task of lm-eval", task, files)
         for task in benchmark.tasks:
             if seen.setdefault(task, name) != name:
                 raise RevelaError(
@@ -239,6 +259,15 @@ def _check_names(config: Config, source: str) -> None:
         for row in table.rows:
             if row.model is not None:
                 check(f"{key}.rows", "model or experiment", row.model, config.evaluable())
+                is_language_model = isinstance(config.model(row.model), LanguageModel)
+                for task in config.table(name).tasks():
+                    suite = config.benchmarks[seen[task]]
+                    if isinstance(suite, LmEvalBenchmark) != is_language_model:
+                        raise RevelaError(
+                            f"{source}: {key}.rows: task {task!r} of benchmark {seen[task]!r} "
+                            f"cannot be measured on model {row.model!r}: "
+                            f"{'a' if is_language_model else 'no'} language model"
+                        )
         if table.reported:
             from revela.reported import read_reported
 
@@ -281,8 +310,13 @@ def _check_names(config: Config, source: str) -> None:
                 for experiment_name, _ in figure.experiments:
                     check(key, "experiment", experiment_name, config.experiments)
         if isinstance(figure, LearningFigure):
-            tasks = [task for benchmark in config.benchmarks.values() for task in benchmark.tasks]
-            check(f"{key}.task", "task", figure.task, tasks)
+            tasks = [
+                task
+                for benchmark in config.benchmarks.values()
+                if not isinstance(benchmark, LmEvalBenchmark)
+                for task in benchmark.tasks
+            ]
+            check(f"{key}.task", "retrieval task", figure.task, tasks)
 
 
 def _subsets(task: str) -> set[str]:

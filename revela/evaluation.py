@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from revela import outputs
 from revela.bm25 import Bm25s
@@ -20,8 +21,16 @@ from revela.embeddings import Passages, Shard, encode_corpus
 from revela.encoder import Encoder, devices, load_encoder, native_dtype
 from revela.errors import RevelaError
 from revela.hub import explain
+from revela.lucene import LuceneSearch
 from revela.search import exact_search
-from revela.settings import AnyBenchmark, AnyModel, ApiModel, Bm25Model, EncoderModel
+from revela.settings import (
+    AnyRetriever,
+    ApiModel,
+    Bm25Model,
+    EncoderModel,
+    LuceneModel,
+    RetrievalBenchmark,
+)
 
 _RUN_DEPTH = 100  # documents of a query that a saved run keeps
 _BM25_DEPTH = 1_000  # documents of a query whose BM25 score is multiplied
@@ -32,7 +41,7 @@ class Retriever:
     """An encoder as mteb searches with it: passages into shards, then exact search."""
 
     def __init__(
-        self, model: EncoderModel, name: str, revision: str, suite: AnyBenchmark, folder: Path
+        self, model: EncoderModel, name: str, revision: str, suite: RetrievalBenchmark, folder: Path
     ) -> None:
         from mteb.models.model_meta import ModelMeta
 
@@ -117,11 +126,11 @@ class Retriever:
             None
             if len(documents) == len(place)
             else np.sort(np.fromiter((place[d] for d in documents), np.int64, len(documents)))
-            for documents in (top_ranked[query] for query in queries)
+            for documents in (top_ranked.get(query, self.ids) for query in queries)
         ]
 
 
-def _encoding_for(encoding: Any, task_metadata: Any, suite: AnyBenchmark) -> Any:
+def _encoding_for(encoding: Any, task_metadata: Any, suite: RetrievalBenchmark) -> Any:
     """Return a model's encoding with the task's prompt in its query prefix."""
     prompt = task_metadata.prompt
     prompt = prompt.get("query") if isinstance(prompt, dict) else prompt
@@ -134,7 +143,7 @@ def _encoding_for(encoding: Any, task_metadata: Any, suite: AnyBenchmark) -> Any
 
 
 def load_searcher(
-    model: AnyModel, name: str, revision: str, suite: AnyBenchmark, folder: Path
+    model: AnyRetriever, name: str, revision: str, suite: RetrievalBenchmark, folder: Path
 ) -> Any:
     """Return a model as mteb searches with it.
 
@@ -157,6 +166,8 @@ def load_searcher(
         if not os.environ.get(model.key):
             raise RevelaError(f"model {name!r} needs the environment variable {model.key}")
         return SearchEncoderWrapper(mteb.get_model(model.name))
+    if isinstance(model, LuceneModel):
+        return LuceneSearch(model, name, folder, torch.get_num_threads())
     return Retriever(model, name, revision, suite, folder)
 
 
@@ -289,7 +300,7 @@ def _query_lines(lists: dict[tuple[str, str], Any], relevant: dict[tuple[str, st
     return text.getvalue()
 
 
-def weights_of(model: AnyModel) -> dict[str, str | None]:
+def weights_of(model: AnyRetriever) -> dict[str, str | None]:
     """Return the folders and hub names of a model's weights, each with the revision asked for."""
     if not isinstance(model, EncoderModel):
         return {}
@@ -298,7 +309,7 @@ def weights_of(model: AnyModel) -> dict[str, str | None]:
     return {model.retriever: model.revision}
 
 
-def revision_of(model: AnyModel) -> str:
+def revision_of(model: AnyRetriever) -> str:
     """Return what tells a model's weights from others': hashes of folders, a hub's revisions."""
     return "-".join(
         outputs.sha256(Path(name))[:12] if Path(name).is_dir() else (revision or "main")

@@ -163,6 +163,7 @@ def _git_commit() -> str | None:
 
 def _versions() -> dict[str, str]:
     """Return the versions of the libraries that this step has loaded and that shape numbers."""
-    names = ("torch", "transformers", "peft", "datasets", "nltk", "mteb", "bm25s", "numpy")
+    names = ["torch", "transformers", "peft", "datasets", "nltk", "numpy"]
+    names += ["mteb", "bm25s", "lm_eval"]
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     return {name: str(version) for name, version in loaded.items() if version}

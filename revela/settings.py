@@ -307,6 +307,14 @@ class Bm25Model(Settings):
     kind: Literal["bm25s"]
 
 
+class LuceneModel(Settings):
+    """BM25 by Lucene, with the parameters of BEIR's published figures."""
+
+    kind: Literal["lucene"]
+    k1: float = Field(0.9, ge=0)
+    b: float = Field(0.4, ge=0, le=1)
+
+
 class EncoderModel(Settings):
     """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
 
@@ -329,7 +337,22 @@ class ApiModel(Settings):
     key: str = Field(description="environment variable that holds the key")
 
 
-AnyModel = Annotated[Bm25Model | EncoderModel | ApiModel, Field(discriminator="kind")]
+class LanguageModel(Settings):
+    """A language model, for what it can do apart from retrieval."""
+
+    kind: Literal["language-model"]
+    language_model: str = Field(
+        description="an experiment (what it trained) or backbone of this file, a hub name or folder"
+    )
+    revision: str | None = None
+
+
+AnyRetriever = Annotated[
+    Bm25Model | LuceneModel | EncoderModel | ApiModel, Field(discriminator="kind")
+]
+AnyModel = Annotated[
+    Bm25Model | LuceneModel | EncoderModel | ApiModel | LanguageModel, Field(discriminator="kind")
+]
 
 
 class Benchmark(Settings):
@@ -371,8 +394,23 @@ class FolderBenchmark(Benchmark):
     tasks: list[str] = Field(min_length=1)
 
 
-AnyBenchmark = Annotated[
+class LmEvalBenchmark(Settings):
+    """Tasks of lm-eval for language models, by their names."""
+
+    source: Literal["lm-eval"]
+    tasks: list[str] = Field(min_length=1)
+    path: str | None = Field(None, description="folder of own tasks (YAML) in place of lm-eval's")
+    num_fewshot: Natural = 0
+    limit: Positive | None = Field(None, description="the first so many examples of a task")
+    batch_size: Positive = 16
+
+
+RetrievalBenchmark = Annotated[
     PydocsBenchmark | MtebBenchmark | FolderBenchmark, Field(discriminator="source")
+]
+AnyBenchmark = Annotated[
+    PydocsBenchmark | MtebBenchmark | FolderBenchmark | LmEvalBenchmark,
+    Field(discriminator="source"),
 ]
 
 

@@ -88,6 +88,7 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
     if isinstance(module, Revela) and not module.settings.freeze_language_model:
         with outputs.whole(output / "language_model") as folder:
             module.language_model.save_pretrained(folder)
+            load_tokenizer(str(experiment.language_model)).save_pretrained(folder)
     outputs.write_text(output / LOG, (trainer.work / LOG).read_text())
     outputs.write_manifest(
         output,

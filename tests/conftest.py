@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a missing model or data set fails at once
 import pytest
 import torch
 import transformers
+import yaml
 
 from revela.encoder import Encoder, load_encoder
 from revela.settings import EncoderModel, Encoding
@@ -60,6 +61,27 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_choices(folder: Path, name: str, rows: list[dict]) -> Path:
+    """Write a multiple-choice task of lm-eval: its YAML, its examples as JSON lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    examples = folder / f"{name}.jsonl"
+    examples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(examples)}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+        "metadata": {"version": 3.0},
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
     return folder
 
 

@@ -12,7 +12,9 @@ from revela.errors import RevelaError
 ROOT = Path(__file__).parent.parent
 DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
 DEMO["backbones"] = {"small": {"corpora": ["python-packages"], "tokens": 1}}
-
+DEMO["models"]["lm"] = {"kind": "language-model", "language_model": "data/backbone"}
+LM = {"source": "lm-eval", "tasks": ["copa"]}
+DEMO["benchmarks"]["lm"] = LM
 
 PRINTED = {
     "caption": "c",
@@ -61,6 +63,11 @@ def test_shipped_configs_are_valid(name):
         ("backbones/small/corpora", ["x"], "backbones.small.corpora: unknown corpus"),
         ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
         ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
+        ("benchmarks/x", LM | {"tasks": ["arc_chalenge"]}, "of lm-eval 'arc_chal.*'arc_challenge'"),
+        ("benchmarks/x", LM | {"path": "data/paper"}, "'copa'; allowed: none is defined"),
+        ("models/x", {"kind": "language-model", "language_model": "demo-replug"}, "'demo-revela'"),
+        ("tables/demo/rows/0/model", "lm", "'docs.*' cannot be measured on model 'lm': a language"),
+        ("figures/demo-learning/task", "copa", "unknown retrieval task 'copa'"),
         ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),
         ("tables/demo/columns", {"X": "x"}, "demo: give at most one of benchmark, columns"),
         ("tables/demo/reported", "x.csv", "tables.demo: reported, a CSV file, and rows with"),

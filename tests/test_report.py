@@ -318,7 +318,7 @@ def test_measured_rows_would_print_the_paper(paper, name, tmp_path):
                 path = tmp_path / str(row.model) / f"{task}.json"
                 path.parent.mkdir(exist_ok=True)
                 found = json.loads(path.read_text()) if path.exists() else {"subsets": {}}
-                score = {"ndcg_at_10": figures[heading] / 100}
+                score = {table.measure: figures[heading] / 100}
                 found.update(score if not subset else {})
                 found["subsets"].update({subset: score})
                 path.write_text(json.dumps(found))

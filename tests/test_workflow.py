@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import TEXTS
+from tests.conftest import TEXTS, write_choices
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,8 +65,12 @@ CONFIG = {
     "models": {
         "bm25": {"kind": "bm25s"},
         "untouched": {"kind": "encoder", "retriever": "tiny"},
+        "tiny-lm": {"kind": "language-model", "language_model": "tiny-revela"},
     },
-    "benchmarks": {"mine": {"source": "folder", "path": "mine", "tasks": ["notes-task"]}},
+    "benchmarks": {
+        "mine": {"source": "folder", "path": "mine", "tasks": ["notes-task"]},
+        "choices": {"source": "lm-eval", "path": "choices", "tasks": ["notes-choice"]},
+    },
     "tables": {
         "notes": {
             "caption": "Notes",
@@ -75,6 +79,12 @@ CONFIG = {
                 {"label": name, "model": name}
                 for name in ("bm25", "untouched", "tiny-contriever", "tiny-replug", "tiny-revela")
             ],
+        },
+        "choices": {
+            "caption": "Choices",
+            "benchmark": "choices",
+            "measure": "acc",
+            "rows": [{"label": "LM", "model": "tiny-lm"}],
         },
         "printed": {
             "caption": "As printed",
@@ -122,6 +132,9 @@ def project(tmp_path_factory) -> Path:
     )
     (collection / "queries.jsonl").write_text('{"_id": "q", "text": "mud of rivers"}\n')
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
+    write_choices(
+        folder / "choices", "notes-choice", [{"question": "a", "choices": ["b"], "answer": 0}]
+    )
     (folder / "printed.csv").write_text("task,BM25\nnotes-task,99.5\nMean,90.0\n")
     (folder / "list.csv").write_text("Name,License\na,MIT\n")
     write_config(folder, CONFIG)
@@ -186,6 +199,7 @@ def test_everything_is_made_with_a_manifest(project):
         "models/tiny/manifest.json",
         "models/tiny-replug/manifest.json",
         "scores/bm25/notes-task.manifest.json",
+        "scores/tiny-lm/notes-choice.manifest.json",
     ):
         manifest = json.loads((project / "results" / path).read_text())
         assert {"settings", "inputs", "revela", "finished", "seconds", "peak_memory_gb"} <= set(
@@ -195,6 +209,8 @@ def test_everything_is_made_with_a_manifest(project):
     assert rows[0] == "system,notes-task,Mean,source"
     assert rows[1].startswith("bm25,100.0,100.0,measured")
     assert len(rows) == 6
+    rows = (project / "results/tables/choices.csv").read_text().splitlines()
+    assert rows[1] == "LM,100.0,100.0,measured"
     assert (project / "results/tables/printed_vs_paper.csv").read_text().splitlines()[1:] == [
         "BM25,notes-task,99.5,,,100.0,0.5,reproduced",
         "BM25,Mean,90.0,99.5,no,100.0,0.5,reproduced",
@@ -227,7 +243,7 @@ def test_changed_text_is_noticed(project):
 def test_a_step_that_fails_fails_its_job(project, tmp_path):
     for name in ("Snakefile", "config.yaml", "printed.csv", "list.csv"):
         shutil.copy(project / name, tmp_path)
-    for name in ("workflow", "envs", "revela"):
+    for name in ("workflow", "envs", "revela", "choices"):
         shutil.copytree(project / name, tmp_path / name)
     (tmp_path / "notes.jsonl").write_text('{"text": "fine"}\n{broken\n')
     result = snakemake(tmp_path, "results/chunks/notes.parquet")

@@ -7,9 +7,9 @@ from snakemake.exceptions import WorkflowError
 
 from revela.benchmarks import collection_files
 from revela.config import parse_config
-from revela.settings import MtebBenchmark, PydocsBenchmark
 from revela.corpora import local_files
 from revela.errors import RevelaError
+from revela.settings import LmEvalBenchmark, MtebBenchmark, PydocsBenchmark
 
 # A failing command fails its job although `tee` succeeds. The checkout's own source runs in
 # whatever environment a job has. The log outlives a signal to the whole group of processes: a
@@ -17,7 +17,7 @@ from revela.errors import RevelaError
 shell.prefix(
     "set -euo pipefail; "
     f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
-    "record() {{ trap '' INT TERM; exec tee \"$1\"; }}; "
+    "record() {{ trap '' INT TERM USR1; exec tee \"$1\"; }}; "
 )
 
 try:
@@ -32,19 +32,29 @@ TASKS = {
     for name, benchmark in CONFIG.benchmarks.items()
     for task in benchmark.tasks
 }
+RETRIEVAL_TASKS = {
+    task
+    for task, name in TASKS.items()
+    if not isinstance(CONFIG.benchmarks[name], LmEvalBenchmark)
+}
+
+
+def one_of(names):
+    """Return the pattern of a wildcard that is one of some names."""
+    return "|".join(sorted(names)) or "none"
 
 
 wildcard_constraints:
-    corpus="|".join(CONFIG.corpora) or "none",
-    batches="|".join(CONFIG.batches) or "none",
-    pairs="|".join(CONFIG.pairs) or "none",
-    backbone="|".join(CONFIG.backbones) or "none",
-    experiment="|".join(CONFIG.experiments) or "none",
-    model="|".join(CONFIG.evaluable()) or "none",
-    task="|".join(TASKS) or "none",
-    table="|".join(CONFIG.tables) or "none",
-    listing="|".join(CONFIG.listings) or "none",
-    figure="|".join(CONFIG.figures) or "none",
+    corpus=one_of(CONFIG.corpora),
+    batches=one_of(CONFIG.batches),
+    pairs=one_of(CONFIG.pairs),
+    backbone=one_of(CONFIG.backbones),
+    experiment=one_of(CONFIG.experiments),
+    model=one_of(CONFIG.evaluable()),
+    task=one_of(TASKS),
+    table=one_of(CONFIG.tables),
+    listing=one_of(CONFIG.listings),
+    figure=one_of(CONFIG.figures),
 
 
 def named(paths):
@@ -122,6 +132,24 @@ def model_files(name):
     return local_weights(getattr(CONFIG.model(name), "retriever", ""))
 
 
+def language_model_settings(name):
+    """Return how to load a language model, one that is made here as its folder."""
+    model = CONFIG.model(name)
+    path = backbone_path(model.language_model)
+    if model.language_model in CONFIG.experiments:
+        path = f"results/models/{model.language_model}/language_model"
+    return model.model_copy(update={"language_model": path}).dump()
+
+
+def language_model_files(name):
+    """Return what must exist before a language model can be evaluated."""
+    name = CONFIG.model(name).language_model
+    if name not in CONFIG.experiments:
+        return local_weights(name)
+    # The trained language model comes with the retriever.
+    return model_files(name) + local_weights(CONFIG.experiments[name].language_model)
+
+
 def task_folder(task):
     """Return the folder of a local task's collection, None for a task of mteb."""
     benchmark = CONFIG.benchmarks[TASKS[task]]
@@ -146,13 +174,20 @@ def task_settings(task):
     return benchmark.model_copy(update={"tasks": [task]}).dump()
 
 
-def table_scores(table, suffix="json"):
-    """Return the scores that a table's measured rows need, or each query's: `queries.csv`."""
+def table_scores(table, tasks=TASKS, suffix="json"):
+    """Return the scores that a table's measured rows need."""
     entry = CONFIG.table(table)
-    models = [row.model for row in entry.rows if row.model]
     return expand(
-        f"results/scores/{{model}}/{{task}}.{suffix}", model=models, task=entry.tasks()
+        "results/scores/{model}/{task}.{suffix}",
+        model=[row.model for row in entry.rows if row.model],
+        task=[task for task in entry.tasks() if task in tasks],
+        suffix=suffix,
     )
+
+
+def table_queries(table):
+    """Return each query's measure, for the intervals and tests of a table."""
+    return table_scores(table, RETRIEVAL_TASKS, "queries.csv")
 
 
 def reported_file(table):

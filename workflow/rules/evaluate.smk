@@ -1,4 +1,4 @@
-"""retriever, task → scores and run.
+"""retriever, task → scores and run; language model, task → scores.
 
 Embeddings are no declared outputs: what an interrupted evaluation leaves is used by the next.
 """
@@ -29,6 +29,7 @@ rule evaluate:
             "revela/bm25.py",
             "revela/embeddings.py",
             "revela/encoder.py",
+            "revela/lucene.py",
             "revela/evaluation.py",
             "revela/search.py",
         ],
@@ -38,6 +39,8 @@ rule evaluate:
         run="results/runs/{model}/{task}.trec",
     log:
         "results/logs/evaluate/{model}.{task}.log",
+    wildcard_constraints:
+        task=one_of(RETRIEVAL_TASKS),
     conda:
         "../../envs/evaluate.yaml"
     threads: 1
@@ -54,3 +57,25 @@ rule evaluate:
         "OMP_NUM_THREADS={threads} python -m revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
         " --model {params.model:q} --benchmark {params.benchmark:q} {params.folder}"
         " --cache {params.cache:q} --scores {output.scores:q} --run {output.run:q} 2>&1 | record {log:q}"
+
+
+rule evaluate_language_model:
+    input:
+        model=lambda w: language_model_files(w.model),
+        code="revela/lm_eval.py",
+    output:
+        "results/scores/{model}/{task}.json",
+    log:
+        "results/logs/evaluate_language_model/{model}.{task}.log",
+    wildcard_constraints:
+        task=one_of(set(TASKS) - RETRIEVAL_TASKS),
+    conda:
+        "../../envs/evaluate.yaml"
+    threads: 1
+    params:
+        model=lambda w: language_model_settings(w.model),
+        benchmark=lambda w: task_settings(w.task),
+    shell:
+        "OMP_NUM_THREADS={threads} python -m revela evaluate-lm {wildcards.task:q}"
+        " --name {wildcards.model:q} --model {params.model:q}"
+        " --benchmark {params.benchmark:q} --scores {output:q} 2>&1 | record {log:q}"

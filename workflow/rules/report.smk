@@ -4,7 +4,7 @@
 rule table:
     input:
         scores=lambda w: table_scores(w.table),
-        queries=lambda w: table_scores(w.table, "queries.csv"),
+        queries=lambda w: table_queries(w.table),
         reported=lambda w: reported_file(w.table),
         code=["revela/tables.py", "revela/reported.py", "revela/significance.py"],
     output:
