@@ -1,0 +1,142 @@
+"""A warm start: one interpreter that has imported the libraries, and forks for each command.
+
+`python -m revela …` takes seconds to import what it runs on. Here a process imports the libraries
+once (none of the project's own modules) and listens on a socket; a client with the command line of
+`python` hands over its standard streams, folder, arguments and environment, and the fork runs the
+module as `python -m` would.
+"""
+
+import ast
+import atexit
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+LIBRARIES = ["torch", "transformers", "peft", "datasets", "mteb", "accelerate", "typer", "pydantic"]
+LIBRARIES += ["bm25s", "nltk", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "Stemmer"]
+LIBRARIES += ["mteb.models.model_implementations.bm25", "transformers.trainer", "sentence_transformers"]
+MODULE = "revela"
+
+_CLIENT = """\
+#!{python} -IS
+import os, signal, socket, sys
+
+if sys.argv[1:3] != ["-m", {module!r}]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({address!r})
+# repr, not json: importing it would take as long as all the rest.
+call = repr((os.getcwd(), sys.argv[3:], dict(os.environ))).encode("utf-8", "surrogateescape")
+socket.send_fds(connection, [len(call).to_bytes(8, "big")], [0, 1, 2])
+connection.sendall(call)
+child = int.from_bytes(connection.recv(8), "big")
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda number, _: os.kill(child, number))
+status = connection.recv(1)
+sys.exit(status[0] if status else 1)
+"""
+
+
+def write_client(folder: Path, address: Path) -> None:
+    """Write an executable `python` that runs the module in a fork, and all else as ever."""
+    folder.mkdir(parents=True, exist_ok=True)
+    client = folder / "python"
+    client.write_text(
+        _CLIENT.format(python=sys.executable, module=MODULE, address=str(address.absolute()))
+    )
+    client.chmod(0o755)
+
+
+def serve(address: Path) -> None:
+    """Answer clients at a socket until the process is ended."""
+    for library in LIBRARIES:
+        __import__(library)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen(64)
+    watched = selectors.DefaultSelector()
+    watched.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in watched.select():
+            if key.fileobj is listener:
+                connection, _ = listener.accept()
+                child = _fork(connection)
+                ended = os.pidfd_open(child)
+                watched.register(ended, selectors.EVENT_READ, (child, connection))
+                watched.register(connection, selectors.EVENT_READ, (child, ended))
+                connection.sendall(child.to_bytes(8, "big"))
+            elif isinstance(key.fileobj, socket.socket):  # the client was killed
+                watched.unregister(key.fileobj)
+                os.kill(key.data[0], signal.SIGKILL)
+            else:
+                child, connection = key.data
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                watched.unregister(key.fd)
+                os.close(key.fd)
+                if connection in watched.get_map():
+                    watched.unregister(connection)
+                    connection.sendall(bytes([code if code >= 0 else 128 - code]))
+                connection.close()
+
+
+def _fork(connection: socket.socket) -> int:
+    """Start a child that does what a client asks for; return its process id."""
+    head, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    size, call = int.from_bytes(head, "big"), b""
+    while len(call) < size:
+        call += connection.recv(size - len(call))
+    child = os.fork()
+    if child:
+        for stream in streams:
+            os.close(stream)
+        return child
+    code = 1
+    try:
+        _take_over(streams, *ast.literal_eval(call.decode("utf-8", "surrogateescape")))
+        runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _finish()
+        os._exit(code)
+
+
+def _take_over(
+    streams: list[int], folder: str, arguments: list[str], environment: dict[str, str]
+) -> None:
+    """Make the client's streams, folder, arguments and environment this process's own."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.closerange(3, 1024)  # the server's sockets
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [MODULE, *arguments]
+    sys.path[:0] = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if threads := environment.get("OMP_NUM_THREADS"):  # read by the libraries when they are loaded
+        import torch
+
+        torch.set_num_threads(int(threads))
+
+
+def _finish() -> None:
+    """Do what an interpreter does at its end."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
