@@ -1,12 +1,14 @@
-"""Rehearse the paper: `python -m tests.rehearsal` runs every job of `config.yaml` in miniature.
+"""Rehearse the paper's plan: run every job of `config.yaml`, in miniature and offline.
 
-Everything stands in `.rehearsal/`: the local hub, its cache, the config, the results. It starts
-afresh each time, unless `--go-on` is given.
+Everything stands in `.rehearsal/`: the local hub, its clients' cache, the config, the results. It
+is made afresh each time, unless `--go-on` is given.
 """
 
 import argparse
 import contextlib
 import os
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,83 +17,78 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from revela.config import load_config
 from tests.rehearsal import contents, hub, warm
 from tests.rehearsal.miniature import write_miniature
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".rehearsal"
-SHOWN = ["beir", "contriever_summary", "lm_size_coir_vs_paper"]
+LOG = FOLDER / "snakemake.log"
+SHOWN = ["beir", "bright", "contriever_summary", "lm_size_coir"]
 
 
 def main() -> None:
-    """Make the hub's contents and the config, run the workflow, say what was run."""
+    """Make the hub's contents and the config, run the workflow, tell what was run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--go-on", action="store_true", help="keep what an earlier run made")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("targets", nargs="*", help="all if not given")
+    parser.add_argument("targets", nargs="*", help="files to make; all if none is given")
     options = parser.parse_args()
+    os.chdir(ROOT)
     start = time.monotonic()
-    prepare(options.go_on)
+    if not options.go_on:
+        prepare()
     with hub.serving(FOLDER / "hub") as address, warm_python(surroundings(address)) as environment:
-        result = subprocess.run(
-            snakemake(f"--cores={options.cores}", *options.targets), env=environment
-        )
-    jobs = Counter(path.parent.name for path in (FOLDER / "results/logs").glob("*/*.log"))
-    for rule, count in sorted(jobs.items()):
-        print(f"{rule:10} {count:5}")
-    print(f"{'total':10} {jobs.total():5} jobs in {(time.monotonic() - start) / 60:.1f} minutes")
-    sys.exit(result.returncode)
+        jobs, failed = run(options.cores, options.targets, environment)
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report(jobs, time.monotonic() - start, spent.ru_utime + spent.ru_stime)
+    if failed:
+        sys.exit(f"rehearsal: not all jobs were done; see {LOG.relative_to(ROOT)}")
 
 
-def prepare(go_on: bool) -> None:
-    """Make the rehearsal's folder: contents of the hub, config, and the checkout's own files."""
-    if go_on and FOLDER.exists():
-        return
+def prepare() -> None:
+    """Make the rehearsal's folder: contents of the hub, config, and links to what it reads."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    write_miniature(ROOT / "config.yaml", FOLDER / "config.yaml")
     for shared in ("revela", "data"):
         (FOLDER / shared).symlink_to(ROOT / shared)
-    os.chdir(FOLDER)
-    contents.make(load_config(Path("config.yaml")), FOLDER / "hub")
+    config = FOLDER / "config.yaml"
+    write_miniature(ROOT / "config.yaml", config)
+    contents.make(load_config(config), FOLDER / "hub")
 
 
 def surroundings(address: str) -> dict[str, str]:
     """Return an environment that knows no hub but the local one, and no cache of the user's."""
-    return os.environ | {
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    return own | {
         "HF_ENDPOINT": address,
         "HF_HOME": str(FOLDER / "cache"),
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "NLTK_DATA": str(FOLDER / "cache" / "nltk"),
         # Whatever asks for something beyond this machine asks the local hub, which refuses.
         "http_proxy": address,
         "https_proxy": address,
-        "no_proxy": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1",
         "PATH": f"{FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}",
     }
 
 
 @contextlib.contextmanager
 def warm_python(environment: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Run the interpreter that has the libraries loaded while the block runs."""
+    """Have an interpreter with the libraries loaded answer `python -m revela` for a while."""
     address = FOLDER / "warm"
     address.unlink(missing_ok=True)
     warm.write_client(FOLDER / "bin", address)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.rehearsal.warm", str(address)],
-        cwd=ROOT,
         env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        start_new_session=True,  # an interrupt from the keyboard reaches the children by clients
+        start_new_session=True,  # an interrupt from the keyboard reaches the jobs by their clients
     )
     try:
         while not address.exists():
             if process.poll() is not None:
-                sys.exit("the interpreter with the libraries loaded did not start")
+                sys.exit("rehearsal: the libraries cannot be imported")
             time.sleep(0.1)
         yield environment
     finally:
@@ -99,12 +96,46 @@ def warm_python(environment: dict[str, str]) -> Iterator[dict[str, str]]:
         process.wait()
 
 
-def snakemake(*arguments: str) -> list[str]:
-    """Return the command that runs the workflow in the rehearsal's folder."""
-    command = ["snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(FOLDER)]
-    flags = ["--quiet", "rules", "reason", "host", "--rerun-incomplete", "--show-failed-logs"]
-    flags += ["--keep-going", "--scheduler=greedy", "--nolock"]
-    return [*command, *flags, *arguments]
+def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Counter[str], bool]:
+    """Run the workflow; return the finished jobs by rule, and whether any job was not done."""
+    command = ["snakemake", f"--cores={cores}", "--snakefile", str(ROOT / "Snakefile")]
+    command += ["--directory", str(FOLDER), "--scheduler=greedy", "--rerun-incomplete"]
+    command += ["--keep-going", "--show-failed-logs", "--quiet", "rules", "reason", "host", "--"]
+    jobs: Counter[str] = Counter()
+    with (
+        LOG.open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            [*command, *targets],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+        ) as process,
+    ):
+        assert process.stdout
+        for line in process.stdout:
+            log.write(line)
+            if finished := re.match(r"Finished jobid: \d+ \(Rule: (\w+)\)", line):
+                jobs[finished[1]] += 1
+            elif line.startswith("Error in rule") or re.match(r"\d+0 of \d+ steps", line):
+                print(line, end="", flush=True)
+    return jobs, process.returncode != 0
+
+
+def report(jobs: Counter[str], seconds: float, processor: float) -> None:
+    """Print the jobs by rule, the time, rules that had no job, and some tables."""
+    for rule, count in jobs.most_common():
+        print(f"{rule:10}{count:5}")
+    print(f"{'total':10}{jobs.total():5} jobs in {seconds / 60:.1f} minutes")
+    print(f"{processor / 60:.1f} minutes of processor time")
+    workflow = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
+    if idle := set(re.findall(r"^rule (\w+):", workflow, re.MULTILINE)) - set(jobs):
+        print(f"rules without a job in config.yaml: {', '.join(sorted(idle))}")
+    tables = [FOLDER / f"results/tables/{name}.csv" for name in SHOWN]
+    made = [str(path) for path in tables if path.exists()]
+    if made:
+        subprocess.run(["revela", "show", *made], check=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-_API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(.*))?")
+_API = re.compile(
+    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(.*))?"
+)
 _FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -74,12 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_or_refuse(self, body: bytes) -> None:
         url = urlsplit(self.path)
-        path = unquote(url.path)
         try:
             if url.netloc:  # asked as a proxy: for something that is not on this machine
                 raise _Refusal(HTTPStatus.FORBIDDEN, "Offline")
-            if match := _API.fullmatch(path):
-                kind, name, question, revision, rest = match.groups()
+            if match := _API.fullmatch(url.path):
+                kind, name, question, revision, rest = map(unquote, match.groups(""))
                 repository = self._repository(kind, name)
                 if question == "tree":
                     recursive = parse_qs(url.query).get("recursive", [""])[0].lower() == "true"
@@ -90,8 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
                 else:
                     answer = _info(repository, name, revision)
                 self._send_json(answer)
-            elif match := _FILE.fullmatch(path):
-                kind, name, revision, file = match.groups()
+            elif match := _FILE.fullmatch(url.path):
+                kind, name, revision, file = map(unquote, match.groups(""))
                 self._send_file(self._repository(kind or "models", name), name, revision, file)
             else:
                 raise _Refusal(HTTPStatus.NOT_FOUND, "NotFound")
@@ -108,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
         return repository
 
     def _send_file(self, repository: Path, name: str, revision: str, file: str) -> None:
-        path, commit = repository / file, _commit(name, revision)
-        if not path.is_file():
+        path, commit = (repository / file).resolve(), _commit(name, revision)
+        if not path.is_file() or not path.is_relative_to(repository.resolve()):
             missing = {"X-Repo-Commit": commit}
             raise _Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound", **missing)
         content, status = path.read_bytes(), HTTPStatus.OK
@@ -146,14 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _commit(name: str, revision: str | None) -> str:
+def _commit(name: str, revision: str) -> str:
     """Return the commit of a revision: itself where it is one."""
-    if re.fullmatch(r"[0-9a-f]{40}", revision or ""):
-        return str(revision)
+    if re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
     return hashlib.sha1(name.encode()).hexdigest()
 
 
-def _info(repository: Path, name: str, revision: str | None) -> dict[str, Any]:
+def _info(repository: Path, name: str, revision: str) -> dict[str, Any]:
     files = [{"rfilename": entry["path"]} for entry in _tree(repository, "", recursive=True)]
     return {
         "id": name,

@@ -18,9 +18,23 @@ import threading
 import traceback
 from pathlib import Path
 
-LIBRARIES = ["torch", "transformers", "peft", "datasets", "mteb", "accelerate", "typer", "pydantic"]
-LIBRARIES += ["bm25s", "nltk", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "Stemmer"]
-LIBRARIES += ["mteb.models.model_implementations.bm25", "transformers.trainer", "sentence_transformers"]
+LIBRARIES = [
+    "accelerate",
+    "bm25s",
+    "datasets",
+    "matplotlib.pyplot",
+    "mteb",
+    "nltk",
+    "pandas",
+    "peft",
+    "pyarrow.parquet",
+    "pydantic",
+    "rich",
+    "sentence_transformers",
+    "torch",
+    "transformers.trainer",
+    "typer",
+]
 MODULE = "revela"
 
 _CLIENT = """\
@@ -58,15 +72,20 @@ def serve(address: Path) -> None:
     for library in LIBRARIES:
         __import__(library)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(address))
+    starting = f"{address}.new"
+    listener.bind(starting)
     listener.listen(64)
+    os.rename(starting, address)  # a socket at this place is one that listens
     watched = selectors.DefaultSelector()
     watched.register(listener, selectors.EVENT_READ)
     while True:
         for key, _ in watched.select():
+            if watched.get_map().get(key.fd) is not key:
+                continue  # gone with what was handled before it
             if key.fileobj is listener:
                 connection, _ = listener.accept()
-                child = _fork(connection)
+                own = [watched.fileno(), connection.fileno(), *watched.get_map()]
+                child = _fork(connection, own)
                 ended = os.pidfd_open(child)
                 watched.register(ended, selectors.EVENT_READ, (child, connection))
                 watched.register(connection, selectors.EVENT_READ, (child, ended))
@@ -85,8 +104,13 @@ def serve(address: Path) -> None:
                 connection.close()
 
 
-def _fork(connection: socket.socket) -> int:
-    """Start a child that does what a client asks for; return its process id."""
+def _fork(connection: socket.socket, own: list[int]) -> int:
+    """Start a child that does what a client asks for; return its process id.
+
+    Args:
+        connection: the client's.
+        own: file descriptors of the server, closed in the child.
+    """
     head, streams, _, _ = socket.recv_fds(connection, 8, 3)
     size, call = int.from_bytes(head, "big"), b""
     while len(call) < size:
@@ -98,6 +122,8 @@ def _fork(connection: socket.socket) -> int:
         return child
     code = 1
     try:
+        for descriptor in own:
+            os.close(descriptor)
         _take_over(streams, *ast.literal_eval(call.decode("utf-8", "surrogateescape")))
         runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
         code = 0
@@ -118,7 +144,7 @@ def _take_over(
     """Make the client's streams, folder, arguments and environment this process's own."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    os.closerange(3, 1024)  # the server's sockets
+        os.close(stream)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
