@@ -100,6 +100,9 @@ def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Co
     """Run the workflow; return the finished jobs by rule, and whether any job was not done."""
     command = ["snakemake", f"--cores={cores}", "--snakefile", str(ROOT / "Snakefile")]
     command += ["--directory", str(FOLDER), "--scheduler=greedy", "--rerun-incomplete"]
+    # Snakemake 9 looks over all ready jobs again, for good, a timespan after each job that it
+    # starts: by default a second, so that it would soon do little else.
+    command += ["--max-jobs-per-timespan=10000/20s", "--scheduler-subsample=20"]
     command += ["--keep-going", "--show-failed-logs", "--quiet", "rules", "reason", "host", "--"]
     jobs: Counter[str] = Counter()
     with (

@@ -8,6 +8,7 @@ module as `python -m` would.
 
 import ast
 import atexit
+import contextlib
 import os
 import runpy
 import selectors
@@ -85,11 +86,15 @@ def serve(address: Path) -> None:
             if key.fileobj is listener:
                 connection, _ = listener.accept()
                 own = [watched.fileno(), connection.fileno(), *watched.get_map()]
-                child = _fork(connection, own)
+                try:
+                    child = _fork(connection, own)
+                except ConnectionError:
+                    connection.close()
+                    continue
                 ended = os.pidfd_open(child)
                 watched.register(ended, selectors.EVENT_READ, (child, connection))
                 watched.register(connection, selectors.EVENT_READ, (child, ended))
-                connection.sendall(child.to_bytes(8, "big"))
+                _tell(connection, child.to_bytes(8, "big"))
             elif isinstance(key.fileobj, socket.socket):  # the client was killed
                 watched.unregister(key.fileobj)
                 os.kill(key.data[0], signal.SIGKILL)
@@ -100,8 +105,13 @@ def serve(address: Path) -> None:
                 os.close(key.fd)
                 if connection in watched.get_map():
                     watched.unregister(connection)
-                    connection.sendall(bytes([code if code >= 0 else 128 - code]))
+                    _tell(connection, bytes([code if code >= 0 else 128 - code]))
                 connection.close()
+
+
+def _tell(connection: socket.socket, message: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # a client may be killed at any time
+        connection.sendall(message)
 
 
 def _fork(connection: socket.socket, own: list[int]) -> int:
@@ -110,11 +120,16 @@ def _fork(connection: socket.socket, own: list[int]) -> int:
     Args:
         connection: the client's.
         own: file descriptors of the server, closed in the child.
+
+    Raises:
+        ConnectionError: the client went away before it said what to do.
     """
     head, streams, _, _ = socket.recv_fds(connection, 8, 3)
     size, call = int.from_bytes(head, "big"), b""
-    while len(call) < size:
-        call += connection.recv(size - len(call))
+    while part := connection.recv(size - len(call)) if len(call) < size else b"":
+        call += part
+    if not head or len(call) < size:
+        raise ConnectionAbortedError
     child = os.fork()
     if child:
         for stream in streams:
