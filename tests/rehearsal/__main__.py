@@ -50,7 +50,7 @@ def prepare() -> None:
     """Make the rehearsal's folder: contents of the hub, config, and links to what it reads."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    for shared in ("revela", "data"):
+    for shared in ("bench", "data", "revela"):
         (FOLDER / shared).symlink_to(ROOT / shared)
     config = FOLDER / "config.yaml"
     write_miniature(ROOT / "config.yaml", config)
@@ -99,11 +99,12 @@ def warm_python(environment: dict[str, str]) -> Iterator[dict[str, str]]:
 def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Counter[str], bool]:
     """Run the workflow; return the finished jobs by rule, and whether any job was not done."""
     command = ["snakemake", f"--cores={cores}", "--snakefile", str(ROOT / "Snakefile")]
-    command += ["--directory", str(FOLDER), "--scheduler=greedy", "--rerun-incomplete"]
+    command += ["--directory", str(FOLDER), "--scheduler=greedy", "--nolock"]
     # Snakemake 9 looks over all ready jobs again, for good, a timespan after each job that it
     # starts: by default a second, so that it would soon do little else.
     command += ["--max-jobs-per-timespan=10000/20s", "--scheduler-subsample=20"]
-    command += ["--keep-going", "--show-failed-logs", "--quiet", "rules", "reason", "host", "--"]
+    command += ["--rerun-incomplete", "--keep-going", "--show-failed-logs"]
+    command += ["--quiet", "rules", "reason", "host", "--"]
     jobs: Counter[str] = Counter()
     with (
         LOG.open("w", encoding="utf-8") as log,

@@ -37,7 +37,8 @@ def make(config: Config, folder: Path) -> None:
 
 def _hub_names(config: Config) -> set[str]:
     """Return the hub names among the settings of experiments and models, with adapters' bases."""
-    entries = [*config.experiments.values(), *config.models.values()]
+    measured_here = [m for m in config.models.values() if m.kind != "api"]
+    entries = [*config.experiments.values(), *measured_here]
     found = {
         value
         for entry in entries

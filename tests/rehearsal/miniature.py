@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-_SMALLER: dict[str, Callable[[int], int]] = {
+_SMALLER: dict[str, Callable[[Any], Any]] = {
     "documents": lambda count: max(20, count // 10_000),
     "pairs": lambda count: count // 10_000,
     "negatives": lambda count: 2,
@@ -15,6 +15,7 @@ _SMALLER: dict[str, Callable[[int], int]] = {
     "batches_per_device": lambda count: max(1, count // 32),
     "texts_at_a_time": lambda count: count // 32,
     "steps": lambda count: 2,
+    "snapshots": lambda steps: list(range(len(steps))),
 }
 _OF_EVERY_EXPERIMENT = {
     "batches_per_step": 1,

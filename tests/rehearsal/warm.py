@@ -10,6 +10,7 @@ import ast
 import atexit
 import contextlib
 import os
+import random
 import runpy
 import selectors
 import signal
@@ -165,6 +166,10 @@ def _take_over(
     os.environ.update(environment)
     sys.argv = [MODULE, *arguments]
     sys.path[:0] = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
+    # Forks would draw the same "random" names for files in a cache that they share.
+    random.seed()
+    if fingerprint := sys.modules.get("datasets.fingerprint"):
+        fingerprint.fingerprint_rng.seed()
     if threads := environment.get("OMP_NUM_THREADS"):  # read by the libraries when they are loaded
         import torch
 
