@@ -78,19 +78,19 @@ def test_a_warm_call_is_as_a_cold_one(python, tmp_path):
     assert call(python, "-m", "revela", "check", "/dev/stdin", input="{}").returncode == 0
 
 
-def test_a_signal_to_the_client_ends_the_command(python):
+def test_a_signal_to_the_client_ends_the_command(python, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         process = subprocess.Popen(
-            [python, "-m", "revela", "check", "/dev/stdin"],
-            stdin=subprocess.PIPE,
+            [python, "-m", "revela", "check", str(tmp_path / "pipe")],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
-        time.sleep(2)  # it waits for its input by now
-        process.send_signal(number)
-        told, _ = process.communicate(timeout=10)  # ends when the command's own output is closed
+        with (tmp_path / "pipe").open("w"):  # waits until the command reads from it
+            process.send_signal(number)
+            told, _ = process.communicate(timeout=20)  # waits until its output is closed
         assert "fine" not in told
         assert process.returncode in (-number, 128 + number)
 
