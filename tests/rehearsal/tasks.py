@@ -16,7 +16,7 @@ from tests.rehearsal.material import Rows, functions, write_card, write_jsonl, w
 @dataclass(frozen=True)
 class _Collection:
     documents: Rows  # _id, title, text
-    queries: Rows  # _id, text
+    queries: Rows  # _id, text, partition
     judgements: Rows  # query-id, corpus-id, score
 
 
@@ -32,14 +32,19 @@ def _collection(name: str) -> _Collection:
         }
         for number, function in enumerate(chosen)
     ]
-    queries = [{"_id": f"q{n}", "text": f.summary or f.name} for n, f in enumerate(chosen[:6])]
+    if not code:  # as some of BEIR's
+        documents.append({"_id": "d20", "title": "Of a title alone", "text": ""})
+    queries = [
+        {"_id": f"q{n}", "text": f.summary or f.name, "partition": "test" if n < 6 else "train"}
+        for n, f in enumerate(chosen[:8])
+    ]
     judgements = [
         {"query-id": f"q{n}", "corpus-id": f"d{document}", "score": grade}
         for n in range(6)
         for document, grade in ((n, 2), (n + 1, 1), (n + 2, 0))
     ]
     if name == "mteb/arguana":  # whose queries stand in its corpus, under the same ids
-        queries = [{"_id": d["_id"], "text": d["text"]} for d in documents[:6]]
+        queries = [{**d, "partition": "test"} for d in documents[:6]]
         judgements = [{"query-id": f"d{n}", "corpus-id": f"d{n + 6}", "score": 1} for n in range(6)]
     return _Collection(documents, queries, judgements)
 
@@ -58,27 +63,23 @@ def write_task(folder: Path, name: str) -> None:
     if path.endswith("/BRIGHT"):
         _write_bright(folder / path)
         return
+    suffix, write = (".parquet", write_parquet)
+    if path.startswith("mteb/"):
+        suffix, write = (".jsonl", write_jsonl)
     configs: dict[str, dict[str, str]] = {}
     for subset in task.hf_subsets:
-        collection = _collection(path + ("" if subset == "default" else f"/{subset}"))
-        before = "" if subset == "default" else f"{subset}-"
-        judgements = f"{before}qrels" if before else "default"
-        if path.startswith("mteb/"):
-            files = [f"{before}corpus.jsonl", f"{before}queries.jsonl", f"{before}qrels/"]
-            write, qrels_suffix = write_jsonl, ".jsonl"
-        else:
-            files = [f"{before}{part}/{part}.parquet" for part in ("corpus", "queries")]
-            files += [f"{judgements}/"]
-            write, qrels_suffix = write_parquet, ".parquet"
-        partitioned = [{**query, "partition": "test"} for query in collection.queries]
-        write(folder / path / files[0], collection.documents)
-        write(folder / path / files[1], partitioned)
-        splits = {split: f"{files[2]}{split}{qrels_suffix}" for split in task.eval_splits}
-        for file in splits.values():
-            write(folder / path / file, collection.judgements)
-        configs[judgements] = splits
-        configs[f"{before}corpus"] = {"corpus": files[0]}
-        configs[f"{before}queries"] = {"queries": files[1]}
+        alone = subset == "default"
+        collection = _collection(path if alone else f"{path}/{subset}")
+        before = "" if alone else f"{subset}-"
+        for config, splits in (
+            (f"{before}corpus", {"corpus": collection.documents}),
+            (f"{before}queries", {"queries": collection.queries}),
+            ("default" if alone else f"{before}qrels",
+             dict.fromkeys(task.eval_splits, collection.judgements)),
+        ):  # fmt: skip
+            configs[config] = {split: f"{config}/{split}{suffix}" for split in splits}
+            for split, rows in splits.items():
+                write(folder / path / configs[config][split], rows)
     write_card(folder / path, configs)
 
 
@@ -119,13 +120,13 @@ def _write_bright(folder: Path) -> None:
 # ---------------------------------------------------------------------------- multiple choice
 
 
-def _labelled(number: int, answers: list[str]) -> dict[str, Any]:
+def _labelled(answers: list[str]) -> dict[str, Any]:
     return {"text": answers, "label": [chr(ord("A") + n) for n in range(len(answers))]}
 
 
 def _ai2(number: int, question: str, answers: list[str]) -> dict[str, Any]:
     key = chr(ord("A") + number % len(answers))
-    choices = _labelled(number, answers)
+    choices = _labelled(answers)
     return {"id": str(number), "question": question, "choices": choices, "answerKey": key}
 
 
