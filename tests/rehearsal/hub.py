@@ -3,7 +3,7 @@
 It serves `models/<organisation>/<name>/…` and `datasets/<organisation>/<name>/…` of a folder, the
 same files for every revision asked for. With `HF_ENDPOINT` set to its address, huggingface_hub,
 transformers, datasets and mteb load from it as they load from the real one. A repository with a
-file `.gated` in it is gated.
+file `.gated` in it is gated; what `.pulls/<number>/` holds is what a pull request adds to it.
 """
 
 import functools
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _API = re.compile(
-    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(.*))?"
+    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(.*))?)?"
 )
 _FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
@@ -88,6 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
                 elif question == "paths-info":
                     wanted = parse_qs(body.decode())["paths"]
                     answer = [_entry(repository, p) for p in wanted if (repository / p).exists()]
+                elif question == "discussions":
+                    answer = _pull_requests(repository, name, kind.removesuffix("s"))
                 else:
                     answer = _info(repository, name, revision)
                 self._send_json(answer)
@@ -109,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         return repository
 
     def _send_file(self, repository: Path, name: str, revision: str, file: str) -> None:
-        path, commit = (repository / file).resolve(), _commit(name, revision)
+        path, commit = _place(repository, name, revision, file), _commit(name, revision)
         if not path.is_file() or not path.is_relative_to(repository.resolve()):
             missing = {"X-Repo-Commit": commit}
             raise _Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound", **missing)
@@ -151,7 +153,33 @@ def _commit(name: str, revision: str) -> str:
     """Return the commit of a revision: itself where it is one."""
     if re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
-    return hashlib.sha1(name.encode()).hexdigest()
+    return hashlib.sha1(f"{name}@{revision or 'main'}".encode()).hexdigest()
+
+
+def _place(repository: Path, name: str, revision: str, file: str) -> Path:
+    """Return where a file is found, in a pull request where the revision is one."""
+    for pull in repository.glob(".pulls/*"):
+        reference = f"refs/pr/{pull.name}"
+        if revision in (reference, _commit(name, reference)) and (pull / file).is_file():
+            return (pull / file).resolve()
+    return (repository / file).resolve()
+
+
+def _pull_requests(repository: Path, name: str, kind: str) -> dict[str, Any]:
+    """Return the pull requests: all by the hub's bot that converts weights."""
+    requests = [
+        {
+            "num": int(pull.name),
+            "title": "Adding `safetensors` variant of this model",
+            "author": {"name": "SFconvertbot"},
+            "createdAt": "2023-01-01T00:00:00.000Z",
+            "status": "open",
+            "isPullRequest": True,
+            "repo": {"name": name, "type": kind},
+        }
+        for pull in sorted(repository.glob(".pulls/*"))
+    ]
+    return {"discussions": requests, "count": len(requests), "start": 0}
 
 
 def _info(repository: Path, name: str, revision: str) -> dict[str, Any]:
@@ -174,7 +202,8 @@ def _tree(repository: Path, below: str, recursive: bool) -> list[dict[str, Any]]
     if not folder.is_dir():
         raise _Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound")
     found = folder.rglob("*") if recursive else folder.iterdir()
-    return [_entry(repository, str(path.relative_to(repository))) for path in sorted(found)]
+    files = [str(path.relative_to(repository)) for path in sorted(found)]
+    return [_entry(repository, file) for file in files if not file.startswith(".")]
 
 
 def _entry(repository: Path, file: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ class _Family:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
+_PICKLED = ("bge-m3", "codebert", "contriever", "laprador", "retromae", "unixcoder")
+"""Parts of the names whose repositories hold pickled weights, and safetensors in a pull request."""
 _DECODER = {"num_key_value_heads": 2, "tie_word_embeddings": True}
 _BEGIN, _END, _TEXT_END = "<|begin_of_text|>", "<|end_of_text|>", "<|endoftext|>"
 _FAMILIES = [
@@ -30,8 +32,9 @@ _FAMILIES = [
     _Family(("llama",), "LlamaForCausalLM", _END, _BEGIN, None, f"{_BEGIN} $A", changes=_DECODER),
     _Family(("bge-m3",), "XLMRobertaModel", "</s>", "<s>", "<pad>", "<s> $A </s>", 8194),
     _Family(("unixcoder", "codebert"), "RobertaModel", "</s>", "<s>", "<pad>", "<s> $A </s>", 514),
+    _Family(("laprador",), "DistilBertModel", "[SEP]", "[CLS]", "[PAD]", "[CLS] $A [SEP]", 512),
     _Family(
-        ("contriever", "e5-", "laprador", "retromae", "bge-", "bert"),
+        ("contriever", "e5-", "retromae", "bge-", "bert"),
         "BertModel", "[SEP]", "[CLS]", "[PAD]", "[CLS] $A [SEP]", 512,
     ),
 ]  # fmt: skip
@@ -69,6 +72,10 @@ def write_model(folder: Path, name: str) -> None:
         adapted.save_pretrained(folder, save_embedding_layers=False)
     else:
         model.save_pretrained(folder)
+        if any(part in name.lower() for part in _PICKLED):
+            (folder / ".pulls" / "1").mkdir(parents=True)
+            (folder / "model.safetensors").rename(folder / ".pulls" / "1" / "model.safetensors")
+            (folder / "pytorch_model.bin").write_bytes(b"a pickle, which nobody should open")
     tokenizer.save_pretrained(folder)
 
 
