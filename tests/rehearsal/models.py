@@ -67,8 +67,9 @@ def write_model(folder: Path, name: str) -> None:
     if base:
         from peft import LoraConfig, get_peft_model
 
-        model.name_or_path = base
-        adapted = get_peft_model(model, LoraConfig(r=4, target_modules=_TARGETS))
+        headless = model.model  # as the authors' code trains a retriever
+        headless.name_or_path = base
+        adapted = get_peft_model(headless, LoraConfig(r=4, target_modules=_TARGETS))
         adapted.save_pretrained(folder, save_embedding_layers=False)
     else:
         model.save_pretrained(folder)
@@ -113,20 +114,27 @@ def _model(family: _Family, tokenizer: Any) -> Any:
 
 
 def _tokenizer(family: _Family) -> Any:
-    """Return a byte-level BPE tokenizer that puts special tokens where the real one puts them."""
+    """Return a byte-level BPE tokenizer that puts special tokens where the real one puts them.
+
+    They come first, the padding second: RoBERTa counts positions from there.
+    """
     import transformers
-    from tokenizers import processors
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-    from revela.pretraining import train_tokenizer
-
-    trained = train_tokenizer((text for _, text in articles()[:20]), 400)
-    special = {"eos_token": family.eos, "bos_token": family.bos, "pad_token": family.pad}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=trained.backend_tokenizer, **{k: v for k, v in special.items() if v}
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = {"bos_token": family.bos, "pad_token": family.pad, "eos_token": family.eos}
+    special = {name: token for name, token in special.items() if token}
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(dict.fromkeys(special.values())),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
+    tokenizer.train_from_iterator((text for _, text in articles()[:20]), trainer)
     around = [token for token in family.template.split() if token != "$A"]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=family.template,
-        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in around],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in around],
     )
-    return tokenizer
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
