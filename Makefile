@@ -2,6 +2,7 @@
 #
 #   make demo    set up, run the whole pipeline on the embedded default, print its table
 #   make test    set up, lint, types, tests
+#   make rehearsal    run every job of config.yaml in miniature, offline
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -11,7 +12,7 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := true
 export TQDM_MININTERVAL := 5
 
-.PHONY: demo test lint lock bench clean help
+.PHONY: demo rehearsal test lint lock bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -20,6 +21,9 @@ demo: .venv/installed
 	HF_HUB_OFFLINE=1 snakemake --profile workflow/profiles/demo
 	@revela show results/tables/demo.csv
 	@echo "figures: results/figures/demo-*.png"
+
+rehearsal: .venv/installed
+	python -m tests.rehearsal
 
 test: lint
 	pytest
@@ -64,4 +68,4 @@ lock:
 	sed -E '/^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
 
 clean:
-	rm -rf .venv .snakemake results/[a-z]*
+	rm -rf .venv .snakemake .rehearsal results/[a-z]*

@@ -1,0 +1,146 @@
+"""Rehearse the paper's plan: run every job of `config.yaml`, in miniature and offline.
+
+Everything stands in `.rehearsal/`: the local hub, its clients' cache, the config, the results. It
+is made afresh each time, unless `--go-on` is given.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from revela.config import load_config
+from tests.rehearsal import contents, hub, warm
+from tests.rehearsal.miniature import write_miniature
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".rehearsal"
+LOG = FOLDER / "snakemake.log"
+SHOWN = ["beir", "bright", "contriever_summary", "lm_size_coir"]
+
+
+def main() -> None:
+    """Make the hub's contents and the config, run the workflow, tell what was run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--go-on", action="store_true", help="keep what an earlier run made")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("targets", nargs="*", help="files to make; all if none is given")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    start = time.monotonic()
+    if not options.go_on:
+        prepare()
+    with hub.serving(FOLDER / "hub") as address, warm_python(surroundings(address)) as environment:
+        jobs, failed = run(options.cores, options.targets, environment)
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report(jobs, time.monotonic() - start, spent.ru_utime + spent.ru_stime)
+    if failed:
+        sys.exit(f"rehearsal: not all jobs were done; see {LOG.relative_to(ROOT)}")
+
+
+def prepare() -> None:
+    """Make the rehearsal's folder: contents of the hub, config, and links to what it reads."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    for shared in ("bench", "data", "revela"):
+        (FOLDER / shared).symlink_to(ROOT / shared)
+    config = FOLDER / "config.yaml"
+    write_miniature(ROOT / "config.yaml", config)
+    contents.make(load_config(config), FOLDER / "hub")
+
+
+def surroundings(address: str) -> dict[str, str]:
+    """Return an environment that knows no hub but the local one, and no cache of the user's."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    return own | {
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(FOLDER / "cache"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NLTK_DATA": str(FOLDER / "cache" / "nltk"),
+        # Whatever asks for something beyond this machine asks the local hub, which refuses.
+        "http_proxy": address,
+        "https_proxy": address,
+        "no_proxy": "127.0.0.1",
+        "PATH": f"{FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+@contextlib.contextmanager
+def warm_python(environment: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Have an interpreter with the libraries loaded answer `python -m revela` for a while."""
+    address = FOLDER / "warm"
+    address.unlink(missing_ok=True)
+    warm.write_client(FOLDER / "bin", address)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.rehearsal.warm", str(address)],
+        env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,  # an interrupt from the keyboard reaches the jobs by their clients
+    )
+    try:
+        while not address.exists():
+            if process.poll() is not None:
+                sys.exit("rehearsal: the libraries cannot be imported")
+            time.sleep(0.1)
+        yield environment
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Counter[str], bool]:
+    """Run the workflow; return the finished jobs by rule, and whether any job was not done."""
+    command = ["snakemake", f"--cores={cores}", "--snakefile", str(ROOT / "Snakefile")]
+    command += ["--directory", str(FOLDER), "--scheduler=greedy", "--nolock"]
+    # Snakemake 9 looks over all ready jobs again, for good, a timespan after each job that it
+    # starts: by default a second, so that it would soon do little else.
+    command += ["--max-jobs-per-timespan=10000/20s", "--scheduler-subsample=20"]
+    command += ["--rerun-incomplete", "--keep-going", "--show-failed-logs"]
+    command += ["--quiet", "rules", "reason", "host", "--"]
+    jobs: Counter[str] = Counter()
+    with (
+        LOG.open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            [*command, *targets],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+        ) as process,
+    ):
+        assert process.stdout
+        for line in process.stdout:
+            log.write(line)
+            if finished := re.match(r"Finished jobid: \d+ \(Rule: (\w+)\)", line):
+                jobs[finished[1]] += 1
+            elif line.startswith("Error in rule") or re.match(r"\d+0 of \d+ steps", line):
+                print(line, end="", flush=True)
+    return jobs, process.returncode != 0
+
+
+def report(jobs: Counter[str], seconds: float, processor: float) -> None:
+    """Print the jobs by rule, the time, rules that had no job, and some tables."""
+    for rule, count in jobs.most_common():
+        print(f"{rule:10}{count:5}")
+    print(f"{'total':10}{jobs.total():5} jobs in {seconds / 60:.1f} minutes")
+    print(f"{processor / 60:.1f} minutes of processor time")
+    workflow = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
+    if idle := set(re.findall(r"^rule (\w+):", workflow, re.MULTILINE)) - set(jobs):
+        print(f"rules without a job in config.yaml: {', '.join(sorted(idle))}")
+    tables = [FOLDER / f"results/tables/{name}.csv" for name in SHOWN]
+    made = [str(path) for path in tables if path.exists()]
+    if made:
+        subprocess.run(["revela", "show", *made], check=True)
+
+
+if __name__ == "__main__":
+    main()

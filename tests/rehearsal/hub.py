@@ -1,0 +1,219 @@
+"""A hub on this machine: as much of the Hugging Face hub's HTTP interface as loading from it takes.
+
+It serves `models/<organisation>/<name>/…` and `datasets/<organisation>/<name>/…` of a folder, the
+same files for every revision asked for. With `HF_ENDPOINT` set to its address, huggingface_hub,
+transformers, datasets and mteb load from it as they load from the real one. A repository with a
+file `.gated` in it is gated; what `.pulls/<number>/` holds is what a pull request adds to it.
+"""
+
+import functools
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+_API = re.compile(
+    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(.*))?)?"
+)
+_FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+@contextmanager
+def serving(folder: Path, port: int = 0) -> Iterator[str]:
+    """Serve a folder while the block runs; yield the hub's address.
+
+    Args:
+        folder: holds `models/` and `datasets/`.
+        port: 0 takes a free one.
+    """
+    server = _Server(("127.0.0.1", port), functools.partial(_Handler, folder))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+class _Refusal(Exception):
+    """A request that is answered with an error: status, code as the hub names it, headers."""
+
+    def __init__(self, status: HTTPStatus, code: str, **headers: str) -> None:
+        self.status = status
+        self.headers = {"X-Error-Code": code, "X-Error-Message": code} | headers
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: otherwise each answer waits for an acknowledgement
+
+    def __init__(self, folder: Path, *args: Any) -> None:
+        self.folder = folder
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        """Answer a GET or a HEAD."""
+        self._answer_or_refuse(b"")
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """Answer a POST: which of these paths are there?"""
+        self._answer_or_refuse(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def _answer_or_refuse(self, body: bytes) -> None:
+        url = urlsplit(self.path)
+        try:
+            if url.netloc:  # asked as a proxy: for something that is not on this machine
+                raise _Refusal(HTTPStatus.FORBIDDEN, "Offline")
+            if match := _API.fullmatch(url.path):
+                kind, name, question, revision, rest = map(unquote, match.groups(""))
+                repository = self._repository(kind, name)
+                if question == "tree":
+                    recursive = parse_qs(url.query).get("recursive", [""])[0].lower() == "true"
+                    answer = _tree(repository, rest.strip("/"), recursive)
+                elif question == "paths-info":
+                    wanted = parse_qs(body.decode())["paths"]
+                    answer = [_entry(repository, p) for p in wanted if (repository / p).exists()]
+                elif question == "discussions":
+                    answer = _pull_requests(repository, name, kind.removesuffix("s"))
+                else:
+                    answer = _info(repository, name, revision)
+                self._send_json(answer)
+            elif match := _FILE.fullmatch(url.path):
+                kind, name, revision, file = map(unquote, match.groups(""))
+                self._send_file(self._repository(kind or "models", name), name, revision, file)
+            else:
+                raise _Refusal(HTTPStatus.NOT_FOUND, "NotFound")
+        except _Refusal as refusal:
+            self._send(refusal.status, b"", refusal.headers)
+
+    def _repository(self, kind: str, name: str) -> Path:
+        repository = self.folder / kind / name
+        if not repository.is_dir():
+            raise _Refusal(HTTPStatus.UNAUTHORIZED, "RepoNotFound")
+        if (repository / ".gated").exists():
+            known = "Authorization" in self.headers
+            raise _Refusal(HTTPStatus.FORBIDDEN if known else HTTPStatus.UNAUTHORIZED, "GatedRepo")
+        return repository
+
+    def _send_file(self, repository: Path, name: str, revision: str, file: str) -> None:
+        path, commit = _place(repository, name, revision, file), _commit(name, revision)
+        if not path.is_file() or not path.is_relative_to(repository.resolve()):
+            missing = {"X-Repo-Commit": commit}
+            raise _Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound", **missing)
+        content, status = path.read_bytes(), HTTPStatus.OK
+        size = len(content)
+        headers = {
+            "ETag": f'"{_blob(path)}"',
+            "X-Repo-Commit": commit,
+            "X-Linked-Size": str(size),
+            "Accept-Ranges": "bytes",
+        }
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(asked[1]), min(int(asked[2] or size - 1), size - 1)
+            if first >= size:
+                wrong = {"Content-Range": f"bytes */{size}"}
+                raise _Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "Range", **wrong)
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+            content, status = content[first : last + 1], HTTPStatus.PARTIAL_CONTENT
+        self._send(status, content, headers)
+
+    def _send_json(self, answer: Any) -> None:
+        content = json.dumps(answer).encode()
+        self._send(HTTPStatus.OK, content, {"Content-Type": "application/json"})
+
+    def _send(self, status: HTTPStatus, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def _commit(name: str, revision: str) -> str:
+    """Return the commit of a revision: itself where it is one."""
+    if re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
+    return hashlib.sha1(f"{name}@{revision or 'main'}".encode()).hexdigest()
+
+
+def _place(repository: Path, name: str, revision: str, file: str) -> Path:
+    """Return where a file is found, in a pull request where the revision is one."""
+    for pull in repository.glob(".pulls/*"):
+        reference = f"refs/pr/{pull.name}"
+        if revision in (reference, _commit(name, reference)) and (pull / file).is_file():
+            return (pull / file).resolve()
+    return (repository / file).resolve()
+
+
+def _pull_requests(repository: Path, name: str, kind: str) -> dict[str, Any]:
+    """Return the pull requests: all by the hub's bot that converts weights."""
+    requests = [
+        {
+            "num": int(pull.name),
+            "title": "Adding `safetensors` variant of this model",
+            "author": {"name": "SFconvertbot"},
+            "createdAt": "2023-01-01T00:00:00.000Z",
+            "status": "open",
+            "isPullRequest": True,
+            "repo": {"name": name, "type": kind},
+        }
+        for pull in sorted(repository.glob(".pulls/*"))
+    ]
+    return {"discussions": requests, "count": len(requests), "start": 0}
+
+
+def _info(repository: Path, name: str, revision: str) -> dict[str, Any]:
+    files = [{"rfilename": entry["path"]} for entry in _tree(repository, "", recursive=True)]
+    return {
+        "id": name,
+        "sha": _commit(name, revision),
+        "private": False,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [],
+        "siblings": [file for file in files if (repository / file["rfilename"]).is_file()],
+    }
+
+
+def _tree(repository: Path, below: str, recursive: bool) -> list[dict[str, Any]]:
+    folder = repository / below
+    if not folder.is_dir():
+        raise _Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound")
+    found = folder.rglob("*") if recursive else folder.iterdir()
+    files = [str(path.relative_to(repository)) for path in sorted(found)]
+    return [_entry(repository, file) for file in files if not file.startswith(".")]
+
+
+def _entry(repository: Path, file: str) -> dict[str, Any]:
+    path = repository / file
+    if path.is_dir():
+        return {"type": "directory", "path": file, "oid": "0" * 40, "size": 0}
+    return {"type": "file", "path": file, "oid": _blob(path), "size": path.stat().st_size}
+
+
+@functools.cache
+def _blob(path: Path) -> str:
+    """Return the hash by which clients tell contents apart; the files do not change."""
+    return hashlib.sha1(path.read_bytes()).hexdigest()
