@@ -35,6 +35,7 @@ bench: .venv/installed
 	python bench/memory.py
 	python bench/attention.py
 	python bench/replug.py
+	python bench/cost.py
 	python bench/chunking.py
 	python bench/allocator.py
 
