@@ -32,10 +32,10 @@ lint: .venv/installed
 
 bench: .venv/installed
 	python bench/step.py
+	python bench/cost.py
 	python bench/memory.py
 	python bench/attention.py
 	python bench/replug.py
-	python bench/cost.py
 	python bench/chunking.py
 	python bench/allocator.py
 
