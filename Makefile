@@ -37,6 +37,7 @@ lint: .venv/installed
 
 bench: .venv/installed
 	python bench/step.py
+	python bench/cost.py
 	python bench/memory.py
 	python bench/attention.py
 	python bench/replug.py
