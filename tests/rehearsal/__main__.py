@@ -41,7 +41,8 @@ def main() -> None:
     with hub.serving(FOLDER / "hub") as address, warm_python(surroundings(address)) as environment:
         jobs, failed = run(options.cores, options.targets, environment)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    report(jobs, time.monotonic() - start, spent.ru_utime + spent.ru_stime)
+    processor = spent.ru_utime + spent.ru_stime
+    report(jobs, time.monotonic() - start, processor, options.targets)
     if failed:
         sys.exit(f"rehearsal: not all jobs were done; see {LOG.relative_to(ROOT)}")
 
@@ -127,12 +128,14 @@ def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Co
     return jobs, process.returncode != 0
 
 
-def report(jobs: Counter[str], seconds: float, processor: float) -> None:
-    """Print the jobs by rule, the time, rules that had no job, and some tables."""
+def report(jobs: Counter[str], seconds: float, processor: float, targets: list[str]) -> None:
+    """Print the jobs by rule and the time; of all, the rules without a job and some tables."""
     for rule, count in jobs.most_common():
         print(f"{rule:10}{count:5}")
     print(f"{'total':10}{jobs.total():5} jobs in {seconds / 60:.1f} minutes")
     print(f"{processor / 60:.1f} minutes of processor time")
+    if targets:
+        return
     workflow = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
     if idle := set(re.findall(r"^rule (\w+):", workflow, re.MULTILINE)) - set(jobs):
         print(f"rules without a job in config.yaml: {', '.join(sorted(idle))}")

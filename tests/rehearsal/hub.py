@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _API = re.compile(
-    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(.*))?)?"
+    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|commits|discussions)(?:/([^/]+)(.*))?)?"
 )
 _FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
@@ -88,6 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
                 elif question == "paths-info":
                     wanted = parse_qs(body.decode())["paths"]
                     answer = [_entry(repository, p) for p in wanted if (repository / p).exists()]
+                elif question == "commits":
+                    answer = _commits(name, revision)
                 elif question == "discussions":
                     answer = _pull_requests(repository, name, kind.removesuffix("s"))
                 else:
@@ -180,6 +182,13 @@ def _pull_requests(repository: Path, name: str, kind: str) -> dict[str, Any]:
         for pull in sorted(repository.glob(".pulls/*"))
     ]
     return {"discussions": requests, "count": len(requests), "start": 0}
+
+
+def _commits(name: str, revision: str) -> list[dict[str, Any]]:
+    """Return the last commits of a revision: a pull request's stands on the main branch's."""
+    revisions = [revision, "main"] if revision.startswith("refs/pr/") else [revision]
+    rest = {"title": "", "message": "", "authors": [], "date": "2023-01-01T00:00:00.000Z"}
+    return [{"id": _commit(name, one), **rest} for one in revisions]
 
 
 def _info(repository: Path, name: str, revision: str) -> dict[str, Any]:
