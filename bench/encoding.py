@@ -41,7 +41,7 @@ def texts_of_mixed_lengths(count: int) -> list[str]:
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
     texts = texts_of_mixed_lengths(arguments.texts)
