@@ -123,7 +123,7 @@ def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Co
             log.write(line)
             if finished := re.search(r"Finished jobid: \d+ \(Rule: (\w+)\)", line):
                 jobs[finished[1]] += 1
-            elif re.search(r"Error\b|revela: error|\b\d*0 of \d+ steps", line):
+            elif re.search(r"Error in (file|rule)|revela: error|\b\d*0 of \d+ steps", line):
                 print(line, end="", flush=True)
     return jobs, process.returncode != 0
 
