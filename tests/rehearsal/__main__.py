@@ -121,9 +121,9 @@ def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Co
         assert process.stdout
         for line in process.stdout:
             log.write(line)
-            if finished := re.match(r"Finished jobid: \d+ \(Rule: (\w+)\)", line):
+            if finished := re.search(r"Finished jobid: \d+ \(Rule: (\w+)\)", line):
                 jobs[finished[1]] += 1
-            elif line.startswith("Error in rule") or re.match(r"\d+0 of \d+ steps", line):
+            elif re.search(r"Error in (file|rule)|revela: error|\b\d*0 of \d+ steps", line):
                 print(line, end="", flush=True)
     return jobs, process.returncode != 0
 

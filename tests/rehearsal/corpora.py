@@ -62,6 +62,7 @@ def _fineweb(folder: Path) -> None:
         }
         for number, (title, text) in enumerate(articles())
     ]
+    write_parquet(folder / "data" / "CC-MAIN-2024-10" / "000_00000.parquet", rows)
     write_parquet(folder / "sample" / "10BT" / "000_00000.parquet", rows[:40])
     write_parquet(folder / "sample" / "10BT" / "001_00000.parquet", rows[40:])
     write_card(
