@@ -26,9 +26,12 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> 
     if isinstance(benchmark, MtebBenchmark):
         import mteb
 
-        if task not in mteb_task_names():
-            raise RevelaError(unknown_name("mteb retrieval task", task, mteb_task_names()))
-        return mteb.get_task(task)
+        try:
+            return mteb.get_task(task)
+        except KeyError as error:
+            raise RevelaError(
+                unknown_name("mteb retrieval task", task, mteb_task_names())
+            ) from error
     if folder is None:
         raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs a folder")
     return local_task(task, folder)

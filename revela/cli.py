@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,8 +50,10 @@ def main() -> None:
         app()
     except RevelaError as error:
         sys.exit(f"revela: error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("revela: interrupted")
+    except SystemExit as stop:
+        if stop.code == 128 + signal.SIGINT:  # typer has caught a Ctrl-C
+            print("revela: interrupted", file=sys.stderr)
+        raise
     except Exception as error:
         if outputs.could_not_write(error):
             sys.exit(f"revela: error: cannot write: {' '.join(str(error).split())}")

@@ -1,6 +1,7 @@
 """The encoder: text → token ids → vector, the same function for training and evaluation."""
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -196,11 +197,22 @@ def load_model(
 
 
 def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
-    """Merge the LoRA weights of a folder or of the hub into a model; errors as `load_model`."""
+    """Merge the LoRA weights of a folder or of the hub into a model.
+
+    Raises:
+        RevelaError: as `load_model`; or the adapter is of another model.
+    """
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(model, name, revision=revision).merge_and_unload()
+        with warnings.catch_warnings():
+            # peft would go on with the backbone as it is.
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            return PeftModel.from_pretrained(model, name, revision=revision).merge_and_unload()
+    except UserWarning as error:
+        raise RevelaError(
+            f"adapter {name!r} does not fit {type(model).__name__}: {str(error)[:150]}"
+        ) from error
     except Exception as error:
         raise RevelaError(explain("adapter", name, error)) from error
 

@@ -1,7 +1,11 @@
 """Why something of the Hugging Face hub cannot be had, in one sentence that says what to do."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+# Having a model converted by a public service is for its user to ask.
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 def explain(what: str, name: str, error: BaseException) -> str:
@@ -33,6 +37,11 @@ def explain(what: str, name: str, error: BaseException) -> str:
         return (
             f"{what} {name!r} is not in the local cache and the hub cannot be reached: "
             "connect, or download it beforehand with `hf download`"
+        )
+    if "does not appear to have a file named" in text and "safetensors" in text:
+        return (
+            f"{what} {name!r} has no weights in safetensors: ask for them at "
+            "https://huggingface.co/spaces/safetensors/convert, or convert them yourself"
         )
     # What a changed set of fields raises says no more than a name.
     if isinstance(error, KeyError) or "CastError" in kinds:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from revela import batching, pairs, training
 from revela.checkpoints import COMPLETE, ResumableTrainer, last_checkpoint, step_of
@@ -357,6 +357,16 @@ def test_models_that_cannot_be_loaded(backbone, data, tmp_path, monkeypatch):
     assert "is gated: accept its terms" in message("somebody/model")
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("RepositoryNotFoundError"))
     assert "check the spelling" in message("somebody/model")
+
+
+def test_an_adapter_of_another_model_is_refused(backbone, data, tmp_path):
+    train(experiment(backbone, steps=1, lora=LORA), data, tmp_path / "m")
+    folder = tmp_path / "m" / "retriever"
+    weights = load_file(folder / "adapter_model.safetensors")
+    head = {f"base_model.model.{key.removeprefix('base_model.')}": w for key, w in weights.items()}
+    save_file(head, folder / "adapter_model.safetensors")
+    with pytest.raises(RevelaError, match=r"adapter '.*retriever' does not fit LlamaModel"):
+        load_model(str(folder))
 
 
 def test_a_read_only_folder(backbone, data, tmp_path):
