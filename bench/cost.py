@@ -28,7 +28,7 @@ from revela.settings import Experiment, ReplugObjective, RevelaObjective
 from revela.trainlog import keep_freed_memory
 
 BACKBONE = "data/backbone"
-SIZES = (2, 4, 8, 16, 32)
+SIZES = [2, 4, 8, 16, 32]
 REPEATS = 3
 HEADING = [
     "batch_size",
@@ -42,7 +42,7 @@ HEADING = [
 ]
 
 
-def steps_by_size() -> dict[int, dict[str, Callable[[], None]]]:
+def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     """Return for each batch size a step of each objective."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     experiment = Experiment.model_validate(
@@ -75,9 +75,9 @@ def steps_by_size() -> dict[int, dict[str, Callable[[], None]]]:
 
         return run
 
-    texts = real_chunks(max(SIZES))
+    texts = real_chunks(max(sizes))
     steps: dict[int, dict[str, Callable[[], None]]] = {}
-    for size in SIZES:
+    for size in sizes:
         inputs = {name: t.to(device) for name, t in collate.tensors(texts[:size], "").items()}
         steps[size] = {name: step(m.to(device).train(), inputs) for name, m in modules.items()}
     return steps
@@ -97,9 +97,10 @@ def main() -> None:
     """Measure, and write a CSV or a section of RESULTS.md."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
-    output = parser.parse_args().output
-    steps = steps_by_size()
-    for run in steps[SIZES[0]].values():
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    arguments = parser.parse_args()
+    output, steps = arguments.output, steps_by_size(arguments.sizes)
+    for run in steps[arguments.sizes[0]].values():
         run()  # what is set up once is no step's memory
     peaks = {
         size: {name: memory_gb(run) for name, run in runs.items()} for size, runs in steps.items()

@@ -178,6 +178,7 @@ class CostFigure(Settings):
 
     kind: Literal["cost"]
     caption: str
+    sizes: list[Annotated[int, Field(ge=2)]] = Field([2, 4, 8, 16, 32], min_length=2)
 
     def inputs(self) -> list[str]:
         """Return the names of what it is drawn from: a bench."""

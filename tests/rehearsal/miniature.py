@@ -16,6 +16,7 @@ _SMALLER: dict[str, Callable[[Any], Any]] = {
     "texts_at_a_time": lambda count: count // 32,
     "steps": lambda count: 2,
     "snapshots": lambda steps: list(range(len(steps))),
+    "sizes": lambda sizes: sizes[:2],
 }
 _OF_EVERY_EXPERIMENT = {
     "batches_per_step": 1,
@@ -33,7 +34,7 @@ def write_miniature(original: Path, path: Path) -> None:
         path: where the smaller one goes.
     """
     config = yaml.safe_load(original.read_text(encoding="utf-8"))
-    for section in ("corpora", "batches", "pairs", "experiments"):
+    for section in ("corpora", "batches", "pairs", "experiments", "figures"):
         config[section] = {name: _cut(entry) for name, entry in config[section].items()}
     for entry in config["experiments"].values():
         if "base" not in entry:

@@ -201,7 +201,7 @@ def figure_inputs(figure):
     if entry.kind in ("bars", "trend"):
         return {name: f"results/tables/{name}.csv" for name in entry.inputs()}
     if entry.kind == "cost":
-        return {name: f"results/bench/{name}.csv" for name in entry.inputs()}
+        return {"cost": f"results/bench/{figure}.csv"}
     if entry.kind == "learning":
         experiments = [name for name, _ in entry.experiments]
         models = [

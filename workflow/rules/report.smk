@@ -111,11 +111,13 @@ rule cost:
         backbone="data/backbone/model.safetensors",
         code="bench/cost.py",
     output:
-        "results/bench/cost.csv",
+        "results/bench/{figure}.csv",
     log:
-        "results/logs/bench/cost.log",
+        "results/logs/bench/{figure}.log",
     conda:
         "../../envs/train.yaml"
     threads: workflow.cores
+    params:
+        sizes=lambda w: CONFIG.figures[w.figure].sizes,
     shell:
-        "python bench/cost.py --output {output:q} 2>&1 | record {log:q}"
+        "python bench/cost.py --sizes {params.sizes} --output {output:q} 2>&1 | record {log:q}"
