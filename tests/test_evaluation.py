@@ -202,6 +202,17 @@ def test_queries_without_judgement_are_counted_and_only_such_are_refused(
         )
 
 
+def test_a_data_set_whose_fields_changed_is_told(backbone, collection, tmp_path, monkeypatch):
+    task = local_task("tiny-task", collection)
+
+    def load(**_):
+        raise KeyError("corpus-id")
+
+    monkeypatch.setattr(task, "load_data", load)
+    with pytest.raises(RevelaError, match=r"data set '.*' has not the fields .*: 'corpus-id'"):
+        evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+
+
 def test_the_prompt_of_a_task():
     class Metadata:
         prompt: ClassVar = {"query": "Represent this post: "}
