@@ -191,6 +191,7 @@ def evaluate(
     name: Annotated[str, typer.Option(help="What the model is called in runs.")] = "model",
 ) -> None:
     """Evaluate a model on a task: scores as JSON, ranked lists as a TREC run, nDCG@10 a query."""
+    import contextlib
     import shutil
 
     from revela import evaluation
@@ -219,6 +220,8 @@ def evaluate(
     outputs.write_manifest(scores, parsed.model_dump(mode="json"), inputs, **facts)
     if parsed.kind == "encoder":
         shutil.rmtree(cache, ignore_errors=True)  # large, and quickly made again
+        with contextlib.suppress(OSError):
+            cache.parent.rmdir()  # of the last task under way
     if found.unjudged:
         print(f"{found.unjudged} queries have no relevant document and do not count")
     print(f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}")
