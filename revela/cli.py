@@ -3,8 +3,9 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -48,13 +49,24 @@ def main() -> None:
     try:
         app()
     except RevelaError as error:
-        sys.exit(f"revela: error: {error}")
+        _fail(f"revela: error: {error}")
     except KeyboardInterrupt:
         sys.exit("revela: interrupted")
     except Exception as error:
         if outputs.could_not_write(error):
-            sys.exit(f"revela: error: cannot write: {' '.join(str(error).split())}")
+            _fail(f"revela: error: cannot write: {' '.join(str(error).split())}")
         raise
+
+
+def _fail(message: str) -> NoReturn:
+    """Exit with one line; torchrun repeats the first one of its processes at the end of its own."""
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if report:
+        told = {"message": message, "timestamp": str(int(time.time()))}
+        Path(report).write_text(json.dumps(told), encoding="utf-8")
+        if os.environ.get("RANK") != "0":
+            sys.exit(1)
+    sys.exit(message)
 
 
 @app.command()
@@ -155,11 +167,15 @@ def train(
     data: Annotated[Path, typer.Option(help="Batch file; for Contriever a pair file.")],
     output: Output,
     checkpoint_minutes: Annotated[float, typer.Option(help="Between checkpoints at most.")] = 15,
+    zero: Annotated[int, typer.Option(help="DeepSpeed's ZeRO stage, 2 or 3; 0 is DDP.")] = 0,
 ) -> None:
-    """Train a retriever; called again after an interruption it goes on from its checkpoint."""
+    """Train a retriever; called again after an interruption it goes on from its checkpoint.
+
+    On several GPUs: torchrun --standalone --nproc_per_node GPUS -m revela train …
+    """
     from revela.training import train as run
 
-    run(parse_settings(Experiment, settings), data, output, checkpoint_minutes)
+    run(parse_settings(Experiment, settings), data, output, checkpoint_minutes, zero)
 
 
 @app.command()

@@ -1,0 +1,12 @@
+"""Train one experiment after the other in the processes that a launcher has started."""
+
+import json
+import sys
+from pathlib import Path
+
+from revela.settings import Experiment
+from revela.training import train
+
+for job in json.loads(Path(sys.argv[1]).read_text()):
+    settings = Experiment.model_validate(job["settings"])
+    train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
