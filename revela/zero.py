@@ -10,6 +10,7 @@ DDP computes in float32 adapters under autocast.
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -63,16 +64,15 @@ def deepspeed_config(
 
 
 def _prepare_deepspeed() -> None:
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     try:
         import deepspeed
     except ImportError as error:
-        raise RevelaError(
-            f"--zero needs DeepSpeed: pip install 'revela[cluster]': {error}"
-        ) from None
+        raise RevelaError(f"--zero needs DeepSpeed (pip install '.[cluster]'): {error}") from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # It calls torch by names that torch is about to change, at every step.
+    warnings.filterwarnings("ignore", r".*torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not torch.cuda.is_available():
-        # Without an operator for shared memory gloo is used: nothing has to be compiled, and
+        # Without its operator for shared memory gloo is used: nothing has to be compiled, and
         # processes that wait for one that was killed are told.
         vars(deepspeed.ops)["__compatible_ops__"] = {}
 

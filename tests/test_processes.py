@@ -1,0 +1,294 @@
+"""Several processes train what one does, with ZeRO and without, and survive any kill."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from revela import batching, pairs
+from revela.checkpoints import check_adapter, last_checkpoint, step_of
+from revela.errors import RevelaError
+from revela.pretraining import train_tokenizer
+from revela.settings import Experiment
+from revela.trainlog import read_log
+from revela.zero import deepspeed_config
+from tests.conftest import TEXTS, tiny_llama
+
+ROOT = Path(__file__).parents[1]
+# Of a size that ZeRO-3 takes apart.
+LORA = {"rank": 80, "alpha": 8, "dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Two backbones (with the head's weights tied and untied), batches and pairs."""
+    folder = tmp_path_factory.mktemp("processes")
+    for name in ("tied", "untied"):
+        tokenizer = train_tokenizer(iter(TEXTS * 5), 300)
+        model = tiny_llama(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            tie_word_embeddings=name == "tied",
+        )
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    rows = [
+        {
+            "source": "code",
+            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
+            "documents": [f"{n}.{k}" for k in range(4)],
+        }
+        for n in range(14)  # the last step of an epoch would have two
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, batching.SCHEMA), folder / "batches.parquet")
+    rows = [
+        {
+            "source": "code",
+            "query": TEXTS[n % 5][:30],
+            "positive": f"{n} {TEXTS[n % 5][30:]}",
+            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
+        }
+        for n in range(66)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, pairs.SCHEMA), folder / "pairs.parquet")
+    return folder
+
+
+def experiment(folder: Path, **changes: object) -> Experiment:
+    settings = {
+        "objective": {"name": "revela", "temperature": 0.1, "plain_loss_every": 2},
+        "data": "x",
+        "retriever": str(folder / "tied"),
+        "language_model": str(folder / "tied"),
+        "lora": None,
+        "max_length": 33,
+        "batches_per_step": 4,
+        "steps": 3,
+        "learning_rate": 5e-3,
+        "warmup_steps": 2,
+        "precision": "float32",
+        "checkpoint_steps": 2,
+    }
+    return Experiment.model_validate(settings | changes)
+
+
+def experiments(folder: Path) -> dict[str, Experiment]:
+    replug = {"name": "replug", "retriever_temperature": 0.1, "language_model_temperature": 1.0}
+    return {
+        "lora": experiment(
+            folder, lora=LORA, gradient_checkpointing=True, snapshots=[0, 2], retrievers_at=[0, 2]
+        ),
+        "all-weights": experiment(folder, weight_decay=0.1, max_gradient_norm=0.5),
+        "untied": experiment(folder, language_model=str(folder / "untied"), steps=None),
+        "replug": experiment(folder, objective=replug, lora=LORA),
+        "contriever": experiment(
+            folder,
+            objective={"name": "contriever", "temperature": 0.1, "texts_at_a_time": 4},
+            language_model=None,
+            batches_per_step=12,
+            batches_per_device=3,
+        ),
+    }
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(processes: int, *command: str, **options: object) -> subprocess.Popen:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.Popen(
+        [*launcher, "--nproc_per_node", str(processes), "-m", *command],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(folder) -> Path:
+    """All experiments on one process, and on more in each way."""
+    for processes, stages in ((1, [0]), (2, [0, 2, 3]), (4, [0])):
+        jobs = [
+            {
+                "settings": settings.model_dump(mode="json"),
+                "data": str(folder / ("pairs" if name == "contriever" else "batches")) + ".parquet",
+                "output": str(folder / f"{name}-{processes}-{stage}"),
+                "zero": stage,
+            }
+            for stage in stages
+            for name, settings in experiments(folder).items()
+        ]
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        process = torchrun(processes, "tests.train_all", str(folder / "jobs.json"))
+        told, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, told
+    return folder
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{file.parent.relative_to(folder)}/{name}": tensor
+        for file in sorted(folder.rglob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+NUMBERS = {"loss", "plain_loss", "gradient_norm", "learning_rate", "top_similarity", "accuracy"}
+
+
+@pytest.mark.parametrize(("processes", "stage"), [(2, 0), (4, 0), (2, 2), (2, 3)])
+@pytest.mark.parametrize("name", ["lora", "all-weights", "untied", "replug", "contriever"])
+def test_the_number_of_processes_changes_nothing(trained, name, processes, stage):
+    one, more = trained / f"{name}-1-0", trained / f"{name}-{processes}-{stage}"
+    expected, found = read_log(one / "log.jsonl"), read_log(more / "log.jsonl")
+    assert [entry["step"] for entry in expected] == [entry["step"] for entry in found]
+    for left, right in zip(expected, found, strict=True):
+        assert left.keys() == right.keys()
+        for number in left.keys() & NUMBERS:
+            assert left[number] == pytest.approx(right[number], rel=1e-5)
+    left, right = weights_of(one), weights_of(more)
+    assert left.keys() == right.keys()
+    for weight, tensor in left.items():
+        # Adam's first steps are of one length, whatever the gradient's: rounding shows.
+        torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
+    manifest = json.loads((more / "manifest.json").read_text())
+    alone = json.loads((one / "manifest.json").read_text())
+    assert manifest["processes"] == processes
+    assert manifest["trainable_parameters"] == alone["trainable_parameters"]
+
+
+def start(folder: Path, settings: Experiment, output: Path, stage: int) -> subprocess.Popen:
+    return torchrun(
+        2, "revela", "train", "--settings", settings.dump(), "--zero", str(stage),
+        "--data", str(folder / "batches.parquet"), "--output", str(output),
+    )  # fmt: skip
+
+
+def run_until(process: subprocess.Popen, output: Path, step: int) -> list[psutil.Process]:
+    """Wait until a step is logged; return the launched processes by their rank."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.glob("checkpoints/*/log.jsonl"))
+        lines = logs[0].read_text().splitlines() if logs else []
+        if len(lines) >= step:
+            workers = psutil.Process(process.pid).children()
+            return sorted(workers, key=lambda worker: worker.environ()["RANK"])
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()[0]}")
+
+
+def gone(workers: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(workers, timeout=30)[1]
+
+
+def checkpoint_of(output: Path) -> int:
+    (work,) = (output / "checkpoints").glob("*/")
+    return step_of(last_checkpoint(work))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_one_training_that_is_killed_three_times_ends_the_same(folder, tmp_path, stage):
+    settings = experiment(folder, lora=LORA, steps=30, checkpoint_steps=4)
+    undisturbed = start(folder, settings, tmp_path / "undisturbed", stage)
+    told, _ = undisturbed.communicate(timeout=300)
+    assert undisturbed.returncode == 0, told
+    output = tmp_path / "killed"
+
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, 6)
+    workers[1].kill()
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert gone(workers)
+    print(f"kill -9 of rank 1: goes on from {checkpoint_of(output)}")
+
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, 14)
+    process.kill()
+    assert gone(workers), "they train on without their launcher"
+    process.communicate()
+    print(f"kill -9 of the launcher: goes on from {checkpoint_of(output)}")
+
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, 22)
+    process.terminate()
+    told, _ = process.communicate(timeout=60)
+    assert "revela: error: stopped by SIGTERM at step" in told
+    assert gone(workers)
+    stopped_at = len(read_log(next(output.glob("checkpoints/*/log.jsonl"))))
+    assert checkpoint_of(output) == stopped_at, "a signal loses no step"
+
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, stopped_at + 1)
+    workers[1].send_signal(signal.SIGUSR1)  # the other one is not told
+    told, _ = process.communicate(timeout=60)
+    assert "revela: error: stopped by SIGUSR1 at step" in told
+
+    process = start(folder, settings, output, stage)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    expected, found = weights_of(tmp_path / "undisturbed"), weights_of(output)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    logs = [read_log(tmp_path / kind / "log.jsonl") for kind in ("undisturbed", "killed")]
+    for number in {"step", *NUMBERS}:
+        assert [entry.get(number) for entry in logs[0]] == [entry.get(number) for entry in logs[1]]
+    assert not (output / "checkpoints").exists()
+
+
+def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
+    (tmp_path / "m" / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = start(folder, experiment(folder), tmp_path / "m", 0)
+        told, _ = process.communicate(timeout=60)
+    line = f"revela: error: {tmp_path / 'm'}: another training is running there"
+    assert told.count(line) == 2, "once by the process, once by torchrun"
+    assert told.rstrip("=\n").rstrip().endswith(line)
+    assert 'revela/cli.py", line' not in told, "a traceback"
+
+
+def test_zero_wants_a_launcher_and_a_stage_that_exists(monkeypatch):
+    options = {"micro_batch": 1, "accumulation": 1, "max_gradient_norm": 1.0, "bfloat16": False}
+    assert deepspeed_config(0, **options) is None
+    with pytest.raises(RevelaError, match=r"--zero 1: allowed are 0 \(DDP\), 2 and 3"):
+        deepspeed_config(1, **options)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RevelaError, match="--zero 3 needs a launcher: torchrun"):
+        deepspeed_config(3, **options)
+
+
+@pytest.mark.parametrize(
+    ("saved", "problem"),
+    [
+        ({}, "lora_B is missing"),
+        ({"lora_B": torch.zeros(0)}, r"lora_B has shape \(0,\), not \(2, 3\)"),
+        ({"lora_B": torch.zeros(2, 3)}, "lora_B is zero"),
+        ({"lora_B": torch.full((2, 3), torch.nan)}, "lora_B is not finite"),
+    ],
+)
+def test_an_adapter_that_was_not_saved_whole_is_named(tmp_path, saved, problem):
+    file = tmp_path / "adapter_model.safetensors"
+    whole = {"lora_A": torch.ones(3, 4), "lora_B": torch.ones(2, 3)}
+    expected = {name: (tuple(weight.shape), True) for name, weight in whole.items()}
+    save_file(whole, file)
+    check_adapter(file, expected)
+    save_file({"lora_A": whole["lora_A"]} | saved, file)
+    with pytest.raises(RevelaError, match=f"{file}: {problem}"):
+        check_adapter(file, expected)
+    save_file(whole | {"lora_B": torch.zeros(2, 3)}, file)
+    check_adapter(file, expected | {"lora_B": ((2, 3), False)})  # before the first step
