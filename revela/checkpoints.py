@@ -282,7 +282,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _die_with_launcher() -> None:
     """Have the kernel end this process with the one that launched it.
 
-    A killed torchrun would leave its processes behind, training on and holding the folder.
+    A killed launcher would leave its processes behind, training on and holding the folder.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         with contextlib.suppress(OSError, AttributeError):  # only Linux has it

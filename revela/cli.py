@@ -59,14 +59,13 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    """Exit with one line; torchrun repeats the first one of its processes at the end of its own."""
+    """Exit with one line; of several processes the first prints it, the launcher that of others."""
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if report:
-        told = {"message": message, "timestamp": str(int(time.time()))}
-        Path(report).write_text(json.dumps(told), encoding="utf-8")
-        if os.environ.get("RANK") != "0":
-            sys.exit(1)
-    sys.exit(message)
+        told = {"timestamp": str(int(time.time())), "py_callstack": message}
+        error = {"message": {"message": message, "extraInfo": told}}
+        Path(report).write_text(json.dumps(error), encoding="utf-8")
+    sys.exit(message if not report or os.environ.get("RANK") == "0" else 1)
 
 
 @app.command()
@@ -171,7 +170,7 @@ def train(
 ) -> None:
     """Train a retriever; called again after an interruption it goes on from its checkpoint.
 
-    On several GPUs: torchrun --standalone --nproc_per_node GPUS -m revela train …
+    On several GPUs: python -m revela.launch --standalone --nproc_per_node GPUS -m revela train …
     """
     from revela.training import train as run
 

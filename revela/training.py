@@ -69,7 +69,7 @@ def train(
             os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
         # First: ZeRO-3 takes weights apart where they are loaded.
         arguments = _arguments(experiment, work, zero_stage)
-        module, collate = _build(experiment)
+        module, collate = _build(experiment, zero_stage)
         rows = load_rows(data)
         if len(rows) < experiment.batches_per_step:
             raise RevelaError(
@@ -139,7 +139,7 @@ def _save(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
 # ---------------------------------------------------------------------------- what is trained
 
 
-def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
+def _build(experiment: Experiment, zero_stage: int) -> tuple[nn.Module, Any]:
     """Load the models of an experiment and return its objective and its collator."""
     dtype = native_dtype(experiment.precision)
     # Frozen weights can be half precision; trained ones are kept in float32 under autocast.
@@ -153,7 +153,13 @@ def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
         return model
 
     def adapted(model: Any) -> Any:
-        return add_lora(model, experiment.lora, experiment.seed) if experiment.lora else model
+        if not experiment.lora:
+            return model
+        model = add_lora(model, experiment.lora, experiment.seed)
+        if zero_stage:  # no autocast: float32 adapters would be computed in float32
+            for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
+                weight.data = weight.data.to(dtype)
+        return model
 
     tokenizer = load_tokenizer(experiment.retriever)
     retriever = Encoder(

@@ -1,10 +1,10 @@
-"""DeepSpeed ZeRO: optimizer states (2) and weights too (3) in parts, one on each process.
+"""DeepSpeed ZeRO: optimizer states (2), and weights too (3), in parts on the processes.
 
 Optimizer and schedule are those of every training, torch's AdamW and the Trainer's linear rise and
-fall, handed to DeepSpeed's engine: its own ones decay other weights and cannot do without a
-warm-up. In float32 a training is therefore the same to rounding with and without ZeRO. In bfloat16
-DeepSpeed computes in weights of that precision and keeps float32 copies in the optimizer, where
-DDP computes in float32 adapters under autocast.
+fall, handed to DeepSpeed's engine: its own ones decay norms and biases too, and cannot start
+without a warm-up. So in float32 a training is the same to rounding with and without ZeRO. In
+bfloat16 DeepSpeed computes in weights of that precision, adapters included, and its optimizer keeps
+float32 copies; DDP keeps what is trained in float32 and computes under autocast.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ def deepspeed_config(
         return None
     if "RANK" not in os.environ:
         raise RevelaError(
-            f"--zero {stage} needs a launcher: torchrun --standalone --nproc_per_node GPUS "
-            "-m revela train …"
+            f"--zero {stage} needs a launcher, also for one process: python -m revela.launch "
+            "--standalone --nproc_per_node GPUS -m revela train …"
         )
     _prepare_deepspeed()
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
