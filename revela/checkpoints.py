@@ -102,7 +102,7 @@ class ResumableTrainer(transformers.Trainer):
         self.accelerator.wait_for_everyone()  # each process writes files of its own
         if self.is_world_process_zero():
             folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
-            outputs.write_json(folder / PROCESSES, self._processes())
+            outputs.write_json(folder / PROCESSES, self.processes())
             outputs.write_json(folder / COMPLETE, _hashes(folder))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -135,7 +135,8 @@ class ResumableTrainer(transformers.Trainer):
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return prepared
 
-    def _processes(self) -> dict[str, int]:
+    def processes(self) -> dict[str, int]:
+        """Return in what parts how many processes train."""
         config = self.args.deepspeed or {"zero_optimization": {"stage": 0}}
         stage = config["zero_optimization"]["stage"]
         return {"zero": stage, "processes": self.args.world_size}
@@ -147,7 +148,8 @@ class ResumableTrainer(transformers.Trainer):
             RevelaError: it was not.
         """
         written = json.loads((checkpoint / PROCESSES).read_text(encoding="utf-8"))
-        if written != self._processes() and (written["zero"] or self.args.deepspeed):
+        now = self.processes()
+        if written != now and (written["zero"] or now["zero"]):
             raise RevelaError(
                 f"{checkpoint}: was written with --zero {written['zero']} on "
                 f"{written['processes']} processes and goes on with the same only; remove "

@@ -109,7 +109,7 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
         inputs,
         device=str(trainer.args.device),
         precision="bfloat16" if trainer.args.bf16 else "float32",
-        processes=trainer.args.world_size,
+        **trainer.processes(),
         steps=trainer.state.global_step,
         trainable_parameters=sum(
             math.prod(zero.whole_shape(p)) for p in module.parameters() if p.requires_grad

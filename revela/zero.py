@@ -49,10 +49,7 @@ def deepspeed_config(
     _prepare_deepspeed()
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
     if stage == 3:
-        zero |= {
-            "stage3_param_persistence_threshold": _KEPT_WHOLE,
-            "stage3_gather_16bit_weights_on_model_save": True,
-        }
+        zero["stage3_param_persistence_threshold"] = _KEPT_WHOLE
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow as pa
@@ -16,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from revela import batching, pairs
-from revela.checkpoints import check_adapter, last_checkpoint, step_of
+from revela import batching, outputs, pairs
+from revela.checkpoints import ResumableTrainer, check_adapter, last_checkpoint, step_of
 from revela.errors import RevelaError
 from revela.pretraining import train_tokenizer
 from revela.settings import Experiment
@@ -29,6 +30,8 @@ from tests.conftest import TEXTS, tiny_llama
 ROOT = Path(__file__).parents[1]
 # Of a size that ZeRO-3 takes apart.
 LORA = {"rank": 80, "alpha": 8, "dropout": 0.1}
+NAMES = ("lora", "all-weights", "untied", "replug", "contriever")
+ON_FOUR = ("lora-4-0", "replug-4-0", "contriever-4-0")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +137,7 @@ def trained(folder) -> Path:
     for job in jobs(1, 0):
         train(Experiment.model_validate(job["settings"]), Path(job["data"]), Path(job["output"]))
     together(folder, 2, [job for stage in (0, 2, 3) for job in jobs(2, stage)])
-    together(folder, 4, jobs(4, 0))
+    together(folder, 4, [job for job in jobs(4, 0) if Path(job["output"]).name in ON_FOUR])
     return folder
 
 
@@ -157,10 +160,16 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 NUMBERS = {"loss", "plain_loss", "gradient_norm", "learning_rate", "top_similarity", "accuracy"}
 
 
-@pytest.mark.parametrize(("processes", "stage"), [(2, 0), (4, 0), (2, 2), (2, 3)])
-@pytest.mark.parametrize("name", ["lora", "all-weights", "untied", "replug", "contriever"])
-def test_the_number_of_processes_changes_nothing(trained, name, processes, stage):
-    one, more = trained / f"{name}-1-0", trained / f"{name}-{processes}-{stage}"
+@pytest.mark.parametrize(
+    "which",
+    [
+        *(f"{name}-2-{stage}" for stage in (0, 2, 3) for name in NAMES),
+        *ON_FOUR,
+    ],
+)
+def test_the_number_of_processes_changes_nothing(trained, which):
+    name, processes, _ = which.rsplit("-", 2)
+    one, more = trained / f"{name}-1-0", trained / which
     expected, found = read_log(one / "log.jsonl"), read_log(more / "log.jsonl")
     assert [entry["step"] for entry in expected] == [entry["step"] for entry in found]
     for left, right in zip(expected, found, strict=True):
@@ -174,7 +183,7 @@ def test_the_number_of_processes_changes_nothing(trained, name, processes, stage
         torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
     manifest = json.loads((more / "manifest.json").read_text())
     alone = json.loads((one / "manifest.json").read_text())
-    assert manifest["processes"] == processes
+    assert manifest["processes"] == int(processes)
     assert manifest["trainable_parameters"] == alone["trainable_parameters"]
 
 
@@ -277,6 +286,20 @@ def test_a_failure_of_any_process_is_one_line(folder, tmp_path):
     assert process.returncode != 0
     assert "lower learning_rate" in told
     assert "Traceback" not in told
+
+
+def test_parts_of_weights_want_as_many_processes(tmp_path):
+    def check(now: tuple[int, int], written: tuple[int, int]) -> None:
+        names = ("zero", "processes")
+        outputs.write_json(tmp_path / "processes.json", dict(zip(names, written, strict=True)))
+        trainer = SimpleNamespace(processes=lambda: dict(zip(names, now, strict=True)))
+        ResumableTrainer.check_processes(trainer, tmp_path)
+
+    check((3, 2), (3, 2))
+    check((0, 4), (0, 2))
+    for now, written in (((3, 4), (3, 2)), ((0, 2), (3, 2)), ((2, 2), (0, 2))):
+        with pytest.raises(RevelaError, match=rf"written with --zero {written[0]} on 2 processes"):
+            check(now, written)
 
 
 def test_zero_wants_a_launcher_and_a_stage_that_exists(monkeypatch):
