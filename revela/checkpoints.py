@@ -1,6 +1,7 @@
 """Trainings that a kill at any moment cannot harm: lock, checkpoints, resuming, signals."""
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -15,12 +16,15 @@ from typing import Any
 import torch
 import transformers
 from accelerate.utils import broadcast_object_list
+from transformers.trainer import SCHEDULER_NAME
 
-from revela import outputs
+from revela import outputs, zero
 from revela.errors import RevelaError
 from revela.trainlog import LOG, keep_log_until
 
 COMPLETE = "complete.json"  # hashes of a checkpoint's files, written last
+ADAPTER = "adapter_model.safetensors"
+PROCESSES = "processes.json"  # how many wrote it, and in what parts
 
 
 @contextlib.contextmanager
@@ -35,9 +39,12 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     """
     known = "".join([settings, *map(outputs.sha256, inputs)])
     work = output / "checkpoints" / hashlib.sha256(known.encode()).hexdigest()[:12]
+    _die_with_launcher()
     with _locked(output / "checkpoints"):
         work.mkdir(parents=True, exist_ok=True)
         yield work
+        if not _is_first():  # another process may still read there
+            return
         shutil.rmtree(work)
     with contextlib.suppress(OSError):  # checkpoints of other settings stay
         (output / "checkpoints" / "lock").unlink()
@@ -52,7 +59,8 @@ def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
         checkpoint_minutes: between checkpoints at most, besides those every so many steps.
 
     Raises:
-        RevelaError: a signal or the end of the job's time stopped it; a checkpoint is saved.
+        RevelaError: a signal or the end of the job's time stopped it (a checkpoint is saved),
+            another process died, or the checkpoint is in parts for other processes than these.
     """
     work = Path(str(trainer.args.output_dir))
     guard = _Guard(trainer, checkpoint_minutes * 60)
@@ -63,8 +71,18 @@ def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
     checkpoint = found[0]
     if trainer.is_world_process_zero():
         keep_log_until(work / LOG, step_of(checkpoint))
+    if checkpoint:
+        trainer.check_processes(checkpoint)
     with guard.listening():
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except RuntimeError as error:
+            if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
+                raise
+            raise RevelaError(
+                f"lost another process after step {trainer.state.global_step}; the same command "
+                "goes on from the last checkpoint"
+            ) from error
     if guard.stopped_by:
         raise RevelaError(
             f"stopped by {guard.stopped_by} at step {trainer.state.global_step} of "
@@ -73,17 +91,70 @@ def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
 
 
 class ResumableTrainer(transformers.Trainer):
-    """HF's Trainer, whose checkpoints are marked once they are whole."""
+    """HF's Trainer, whose checkpoints are marked once they are whole.
+
+    With ZeRO each process writes and reads its own part of weights and optimizer, through
+    DeepSpeed's engine; frozen weights are left out.
+    """
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process writes files of its own
         if self.is_world_process_zero():
             folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
+            outputs.write_json(folder / PROCESSES, self.processes())
             outputs.write_json(folder / COMPLETE, _hashes(folder))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         load_weights(self.model, Path(resume_from_checkpoint))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights, unless the engine's checkpoint has them."""
+        if not self.is_deepspeed_enabled:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.is_deepspeed_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        self.deepspeed.save_checkpoint(output_dir, exclude_frozen_parameters=True)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
+    ) -> Any:
+        if not self.is_deepspeed_enabled:
+            return super()._prepare_for_training(
+                max_steps, train_dataloader, resume_from_checkpoint
+            )
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        if resume_from_checkpoint is not None:
+            # Not strict: it has no frozen weights.
+            self.deepspeed.load_checkpoint(resume_from_checkpoint, load_module_strict=False)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        return prepared
+
+    def processes(self) -> dict[str, int]:
+        """Return in what parts how many processes train."""
+        config = self.args.deepspeed or {"zero_optimization": {"stage": 0}}
+        stage = config["zero_optimization"]["stage"]
+        return {"zero": stage, "processes": self.args.world_size}
+
+    def check_processes(self, checkpoint: Path) -> None:
+        """Check that a checkpoint in parts was written by as many processes as there are.
+
+        Raises:
+            RevelaError: it was not.
+        """
+        written = json.loads((checkpoint / PROCESSES).read_text(encoding="utf-8"))
+        now = self.processes()
+        if written != now and (written["zero"] or now["zero"]):
+            raise RevelaError(
+                f"{checkpoint}: was written with --zero {written['zero']} on "
+                f"{written['processes']} processes and goes on with the same only; remove "
+                f"{checkpoint.parent} to start over"
+            )
 
 
 def last_checkpoint(work: Path) -> Path | None:
@@ -120,6 +191,58 @@ def step_of(checkpoint: Path | None) -> int:
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
+def save_weights(model: Any, folder: Path | None) -> None:
+    """Write a model, or its adapter, with `save_pretrained`; an adapter's file is checked.
+
+    All processes call it, since weights may be in parts; those without a folder write nothing.
+
+    Raises:
+        RevelaError: the adapter in the file is not the one in memory.
+    """
+    state = zero.whole_state(model)
+    adapter = hasattr(model, "peft_config")
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    nonzero = zero.nonzero(list(trained.values())) if adapter else []
+    if folder is None:
+        return
+    model.save_pretrained(folder, state_dict=state)
+    if adapter:
+        expected = {
+            name.replace(".default", ""): (zero.whole_shape(weight), any_number)
+            for (name, weight), any_number in zip(trained.items(), nonzero, strict=True)
+        }
+        check_adapter(folder / ADAPTER, expected)
+
+
+def check_adapter(file: Path, expected: dict[str, tuple[tuple[int, ...], bool]]) -> None:
+    """Check a saved adapter: gathering weights from several processes has left them empty before.
+
+    Args:
+        file: in safetensors.
+        expected: of each weight the shape, and whether any of its numbers is not zero: LoRA's B
+            has none before the first step.
+
+    Raises:
+        RevelaError: a weight is missing, of another shape, not finite, or zero against expectation.
+    """
+    from safetensors.torch import load_file
+
+    found = load_file(file)
+    for name, (shape, nonzero) in expected.items():
+        weight = found.get(name)
+        if weight is None:
+            problem = "is missing"
+        elif tuple(weight.shape) != shape:
+            problem = f"has shape {tuple(weight.shape)}, not {shape}"
+        elif not weight.isfinite().all():
+            problem = "is not finite"
+        elif nonzero and not weight.any():
+            problem = "is zero"
+        else:
+            continue
+        raise RevelaError(f"{file}: {name} {problem}; the adapter was not saved whole")
+
+
 def load_weights(model: Any, folder: Path) -> None:
     """Load into a model, or into its adapter, what `save_pretrained` wrote to a folder."""
     from safetensors.torch import load_file
@@ -127,7 +250,7 @@ def load_weights(model: Any, folder: Path) -> None:
     if hasattr(model, "peft_config"):
         from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+        set_peft_model_state_dict(model, load_file(folder / ADAPTER))
         return
     missing, unexpected = model.load_state_dict(
         load_file(folder / "model.safetensors"), strict=False
@@ -150,12 +273,29 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RevelaError(f"cannot write {folder}: {error.strerror}") from error
     with stream:
-        if int(os.environ.get("RANK", "0")) == 0:
+        if _is_first():
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RevelaError(f"{folder.parent}: another training is running there") from error
         yield
+
+
+def _die_with_launcher() -> None:
+    """Have the kernel end this process with the one that launched it.
+
+    A killed launcher would leave its processes behind, training on and holding the folder.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _is_first() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 class _Guard(transformers.TrainerCallback):

@@ -4,8 +4,9 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -49,15 +50,25 @@ def main() -> None:
     try:
         app()
     except RevelaError as error:
-        sys.exit(f"revela: error: {error}")
+        _fail(f"revela: error: {error}")
     except SystemExit as stop:
         if stop.code == 128 + signal.SIGINT:  # typer has caught a Ctrl-C
             print("revela: interrupted", file=sys.stderr)
         raise
     except Exception as error:
         if outputs.could_not_write(error):
-            sys.exit(f"revela: error: cannot write: {' '.join(str(error).split())}")
+            _fail(f"revela: error: cannot write: {' '.join(str(error).split())}")
         raise
+
+
+def _fail(message: str) -> NoReturn:
+    """Exit with one line; of several processes the first prints it, the launcher that of others."""
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if report:
+        told = {"timestamp": str(int(time.time())), "py_callstack": message}
+        error = {"message": {"message": message, "extraInfo": told}}
+        Path(report).write_text(json.dumps(error), encoding="utf-8")
+    sys.exit(message if not report or os.environ.get("RANK") == "0" else 1)
 
 
 @app.command()
@@ -158,11 +169,15 @@ def train(
     data: Annotated[Path, typer.Option(help="Batch file; for Contriever a pair file.")],
     output: Output,
     checkpoint_minutes: Annotated[float, typer.Option(help="Between checkpoints at most.")] = 15,
+    zero: Annotated[int, typer.Option(help="DeepSpeed's ZeRO stage, 2 or 3; 0 is DDP.")] = 0,
 ) -> None:
-    """Train a retriever; called again after an interruption it goes on from its checkpoint."""
+    """Train a retriever; called again after an interruption it goes on from its checkpoint.
+
+    On several GPUs: python -m revela.launch --standalone --nproc_per_node GPUS -m revela train …
+    """
     from revela.training import train as run
 
-    run(parse_settings(Experiment, settings), data, output, checkpoint_minutes)
+    run(parse_settings(Experiment, settings), data, output, checkpoint_minutes, zero)
 
 
 @app.command()

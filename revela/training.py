@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ import torch
 import transformers
 from torch import nn
 
-from revela import outputs
-from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
+from revela import outputs, zero
+from revela.checkpoints import ResumableTrainer, load_weights, run, save_weights, work_folder
 from revela.collators import BatchCollator, PairCollator, load_rows
 from revela.encoder import (
     Encoder,
@@ -31,8 +32,17 @@ from revela.settings import Experiment
 from revela.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
 
 
-def train(experiment: Experiment, data: Path, output: Path, checkpoint_minutes: float = 15) -> None:
+def train(
+    experiment: Experiment,
+    data: Path,
+    output: Path,
+    checkpoint_minutes: float = 15,
+    zero_stage: int = 0,
+) -> None:
     """Train a retriever and write it to the folder `output`.
+
+    Launched by torchrun, all its processes train together. A step has the same batches, dropout
+    included, on any number of them, so that they change the result by rounding only.
 
     Writes `retriever/` (adapter or weights in safetensors, tokenizer), `language_model/` where one
     is trained, `log.jsonl` (one line a step) and `manifest.json`. While it runs, checkpoints stand
@@ -44,6 +54,7 @@ def train(experiment: Experiment, data: Path, output: Path, checkpoint_minutes: 
         data: a batch file; for Contriever a pair file.
         output: the model's folder.
         checkpoint_minutes: between checkpoints at most.
+        zero_stage: of DeepSpeed, 2 or 3; 0 is DDP.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
@@ -56,7 +67,9 @@ def train(experiment: Experiment, data: Path, output: Path, checkpoint_minutes: 
         transformers.set_seed(experiment.seed)
         if experiment.tensorboard:
             os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
-        module, collate = _build(experiment)
+        # First: ZeRO-3 takes weights apart where they are loaded.
+        arguments = _arguments(experiment, work, zero_stage)
+        module, collate = _build(experiment, zero_stage)
         rows = load_rows(data)
         if len(rows) < experiment.batches_per_step:
             raise RevelaError(
@@ -66,7 +79,7 @@ def train(experiment: Experiment, data: Path, output: Path, checkpoint_minutes: 
         trainer = _Trainer(
             experiment=experiment,
             model=module,
-            args=_arguments(experiment, work),
+            args=arguments,
             train_dataset=rows,
             data_collator=collate,
         )
@@ -77,18 +90,18 @@ def train(experiment: Experiment, data: Path, output: Path, checkpoint_minutes: 
         if experiment.retrievers_at:
             trainer.add_callback(_KeepRetriever(trainer, experiment.retrievers_at, output))
         run(trainer, checkpoint_minutes)
-        if trainer.is_world_process_zero():
-            _finish(experiment, inputs, output, trainer)
+        _finish(experiment, inputs, output, trainer)
 
 
 def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "_Trainer") -> None:
     """Write the finished models, the log and the manifest."""
-    module = trainer.model
-    save_retriever(module, output / "retriever")
+    module, writes = trainer.model, trainer.is_world_process_zero()
+    save_retriever(module, output / "retriever", writes)
     if isinstance(module, Revela) and not module.settings.freeze_language_model:
-        with outputs.whole(output / "language_model") as folder:
-            module.language_model.save_pretrained(folder)
-            load_tokenizer(str(experiment.language_model)).save_pretrained(folder)
+        tokenizer = load_tokenizer(str(experiment.language_model))
+        _save(module.language_model, tokenizer, output / "language_model", writes)
+    if not writes:
+        return
     outputs.write_text(output / LOG, (trainer.work / LOG).read_text())
     outputs.write_manifest(
         output,
@@ -96,25 +109,37 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
         inputs,
         device=str(trainer.args.device),
         precision="bfloat16" if trainer.args.bf16 else "float32",
-        processes=trainer.args.world_size,
+        **trainer.processes(),
         steps=trainer.state.global_step,
-        trainable_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
+        trainable_parameters=sum(
+            math.prod(zero.whole_shape(p)) for p in module.parameters() if p.requires_grad
+        ),
         train_seconds=round(trainer.seconds, 1),
         tokens_per_second=round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
     )
 
 
-def save_retriever(module: Any, path: Path) -> None:
-    """Write an objective's retriever: adapter or weights in safetensors, and its tokenizer."""
+def save_retriever(module: Any, path: Path, writes: bool = True) -> None:
+    """Write an objective's retriever: adapter or weights in safetensors, and its tokenizer.
+
+    All processes call it, one of them writes.
+    """
+    _save(module.retriever.model, module.retriever.tokenizer, path, writes)
+
+
+def _save(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
+    if not writes:
+        save_weights(model, None)
+        return
     with outputs.whole(path) as folder:
-        module.retriever.model.save_pretrained(folder)
-        module.retriever.tokenizer.save_pretrained(folder)
+        save_weights(model, folder)
+        tokenizer.save_pretrained(folder)
 
 
 # ---------------------------------------------------------------------------- what is trained
 
 
-def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
+def _build(experiment: Experiment, zero_stage: int) -> tuple[nn.Module, Any]:
     """Load the models of an experiment and return its objective and its collator."""
     dtype = native_dtype(experiment.precision)
     # Frozen weights can be half precision; trained ones are kept in float32 under autocast.
@@ -128,7 +153,13 @@ def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
         return model
 
     def adapted(model: Any) -> Any:
-        return add_lora(model, experiment.lora, experiment.seed) if experiment.lora else model
+        if not experiment.lora:
+            return model
+        model = add_lora(model, experiment.lora, experiment.seed)
+        if zero_stage:  # no autocast: float32 adapters would be computed in float32
+            for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
+                weight.data = weight.data.to(dtype)
+        return model
 
     tokenizer = load_tokenizer(experiment.retriever)
     retriever = Encoder(
@@ -148,7 +179,9 @@ def _build(experiment: Experiment) -> tuple[nn.Module, Any]:
 # ---------------------------------------------------------------------------- the trainer
 
 
-def _arguments(experiment: Experiment, work: Path) -> transformers.TrainingArguments:
+def _arguments(
+    experiment: Experiment, work: Path, zero_stage: int
+) -> transformers.TrainingArguments:
     device, dtype = torch.device(devices()[0]), native_dtype(experiment.precision)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     together = world * experiment.batches_per_device
@@ -157,10 +190,20 @@ def _arguments(experiment: Experiment, work: Path) -> transformers.TrainingArgum
             f"batches_per_step {experiment.batches_per_step} is not divisible by {world} processes "
             f"× batches_per_device {experiment.batches_per_device}"
         )
+    accumulation = experiment.batches_per_step // together
     return transformers.TrainingArguments(
         output_dir=str(work),
         per_device_train_batch_size=experiment.batches_per_device,
-        gradient_accumulation_steps=experiment.batches_per_step // together,
+        gradient_accumulation_steps=accumulation,
+        deepspeed=zero.deepspeed_config(
+            zero_stage,
+            micro_batch=experiment.batches_per_device,
+            accumulation=accumulation,
+            max_gradient_norm=experiment.max_gradient_norm,
+            bfloat16=dtype == torch.bfloat16,
+        ),
+        # The buckets of DDP then stay as they are, so that sums after a resume have their order.
+        ddp_find_unused_parameters=True,
         max_steps=experiment.steps or -1,
         num_train_epochs=1,
         learning_rate=experiment.learning_rate,
@@ -200,6 +243,11 @@ class _Trainer(ResumableTrainer):
         self.seconds = 0.0
         self.clock = time.monotonic()
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
+        """Draw whole steps only: a shorter last one would depend on the number of processes."""
+        rows, step = len(self.train_dataset), self.experiment.batches_per_step
+        return torch.utils.data.RandomSampler(self.train_dataset, num_samples=rows - rows % step)
+
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
@@ -208,6 +256,7 @@ class _Trainer(ResumableTrainer):
         Raises:
             RevelaError: the similarities are not finite.
         """
+        self._seed_dropout()
         try:
             result = model(**inputs)
         except NotFinite as error:
@@ -227,6 +276,12 @@ class _Trainer(ResumableTrainer):
             # Both on the same chunks: their difference is what in-batch attention gives.
             self.plain = torch.stack([plain, own])
         return (result["loss"], result) if return_outputs else result["loss"]
+
+    def _seed_dropout(self) -> None:
+        """Seed by a batch's place in its step, in whatever process it is."""
+        place = len(self.measures) * self.args.world_size + self.args.process_index
+        key = f"{self.experiment.seed} {self.state.global_step} {place}"
+        torch.manual_seed(random.Random(key).getrandbits(63))
 
     def _devices(self) -> list[torch.device]:
         return [self.args.device] if self.args.device.type == "cuda" else []
@@ -279,7 +334,7 @@ class _Trainer(ResumableTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save what is trained, each model in a folder of its own, in safetensors."""
         for name, model in self._trained():
-            model.save_pretrained(Path(str(output_dir)) / name)
+            save_weights(model, Path(str(output_dir)) / name if self.args.should_save else None)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load what `_save` wrote."""
@@ -309,9 +364,10 @@ class _KeepRetriever(transformers.TrainerCallback):
         self._keep(state.global_step)
 
     def _keep(self, step: int) -> None:
-        if step in self.steps and self.trainer.is_world_process_zero():
+        if step in self.steps:
             module = self.trainer.accelerator.unwrap_model(self.trainer.model)
-            save_retriever(module, self.output / "steps" / str(step))
+            writes = self.trainer.is_world_process_zero()
+            save_retriever(module, self.output / "steps" / str(step), writes)
 
 
 class _Snapshots(transformers.TrainerCallback):

@@ -12,7 +12,11 @@ from revela.settings import ContrieverObjective
 
 
 class Contriever(nn.Module):
-    """A retriever that learns to tell a query's passage from all other passages."""
+    """A retriever that learns to tell a query's passage from all other passages.
+
+    They are those of one forward pass in one process: how many negatives there are is a setting
+    (`batches_per_device`), not a matter of how many processes share a step.
+    """
 
     def __init__(self, retriever: Encoder, settings: ContrieverObjective) -> None:
         super().__init__()
