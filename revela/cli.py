@@ -82,6 +82,73 @@ def check(config: Path) -> None:
 
 
 @app.command()
+def preflight(
+    config: Path,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files below results/; all if none; - reads them from stdin."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of a training; else those here.")] = None,
+    gpu_memory: Annotated[float | None, typer.Option(help="GB of one GPU; else as here.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition of trainings.")] = None,
+    tflops: Annotated[
+        float | None, typer.Option(help="10¹² operations a second of a GPU; else the paper's 35.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
+) -> None:
+    """Look at what targets need before hours are spent: models, data, memory, disk, tools."""
+    from revela import preflight as looked
+    from revela.estimates import PAPER_TFLOPS
+
+    asked = targets or []
+    if asked == ["-"]:
+        asked = sys.stdin.read().split()
+    rate = tflops or PAPER_TFLOPS
+    machine = looked.this_machine(gpus, gpu_memory, partition)
+    findings = looked.check(load_config(config), asked, machine, rate)
+    looked.show(findings, machine, rate)
+    if output:
+        found = [vars(finding) for finding in findings]
+        outputs.write_json(output, {"machine": vars(machine), "tflops": rate, "findings": found})
+    problems = [finding for finding in findings if finding.verdict == "problem"]
+    for finding in problems:
+        print(f"revela: error: {finding.what}: {finding.told}", file=sys.stderr)
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(results: Annotated[Path, typer.Argument()] = Path("results")) -> None:
+    """Show what is running and what is done, from files alone."""
+    from revela.status import show
+
+    if not results.is_dir():
+        raise RevelaError(f"{results}: no such folder")
+    show(results)
+
+
+@app.command()
+def cost(
+    results: Annotated[Path, typer.Argument()] = Path("results"),
+    output: Annotated[
+        Path | None, typer.Option(help="Path without suffix: .csv and .md are written.")
+    ] = None,
+    paper: Annotated[
+        Path | None, typer.Option(help="CSV of what was reported: data, objective, hours, gpus.")
+    ] = None,
+) -> None:
+    """Add up GPU-hours, energy and peak memory of the manifests that are there, by model."""
+    from revela import cost as spending
+
+    rows = spending.cost_rows(results, paper)
+    if output:
+        outputs.write_text(output.with_suffix(".md"), spending.to_markdown(rows))
+        outputs.write_text(output.with_suffix(".csv"), spending.to_csv(rows))
+    else:
+        print(spending.to_csv(rows), end="")
+
+
+@app.command()
 def chunk(
     settings: SettingsJson,
     output: Output,

@@ -11,9 +11,10 @@ import torch
 import transformers
 from torch import nn
 
-from revela import outputs
+from revela import outputs, trackers
 from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
 from revela.collators import BatchCollator, PairCollator, load_rows
+from revela.cost import spent
 from revela.encoder import (
     Encoder,
     add_lora,
@@ -54,8 +55,7 @@ def train(experiment: Experiment, data: Path, output: Path, checkpoint_minutes: 
     with work_folder(output, experiment.dump(), inputs) as work:
         keep_freed_memory()
         transformers.set_seed(experiment.seed)
-        if experiment.tensorboard:
-            os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
+        trackers.prepare(experiment.trackers, output, work.name)
         module, collate = _build(experiment)
         rows = load_rows(data)
         if len(rows) < experiment.batches_per_step:
@@ -101,6 +101,7 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
         trainable_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
         train_seconds=round(trainer.seconds, 1),
         tokens_per_second=round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
+        **spent(trainer.work),
     )
 
 
@@ -180,7 +181,7 @@ def _arguments(experiment: Experiment, work: Path) -> transformers.TrainingArgum
         dataloader_pin_memory=device.type == "cuda",
         dataloader_drop_last=True,
         label_names=[],
-        report_to=["tensorboard"] if experiment.tensorboard else [],
+        report_to=list(experiment.trackers),
         disable_tqdm=True,
         average_tokens_across_devices=False,
     )
