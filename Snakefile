@@ -26,3 +26,8 @@ rule all:
 
 localrules:
     all,
+    cost,
+
+
+onstart:
+    look_first()

@@ -97,24 +97,13 @@ def preflight(
     output: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
 ) -> None:
     """Look at what targets need before hours are spent: models, data, memory, disk, tools."""
-    from revela import preflight as looked
     from revela.estimates import PAPER_TFLOPS
+    from revela.machine import this_machine
+    from revela.preflight import run
 
-    asked = targets or []
-    if asked == ["-"]:
-        asked = sys.stdin.read().split()
-    rate = tflops or PAPER_TFLOPS
-    machine = looked.this_machine(gpus, gpu_memory, partition)
-    findings = looked.check(load_config(config), asked, machine, rate)
-    looked.show(findings, machine, rate)
-    if output:
-        found = [vars(finding) for finding in findings]
-        outputs.write_json(output, {"machine": vars(machine), "tflops": rate, "findings": found})
-    problems = [finding for finding in findings if finding.verdict == "problem"]
-    for finding in problems:
-        print(f"revela: error: {finding.what}: {finding.told}", file=sys.stderr)
-    if problems:
-        raise typer.Exit(1)
+    asked = sys.stdin.read().split() if targets == ["-"] else targets or []
+    machine = this_machine(gpus, gpu_memory, partition)
+    run(load_config(config), asked, machine, tflops or PAPER_TFLOPS, output)
 
 
 @app.command()

@@ -142,15 +142,15 @@ def cost_rows(results: Path, paper: Path | None = None) -> list[dict[str, Any]]:
     evaluations = defaultdict(list)
     for path in sorted(results.glob("scores/*/*.manifest.json")):
         evaluations[path.parent.name].append(_read(path))
-    for name, found in evaluations.items():
+    for name, made in evaluations.items():
         row = rows.setdefault(name, {"name": name})
-        row["evaluation_gpu_hours"] = _sum(one.get("gpu_hours") for one in found)
+        row["evaluation_gpu_hours"] = _sum(one.get("gpu_hours") for one in made)
         # Of both; known only where each step knows its own.
-        energies = [one.get("kilowatt_hours") for one in found]
+        energies = [one.get("kilowatt_hours") for one in made]
         energies += [row.get("kilowatt_hours")] if "training_hours" in row else []
         row["kilowatt_hours"] = None if None in energies else _sum(energies)
         for key in ("peak_gpu_memory_gb", "peak_memory_gb"):
-            peaks = [one.get(key) for one in [row, *found] if one.get(key)]
+            peaks = [one.get(key) for one in [row, *made] if one.get(key)]
             row[key] = max(peaks, default=None)
     ordered = [{key: row.get(key) for key in COLUMNS} for row in rows.values()]
     summed = ("training_hours", "training_gpu_hours", "evaluation_gpu_hours", "kilowatt_hours")

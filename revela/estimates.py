@@ -2,7 +2,7 @@
 
 Good enough to see beforehand what cannot fit or cannot end in time, and no better. The memory of a
 training was compared with `bench/RESULTS.md`: a whole step at SmolLM2-135M's full size on a CPU
-took 12.2 GB at B = 64 and 12.8 at B = 128, where these formulas say 9.6 and 17.5 (UNCERTAINTY).
+took 12.2 GB at B = 64 and 12.8 at B = 128, where these formulas say 8.9 and 16.1 (UNCERTAINTY).
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from revela.settings import Backbone, Experiment, Lora
 GB = 1024**3
 UNCERTAINTY = 1.4  # a factor, either way
 
-# Of one GPU: what the paper's 44 hours (Wikipedia) and 48 hours (code) on 4 A100 come to, 33 and 39.
+# Of one GPU: what the paper's 44 hours (Wikipedia) and 48 (code) on 4 A100 come to, 33 and 39.
 PAPER_TFLOPS = 35.0
 
 _CHARACTERS_PER_TOKEN = 4
@@ -125,7 +125,7 @@ def trained_parameters(experiment: Experiment, models: Models) -> int:
     return sum(shape.parameters(head) for shape, head in trained)
 
 
-def training_memory(experiment: Experiment, models: Models, row: int, half: bool) -> float:
+def training_memory(experiment: Experiment, models: Models, row: int, gpu: bool) -> float:
     """Return the bytes that one process of a training takes, of the device that it computes on.
 
     Weights, gradients and AdamW's two moments; what each layer keeps for the backward pass, or
@@ -135,9 +135,9 @@ def training_memory(experiment: Experiment, models: Models, row: int, half: bool
         experiment: its settings.
         models: the shapes of its models.
         row: texts of a batch (B); of a pair, its query, positive and negatives.
-        half: whether the device has bfloat16.
+        gpu: whether it runs on one, which has bfloat16.
     """
-    width = 2 if half and experiment.precision == "bfloat16" else 4
+    width = 2 if gpu and experiment.precision == "bfloat16" else 4
     trained = trained_parameters(experiment, models)
     shapes = [(models.retriever, False)]
     if models.language_model:
@@ -167,9 +167,9 @@ def training_memory(experiment: Experiment, models: Models, row: int, half: bool
     return states + kept + working + logits
 
 
-def encoding_memory(shape: Shape, half: bool, gpu: bool) -> float:
+def encoding_memory(shape: Shape, gpu: bool) -> float:
     """Return the bytes that encoding texts takes: weights, and one layer of a batch of texts."""
-    width = 2 if half else 4
+    width = 2 if gpu else 4
     tokens = _TOKENS_AT_A_TIME if gpu else _TOKENS_AT_A_TIME // 16
     return shape.parameters(head=True) * width + tokens * shape.layer_width() / 4 * width
 

@@ -5,24 +5,25 @@
 A finding is fine, doubtful or a problem; only problems fail.
 """
 
+import functools
 import importlib.util
-import json
 import os
-import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from revela import estimates, trackers
+from revela import estimates, outputs, trackers
 from revela.config import Config
 from revela.corpora import local_files
-from revela.errors import RevelaError, unknown_name
+from revela.errors import RevelaError
 from revela.estimates import GB, UNCERTAINTY, Collection, Models, Shape
-from revela.hub import converted_revision, explain
+from revela.hub import Hub
+from revela.machine import Machine, partition_resources
+from revela.needs import Needs, needs_of, tasks_of
 from revela.settings import (
     ApiModel,
     EncoderModel,
@@ -33,18 +34,9 @@ from revela.settings import (
     MtebBenchmark,
 )
 
-_SECONDS = 10  # that the hub, Java or Slurm may take for an answer
+_UNKNOWN = "memory and time unknown: no config.json of its model"
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What jobs will run on."""
-
-    gpus: int  # of a training, over all its nodes
-    gpu: str  # its name
-    gpu_gb: float | None  # memory of one
-    ram_gb: float
-    partition: str | None = None
+Verdict = Literal["fine", "doubtful", "problem"]
 
 
 @dataclass(frozen=True)
@@ -52,162 +44,9 @@ class Finding:
     """A line of the table."""
 
     what: str
-    verdict: Literal["fine", "doubtful", "problem"]
+    verdict: Verdict
     told: str
     gpu_hours: float | None = None
-
-
-@dataclass
-class Needs:
-    """What targets need that is not there yet."""
-
-    corpora: set[str] = field(default_factory=set)
-    batches: set[str] = field(default_factory=set)
-    pairs: set[str] = field(default_factory=set)
-    backbones: set[str] = field(default_factory=set)
-    experiments: set[str] = field(default_factory=set)
-    scores: set[tuple[str, str]] = field(default_factory=set)  # model, task
-
-
-# ---------------------------------------------------------------------------- needs
-
-
-def needs_of(config: Config, targets: Iterable[str]) -> Needs:
-    """Return what must be made for targets: they themselves, and what they stand on and lack.
-
-    Args:
-        config: the configuration.
-        targets: files below `results/` as the workflow makes them, or `all`; `all` if none.
-
-    Raises:
-        RevelaError: a target is not one that the workflow makes.
-    """
-    needs = Needs()
-    for target in list(targets) or ["all"]:
-        if target == "all":
-            for table in config.tables:
-                _need_table(config, needs, table)
-            for figure in config.figures:
-                _need_figure(config, needs, figure)
-            continue
-        parts = Path(target).parts
-        if parts[:1] != ("results",) or len(parts) < 3:
-            raise RevelaError(f"target {target!r}: expected a file below results/, or all")
-        _need_target(config, needs, parts[1], parts[2:], target)
-    return needs
-
-
-def _need_target(config: Config, needs: Needs, kind: str, rest: Any, target: str) -> None:
-    name = rest[0].partition(".")[0]
-    known: Any
-    match kind:
-        case "tables":
-            name = re.sub(r"_(vs_paper|significance)$", "", name)
-            known = [*config.tables, *config.listings, "cost"]
-            if name in config.tables:
-                _need_table(config, needs, name)
-        case "figures":
-            known = config.figures
-            if name in known:
-                _need_figure(config, needs, name)
-        case "scores" | "runs":
-            name, known = rest[0], config.evaluable()
-            task = re.sub(r"\.(queries\.csv|json|trec)$", "", rest[-1])
-            if task not in _tasks(config):
-                raise RevelaError(
-                    f"target {target!r}: {unknown_name('task', task, _tasks(config))}"
-                )
-            if name in known:
-                _need_score(config, needs, name, task, explicit=True)
-        case "models":
-            name, known = rest[0], [*config.experiments, *config.backbones]
-            if name in known:
-                _need_model(config, needs, name, explicit=True)
-        case "batches" | "pairs":
-            known = getattr(config, kind)
-            if name in known:
-                _need_rows(config, needs, kind, name, explicit=True)
-        case "chunks":
-            known = config.corpora
-            needs.corpora.add(name)
-        case _:  # benchmarks, logs: made from what is there
-            return
-    if name not in known:
-        raise RevelaError(f"target {target!r}: {unknown_name('entry', name, known)}")
-
-
-def _tasks(config: Config) -> dict[str, str]:
-    return {task: name for name, suite in config.benchmarks.items() for task in suite.tasks}
-
-
-def _need_table(config: Config, needs: Needs, name: str) -> None:
-    table = config.table(name)
-    for row in table.rows:
-        for task in table.tasks() if row.model else []:
-            _need_score(config, needs, str(row.model), task)
-
-
-def _need_figure(config: Config, needs: Needs, name: str) -> None:
-    figure: Any = config.figures[name]
-    if figure.kind == "cost":
-        return
-    if figure.kind in ("bars", "trend"):
-        for table in figure.inputs():
-            _need_table(config, needs, table)
-        return
-    for model in figure.inputs():
-        _need_model(config, needs, model)
-    if figure.kind == "learning":
-        chosen = {experiment for experiment, _ in figure.experiments}
-        for model in config.evaluable():
-            if model.partition("@")[0] in chosen:
-                _need_score(config, needs, model, figure.task)
-
-
-def _need_score(
-    config: Config, needs: Needs, model: str, task: str, explicit: bool = False
-) -> None:
-    if not explicit and Path(f"results/scores/{model}/{task}.json").exists():
-        return
-    needs.scores.add((model, task))
-    entry = config.models.get(model)
-    if model.partition("@")[0] in config.experiments:
-        _need_model(config, needs, model.partition("@")[0])
-    elif isinstance(entry, LanguageModel):
-        _need_model(config, needs, entry.language_model)
-    elif isinstance(entry, EncoderModel):
-        _need_model(config, needs, entry.retriever)
-
-
-def _need_model(config: Config, needs: Needs, name: str, explicit: bool = False) -> None:
-    """Need an experiment or a backbone of the file; anything else is taken as it is."""
-    if name in config.experiments:
-        if explicit or not Path(f"results/models/{name}/retriever").exists():
-            experiment = config.experiments[name]
-            needs.experiments.add(name)
-            kind = "pairs" if experiment.objective.name == "contriever" else "batches"
-            _need_rows(config, needs, kind, experiment.data)
-            for backbone in (experiment.retriever, experiment.language_model):
-                _need_model(config, needs, backbone or "")
-    elif name in config.backbones and (
-        explicit or not Path(f"results/models/{name}/model.safetensors").exists()
-    ):
-        needs.backbones.add(name)
-        _need_chunks(needs, config.backbones[name].corpora)
-
-
-def _need_rows(config: Config, needs: Needs, kind: str, name: str, explicit: bool = False) -> None:
-    if not explicit and Path(f"results/{kind}/{name}.parquet").exists():
-        return
-    getattr(needs, kind).add(name)
-    entry = getattr(config, kind)[name]
-    _need_chunks(needs, entry.corpora)
-    for other in getattr(entry, "mix", {}):
-        _need_rows(config, needs, "batches", other)
-
-
-def _need_chunks(needs: Needs, corpora: Iterable[str]) -> None:
-    needs.corpora |= {c for c in corpora if not Path(f"results/chunks/{c}.parquet").exists()}
 
 
 # ---------------------------------------------------------------------------- the check
@@ -226,14 +65,15 @@ def check(config: Config, targets: Iterable[str], machine: Machine, tflops: floa
         RevelaError: a target is unknown.
     """
     needs = needs_of(config, targets)
-    hub = Hub(config)
+    hub = Hub()
+    shape = _shapes(config, hub)
     models, data = _models(config, needs), _data_sets(config, needs)
     findings = [
-        *hub.findings(models, data),
+        *_reached(hub, models, data),
         *_local(config, needs),
-        *_trainings(config, needs, machine, hub.shape, tflops),
-        *_evaluations(config, needs, machine, hub.shape, tflops),
-        *_disk(config, needs, hub.shape, models),
+        *_trainings(config, needs, machine, shape, tflops),
+        *_evaluations(config, needs, machine, shape, tflops),
+        *_disk(config, needs, shape, models),
         *_tools(config, needs),
         *_cluster(machine),
     ]
@@ -274,7 +114,7 @@ def _data_sets(config: Config, needs: Needs) -> set[Repository]:
             found.add((corpus.dataset, corpus.revision))
     found |= {(hub, None) for name in needs.batches if (hub := config.batches[name].hub)}
     for task in {task for _, task in needs.scores}:
-        suite = config.benchmarks[_tasks(config)[task]]
+        suite = config.benchmarks[tasks_of(config)[task]]
         if isinstance(suite, MtebBenchmark):
             import mteb
 
@@ -284,104 +124,42 @@ def _data_sets(config: Config, needs: Needs) -> set[Repository]:
             from revela.benchmarks import lm_eval_data_set, lm_eval_task_files
 
             files = lm_eval_task_files(suite.path)
-            name = lm_eval_data_set(files[task]) if task in files else None
-            found |= {(name, None)} if name and "/" in name else set()
+            path = lm_eval_data_set(files[task]) if task in files else None
+            found |= {(path, None)} if path and "/" in path else set()
     return found
 
 
-class Hub:
-    """What the hub has, or the local cache where there is no way to it."""
+def _reached(hub: Hub, models: set[Repository], data: set[Repository]) -> list[Finding]:
+    """Tell how many repositories can be read; a line for each that cannot."""
+    found = []
+    if hub.unreachable and (models or data):
+        found.append(Finding("hub", "problem", f"{hub.address} cannot be reached"))
+    where = "in the local cache" if hub.offline else f"on {hub.address}"
+    for what, repositories in (("model", models), ("data set", data)):
+        told = hub.problems(what, sorted(repositories, key=str))
+        if fine := told.count(None):
+            found.append(Finding("hub", "fine", f"{fine} of {len(told)} {what}s {where}"))
+        found += [Finding("hub", "problem", problem) for problem in told if problem]
+    return found
 
-    def __init__(self, config: Config) -> None:
-        from huggingface_hub import HfApi, constants
 
-        self.api = HfApi()
-        self.address = constants.ENDPOINT
-        self.offline = constants.HF_HUB_OFFLINE
-        self.cache = Path(constants.HF_HUB_CACHE)
-        self.shapes: dict[str, Shape | None] = {
-            name: Shape.of_backbone(settings) for name, settings in config.backbones.items()
-        }
+ShapeOf = Callable[[str | None], Shape | None]
 
-    def findings(self, models: set[Repository], data: set[Repository]) -> list[Finding]:
-        """Tell what can be had; a line for each that cannot."""
-        if not models and not data:
-            return []
-        found = []
-        if not self.offline and not self._answers():
-            self.offline = True
-            found.append(Finding("hub", "problem", f"{self.address} cannot be reached"))
-        asked = [("model", *one) for one in sorted(models, key=str)]
-        asked += [("data set", *one) for one in sorted(data, key=str)]
-        look = self._in_cache if self.offline else self._on_hub
-        with ThreadPoolExecutor(16) as pool:
-            problems = list(pool.map(lambda one: look(*one), asked))
-        where = "in the local cache" if self.offline else f"on {self.address}"
-        for kind in ("model", "data set"):
-            own = [told for one, told in zip(asked, problems, strict=True) if one[0] == kind]
-            if own:
-                fine = sum(told is None for told in own)
-                verdict: Any = "fine" if fine == len(own) else "problem"
-                found.append(Finding(f"{kind}s", verdict, f"{fine} of {len(own)} {where}"))
-            for told in filter(None, own):
-                found.append(Finding(kind, "problem", told))
-        return found
 
-    def _answers(self) -> bool:
-        from huggingface_hub.utils import get_session
+def _shapes(config: Config, hub: Hub) -> ShapeOf:
+    """Return what tells the shape of a backbone, a hub name or a folder, None if unknown."""
 
+    @functools.cache
+    def shape(name: str | None) -> Shape | None:
+        if name in config.backbones:
+            return Shape.of_backbone(config.backbones[name])
+        described = hub.config(name) if name else None
         try:
-            get_session().head(self.address, timeout=_SECONDS / 2)
-        except Exception:  # of whichever HTTP library the hub's client uses
-            return False
-        return True
-
-    def _on_hub(self, kind: str, name: str, revision: str | None) -> str | None:
-        """Return what keeps a repository from being read, None if nothing."""
-        ask: Callable[..., Any] = self.api.model_info if kind == "model" else self.api.dataset_info
-        try:
-            info = ask(name, revision=revision, timeout=_SECONDS)
-            if getattr(info, "gated", False):  # its description is public, its files are not
-                self.api.auth_check(name, repo_type="model" if kind == "model" else "dataset")
-            files = [file.rfilename for file in info.siblings or []]
-            weights = any(file.endswith(".safetensors") for file in files)
-            if kind == "model" and not weights and not (not revision and converted_revision(name)):
-                return f"model {name!r} has no weights in safetensors"
-        except Exception as error:  # explained, whatever it is
-            return explain(kind, name, error)
-        return None
-
-    def _in_cache(self, kind: str, name: str, revision: str | None) -> str | None:
-        from huggingface_hub import constants
-
-        folder = self.cache / f"{kind.replace(' ', '')}s--{name.replace('/', '--')}" / "snapshots"
-        # Prepared data sets stand apart from what was downloaded.
-        prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
-        if any(folder.glob(f"{revision}/*" if revision else "*/*")):
+            return Shape.of(described) if described else None
+        except KeyError:
             return None
-        if kind == "data set" and Path(prepared, name.replace("/", "___").lower()).is_dir():
-            return None
-        return explain(kind, name, ConnectionError())
 
-    def shape(self, name: str | None) -> Shape | None:
-        """Return the shape of a backbone, a hub name or a folder, None where it is unknown."""
-        if name and name not in self.shapes:
-            self.shapes[name] = self._shape(name)
-        return self.shapes.get(name or "")
-
-    def _shape(self, name: str) -> Shape | None:
-        from huggingface_hub import hf_hub_download
-
-        try:
-            if Path(name).is_dir():
-                path = Path(name, "config.json")
-            else:
-                wanted: dict[str, Any] = {"etag_timeout": _SECONDS}
-                wanted["local_files_only"] = self.offline or "/" not in name
-                path = Path(hf_hub_download(name, "config.json", **wanted))
-            return Shape.of(json.loads(path.read_text(encoding="utf-8")))
-        except Exception:  # why it cannot be had is told elsewhere
-            return None
+    return shape
 
 
 def _local(config: Config, needs: Needs) -> list[Finding]:
@@ -399,7 +177,7 @@ def _local(config: Config, needs: Needs) -> list[Finding]:
             found.append(Finding(f"corpus {name}", "problem", str(error)))
     files = {str(config.batches[name].file or "") for name in needs.batches}
     for model, task in needs.scores:
-        entry, suite = config.models.get(model), config.benchmarks[_tasks(config)[task]]
+        entry, suite = config.models.get(model), config.benchmarks[tasks_of(config)[task]]
         if isinstance(entry, EncoderModel):
             named |= {entry.retriever, entry.adapter or ""}
         if suite.source == "folder":
@@ -416,7 +194,7 @@ def _local(config: Config, needs: Needs) -> list[Finding]:
 
 
 def _trainings(
-    config: Config, needs: Needs, machine: Machine, shape: Any, tflops: float
+    config: Config, needs: Needs, machine: Machine, shape: ShapeOf, tflops: float
 ) -> list[Finding]:
     found = []
     for name in config.experiments:
@@ -427,12 +205,11 @@ def _trainings(
         retriever = shape(experiment.retriever)
         language_model = shape(experiment.language_model) if experiment.language_model else None
         if retriever is None or (experiment.language_model and language_model is None):
-            told = "memory and time unknown: no config.json of its models"
-            found.append(Finding(f"train {name}", "doubtful", told))
+            found.append(Finding(f"train {name}", "doubtful", _UNKNOWN))
             continue
         models = Models(retriever, language_model)
         size = estimates.row_size(config, experiment)
-        need = estimates.training_memory(experiment, models, size, machine.gpu_gb is not None) / GB
+        need = estimates.training_memory(experiment, models, size, machine.gpus > 0) / GB
         rows = estimates.rows_trained(config, experiment)
         hours = None
         if rows:
@@ -454,16 +231,21 @@ def _divides(name: str, experiment: Experiment, machine: Machine) -> list[Findin
 
 def _fits(what: str, need: float, machine: Machine, gpu_hours: float | None) -> Finding:
     """Compare gigabytes needed with what one GPU has, or the machine without one."""
-    there = machine.gpu_gb if machine.gpu_gb is not None else machine.ram_gb
-    where = machine.gpu if machine.gpu_gb is not None else "no GPU; this machine"
-    told = f"about {need:.1f} GB; {where} has {there:.0f} GB"
+    if machine.gb is None:
+        told = f"about {need:.1f} GB a GPU; what a GPU has is not told (gpu_memory)"
+        return Finding(what, "doubtful", told, gpu_hours)
+    told = f"about {need:.1f} GB; {machine.name} has {machine.gb:.0f} GB"
+    return Finding(what, _verdict(need, machine.gb), told, gpu_hours)
+
+
+def _verdict(need: float, there: float) -> Verdict:
     if need > UNCERTAINTY * there:
-        return Finding(what, "problem", told, gpu_hours)
-    return Finding(what, "doubtful" if need * UNCERTAINTY > there else "fine", told, gpu_hours)
+        return "problem"
+    return "doubtful" if need * UNCERTAINTY > there else "fine"
 
 
 def _evaluations(
-    config: Config, needs: Needs, machine: Machine, shape: Any, tflops: float
+    config: Config, needs: Needs, machine: Machine, shape: ShapeOf, tflops: float
 ) -> list[Finding]:
     found = []
     for name in config.evaluable():
@@ -478,8 +260,7 @@ def _evaluations(
             told = f"{entry.key} is {'not ' if lacks else ''}in the environment"
             found.append(Finding(what, "problem" if lacks else "fine", told))
         elif isinstance(own, Shape):
-            gpu = machine.gpu_gb is not None
-            need = estimates.encoding_memory(own, half=gpu, gpu=gpu)
+            need = estimates.encoding_memory(own, gpu=machine.gpus > 0)
             flops = sum(
                 2.0 * own.parameters() * size.tokens(_longest(config, name, task))
                 for task in tasks
@@ -487,12 +268,11 @@ def _evaluations(
             )
             found.append(_fits(what, need / GB, machine, flops / tflops / 3.6e15))
         elif own == "unknown":
-            told = "memory and time unknown: no config.json of its model"
-            found.append(Finding(what, "doubtful", told))
+            found.append(Finding(what, "doubtful", _UNKNOWN))
     return found
 
 
-def _evaluated_shape(config: Config, name: str, shape: Any) -> Shape | str | None:
+def _evaluated_shape(config: Config, name: str, shape: ShapeOf) -> Shape | str | None:
     """Return the shape of what is evaluated, None for BM25 and APIs."""
     entry = config.models.get(name)
     if entry is None:
@@ -510,7 +290,7 @@ def _evaluated_shape(config: Config, name: str, shape: Any) -> Shape | str | Non
 
 def _longest(config: Config, model: str, task: str) -> int:
     """Return the tokens of a text at most when a model is evaluated on a task."""
-    suite: Any = config.benchmarks[_tasks(config)[task]]
+    suite: Any = config.benchmarks[tasks_of(config)[task]]
     own = getattr(config.models.get(model), "max_length", None)
     longest = getattr(suite, "max_length", 2048)
     return min(own or longest, longest)
@@ -518,7 +298,7 @@ def _longest(config: Config, model: str, task: str) -> int:
 
 def _collection(config: Config, task: str) -> Collection | None:
     """Return the size of a task's texts as mteb describes them, None where it does not."""
-    suite = config.benchmarks[_tasks(config)[task]]
+    suite = config.benchmarks[tasks_of(config)[task]]
     if not isinstance(suite, MtebBenchmark):
         return None
     import mteb
@@ -529,54 +309,47 @@ def _collection(config: Config, task: str) -> Collection | None:
     return Collection(documents, characters) if documents else None
 
 
-def _disk(config: Config, needs: Needs, shape: Any, models: set[Repository]) -> list[Finding]:
+def _disk(config: Config, needs: Needs, shape: ShapeOf, models: set[Repository]) -> list[Finding]:
     """Add up what will be written, on the disk of `results/` and on that of the hub's cache."""
     from huggingface_hub import constants
 
-    kept, checkpoints = 0.0, 0.0
+    trained, checkpoints = 0.0, 0.0
     for name in needs.experiments:
         experiment = config.experiments[name]
-        retriever, language_model = shape(experiment.retriever), shape(experiment.language_model)
-        if retriever:
-            trained = estimates.trained_parameters(experiment, Models(retriever, language_model))
-            kept += 4 * trained
-            copies = experiment.checkpoints_kept + 1  # the new one stands before the old one goes
-            checkpoints = max(checkpoints, 12 * trained * copies)
+        if retriever := shape(experiment.retriever):
+            both = Models(retriever, shape(experiment.language_model))
+            weights = estimates.trained_parameters(experiment, both)
+            trained += 4 * weights
+            # Weights and two moments; the new one stands before the oldest one goes.
+            checkpoints = max(checkpoints, 12 * weights * (experiment.checkpoints_kept + 1))
+    # Chunks, and the batches that are made of them.
     data = 2 * sum(estimates.data_bytes(config, "batches", name) for name in needs.batches)
     data += sum(estimates.data_bytes(config, "pairs", name) for name in needs.pairs)
     sizes = {task: size for _, task in needs.scores if (size := _collection(config, task))}
-    embeddings = max(
-        (
-            2.0 * own.hidden * sizes[task].documents
-            for name, task in needs.scores
-            if task in sizes and isinstance(own := _evaluated_shape(config, name, shape), Shape)
-        ),
-        default=0.0,
-    )
-    asked = [(own, name) for name, _ in models if (own := shape(name))]
-    weights = sum(2 * own.parameters(head=True) for own, _ in asked)
-    task_data = 2 * sum(size.characters for size in sizes.values())
-    own_disk, cache_disk = Path("results"), Path(constants.HF_HOME)
-    written = {
-        "disk, results": (own_disk, {
-            "data": data,
-            "models": kept,
-            "checkpoints of one": checkpoints,
-            "embeddings of one": embeddings,
-        }),
-        "disk, hub cache": (cache_disk, {"models": weights, "tasks": task_data}),
-    }  # fmt: skip
+    embeddings = 0.0
+    for model, task in needs.scores:
+        evaluated = _evaluated_shape(config, model, shape)
+        if isinstance(evaluated, Shape) and task in sizes:
+            embeddings = max(embeddings, 2 * evaluated.hidden * sizes[task].documents)
+    own = {
+        "data": data,
+        "models": trained,
+        "checkpoints of one": checkpoints,
+        "embeddings of one": embeddings,
+    }
+    loaded = [found for name, _ in models if (found := shape(name))]
+    cached = {
+        "models": float(sum(2 * one.parameters(head=True) for one in loaded)),
+        "tasks": float(2 * sum(size.characters for size in sizes.values())),
+    }
+    places = [("results", Path("results"), own), ("hub cache", Path(constants.HF_HOME), cached)]
     found = []
-    for what, (place, amounts) in written.items():
+    for what, place, amounts in places:
         need, free = sum(amounts.values()) / GB, _free(place) / GB
-        if not need:
-            continue
         parts = ", ".join(f"{key} {value / GB:.1f}" for key, value in amounts.items() if value)
-        told = f"about {need:.1f} GB ({parts}); {place} has {free:.0f} GB free"
-        verdict: Any = "problem" if need > UNCERTAINTY * free else "fine"
-        if verdict == "fine" and need * UNCERTAINTY > free:
-            verdict = "doubtful"
-        found.append(Finding(what, verdict, told))
+        if parts:
+            told = f"about {need:.1f} GB ({parts}); {place} has {free:.0f} GB free"
+            found.append(Finding(f"disk, {what}", _verdict(need, free), told))
     return found
 
 
@@ -590,13 +363,13 @@ def _free(place: Path) -> int:
 def _tools(config: Config, needs: Needs) -> list[Finding]:
     """Look for Java and Lucene, and for lm-eval, where they are needed."""
     found = []
-    suites = {config.benchmarks[_tasks(config)[task]].source for _, task in needs.scores}
+    suites = {config.benchmarks[tasks_of(config)[task]].source for _, task in needs.scores}
     if any(isinstance(config.models.get(model), LuceneModel) for model, _ in needs.scores):
         from revela.lucene import jar_path, java_path
 
         try:
             java, jar = java_path(), jar_path()
-            subprocess.run([java, "-version"], capture_output=True, timeout=_SECONDS, check=True)
+            subprocess.run([java, "-version"], capture_output=True, timeout=10, check=True)
             found.append(Finding("Java and Lucene", "fine", f"{java}, {jar.name}"))
         except RevelaError as error:
             found.append(Finding("Java and Lucene", "problem", str(error)))
@@ -609,75 +382,49 @@ def _tools(config: Config, needs: Needs) -> list[Finding]:
 
 
 def _cluster(machine: Machine) -> list[Finding]:
-    """Ask Slurm for the partition that trainings are sent to."""
-    name = machine.partition
-    if not name:
+    if not machine.partition:
         return []
-    what = f"partition {name}"
+    what = f"partition {machine.partition}"
     try:
-        told = subprocess.run(
-            ["sinfo", "--noheader", "--format=%R|%a|%G"],
-            capture_output=True, text=True, timeout=_SECONDS, check=True,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        return [Finding(what, "problem", f"sinfo does not answer: {error}")]
-    lines = [line.split("|") for line in told.splitlines()]
-    own = [(state, resources) for partition, state, resources in lines if partition == name]
-    if not own:
-        known = unknown_name("partition", name, {line[0] for line in lines})
-        return [Finding(what, "problem", f"{known} (sinfo)")]
-    if not any(state == "up" for state, _ in own):
-        return [Finding(what, "problem", "it is not up (sinfo)")]
-    if machine.gpus and not any("gpu" in resources for _, resources in own):
-        return [Finding(what, "problem", "its nodes have no GPU (sinfo)")]
-    return [Finding(what, "fine", ", ".join(sorted({resources for _, resources in own})))]
-
-
-# ---------------------------------------------------------------------------- the machine
-
-
-def this_machine(
-    gpus: int | None = None, gpu_gb: float | None = None, partition: str | None = None
-) -> Machine:
-    """Return what jobs will run on: what is told of it, and for the rest this machine."""
-    found = _own_gpus()
-    name = found[0][0] if found else "the GPU"
-    if gpu_gb is None and found:
-        gpu_gb = min(memory for _, memory in found)
-    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB
-    return Machine(len(found) if gpus is None else gpus, name, gpu_gb, ram, partition)
-
-
-def _own_gpus() -> list[tuple[str, float]]:
-    """Return name and memory in GB of the GPUs that a process here may use."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(
-            query, capture_output=True, text=True, timeout=_SECONDS, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [line.rpartition(",") for line in told.splitlines() if "," in line]
-    every = [(name.strip(), float(memory) / 1024) for name, _, memory in rows]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return every if visible is None else every[: len([v for v in visible.split(",") if v])]
+        told = partition_resources(machine.partition, gpus=machine.gpus > 0)
+    except RevelaError as error:
+        return [Finding(what, "problem", str(error))]
+    return [Finding(what, "fine", told)]
 
 
 # ---------------------------------------------------------------------------- telling
 
 
-def show(findings: list[Finding], machine: Machine, tflops: float) -> None:
-    """Print the findings as one table, and the GPU-hours of all together."""
+def run(
+    config: Config, targets: Iterable[str], machine: Machine, tflops: float, output: Path | None
+) -> None:
+    """Check, print what was found as one table, and write it as JSON where an output is named.
+
+    Raises:
+        RevelaError: there are problems; each is one line on stderr.
+    """
+    findings = check(config, targets, machine, tflops)
+    _show(findings, machine, tflops)
+    if output:
+        found = [vars(finding) for finding in findings]
+        outputs.write_json(output, {"machine": vars(machine), "tflops": tflops, "findings": found})
+    problems = [f"{one.what}: {one.told}" for one in findings if one.verdict == "problem"]
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        raise RevelaError(f"preflight: {len(problems)} not as needed: a line each above")
+
+
+def _show(findings: list[Finding], machine: Machine, tflops: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if os.isatty(1) else 140)
-    table = Table(title="Preflight")
-    for heading, justify in (("", "left"), ("", "left"), ("Found", "left"), ("GPU-hours", "right")):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title="Preflight", show_header=False)
+    for justify in ("left", "left", "left", "right"):
+        table.add_column(justify=justify, overflow="fold")
     colours = {"fine": "green", "doubtful": "yellow", "problem": "red"}
-    for one in findings:
-        hours = "" if one.gpu_hours is None else f"{one.gpu_hours:,.1f}"
+    for one in _grouped(findings):
+        hours = "" if one.gpu_hours is None else f"{one.gpu_hours:,.1f} GPU-hours"
         table.add_row(one.what, f"[{colours[one.verdict]}]{one.verdict}[/]", one.told, hours)
     console.print(table)
     total = sum(one.gpu_hours or 0 for one in findings)
@@ -688,3 +435,28 @@ def show(findings: list[Finding], machine: Machine, tflops: float) -> None:
             f"(the paper's 44 and 48 hours on 4 A100 come to {estimates.PAPER_TFLOPS:.0f})",
             highlight=False,
         )
+
+
+def _grouped(findings: list[Finding]) -> list[Finding]:
+    """Put evaluations that are told alike, unknown trainings, what the hub lacks in a line each."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        kind = one.what.partition(" ")[0]
+        if kind == "evaluate" or (kind == "train" and one.told == _UNKNOWN):
+            groups.setdefault((kind, one.told), []).append(one)
+        elif one.what == "hub" and one.verdict == "problem":
+            groups.setdefault(("hub", "lacks"), []).append(one)
+        else:
+            groups[one.what, one.told] = [one]
+    return [_together(own) for own in groups.values()]
+
+
+def _together(own: list[Finding]) -> Finding:
+    first, more = own[0], len(own) - 1
+    if not more:
+        return first
+    if first.what == "hub":
+        return Finding("hub", "problem", f"{first.told}, and {more} more")
+    hours = [one.gpu_hours for one in own if one.gpu_hours is not None]
+    what = f"{first.what} and {more} more"
+    return Finding(what, first.verdict, first.told, sum(hours) if hours else None)

@@ -106,7 +106,7 @@ rule listing:
         " --output {output.csv:q} 2>&1 | record {log:q}"
 
 
-rule cost:
+rule bench_cost:
     input:
         backbone="data/backbone/model.safetensors",
         code="bench/cost.py",
@@ -119,3 +119,20 @@ rule cost:
     threads: workflow.cores
     shell:
         "python bench/cost.py --output {output:q} 2>&1 | record {log:q}"
+
+
+rule cost:
+    input:
+        manifests(),
+    output:
+        csv="results/tables/cost.csv",
+        md="results/tables/cost.md",
+    log:
+        "results/logs/cost.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        paper=f"{workflow.basedir}/data/paper/cost.csv",
+    shell:
+        "python -m revela cost results --paper {params.paper:q}"
+        " --output {output.csv:q} 2>&1 | record {log:q}"
