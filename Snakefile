@@ -26,7 +26,7 @@ rule all:
 
 localrules:
     all,
-    cost,
+    costs,
 
 
 onstart:

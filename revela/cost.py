@@ -150,7 +150,7 @@ def cost_rows(results: Path, paper: Path | None = None) -> list[dict[str, Any]]:
         energies += [row.get("kilowatt_hours")] if "training_hours" in row else []
         row["kilowatt_hours"] = None if None in energies else _sum(energies)
         for key in ("peak_gpu_memory_gb", "peak_memory_gb"):
-            peaks = [one.get(key) for one in [row, *made] if one.get(key)]
+            peaks = [float(one[key]) for one in [row, *made] if one.get(key)]
             row[key] = max(peaks, default=None)
     ordered = [{key: row.get(key) for key in COLUMNS} for row in rows.values()]
     summed = ("training_hours", "training_gpu_hours", "evaluation_gpu_hours", "kilowatt_hours")

@@ -140,12 +140,14 @@ class Hub:
     def _in_cache(self, what: str, name: str, revision: str | None) -> str | None:
         from huggingface_hub import constants
 
-        kind = what.replace(" ", "") + "s"
+        model = what == "model"
+        kind, needed = ("models", "*.safetensors") if model else ("datasets", "*")
         folder = Path(constants.HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "snapshots")
+        commit = revision if revision and len(revision) == 40 else "*"
         # Prepared data sets stand apart from what was downloaded.
         prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
-        if any(folder.glob(f"{revision}/*" if revision else "*/*")):
+        if any(folder.glob(f"{commit}/{needed}")):
             return None
-        if what == "data set" and Path(prepared, name.replace("/", "___").lower()).is_dir():
+        if not model and Path(prepared, name.replace("/", "___").lower()).is_dir():
             return None
         return explain(what, name, ConnectionError())

@@ -337,7 +337,7 @@ def _disk(config: Config, needs: Needs, shape: ShapeOf, models: set[Repository])
         "checkpoints of one": checkpoints,
         "embeddings of one": embeddings,
     }
-    loaded = [found for name, _ in models if (found := shape(name))]
+    loaded = [one for one in (shape(name) for name, _ in models) if one]
     cached = {
         "models": float(sum(2 * one.parameters(head=True) for one in loaded)),
         "tasks": float(2 * sum(size.characters for size in sizes.values())),

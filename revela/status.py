@@ -5,6 +5,7 @@ Imports nothing heavy, so that it answers at once.
 
 import contextlib
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +141,7 @@ def show(results: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    now, console = time.time(), Console()
+    now, console = time.time(), Console(width=None if sys.stdout.isatty() else 120)
     table = Table(title="Trainings")
     for heading in ("Model", "State", "Step", "Loss", "Tokens/s", "Left", "Checkpoint", "Hours",
                     "GPU-hours", "Last sign"):  # fmt: skip

@@ -106,7 +106,7 @@ rule listing:
         " --output {output.csv:q} 2>&1 | record {log:q}"
 
 
-rule bench_cost:
+rule cost:
     input:
         backbone="data/backbone/model.safetensors",
         code="bench/cost.py",
@@ -121,14 +121,14 @@ rule bench_cost:
         "python bench/cost.py --output {output:q} 2>&1 | record {log:q}"
 
 
-rule cost:
+rule costs:
     input:
         manifests(),
     output:
         csv="results/tables/cost.csv",
         md="results/tables/cost.md",
     log:
-        "results/logs/cost.log",
+        "results/logs/costs.log",
     conda:
         "../../envs/evaluate.yaml"
     params:
