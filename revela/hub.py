@@ -67,8 +67,10 @@ def commit(name: str, revision: str | None) -> str | None:
     """Return the commit at which a model of the hub is in the local cache, None for a folder."""
     from huggingface_hub import try_to_load_from_cache
 
+    if Path(name).is_dir():
+        return None
     for file in ("adapter_config.json", "config.json"):
-        path = try_to_load_from_cache(name, file, revision=revision) if "/" in name else None
+        path = try_to_load_from_cache(name, file, revision=revision)
         if isinstance(path, str):
             return Path(path).parent.name
     return None
