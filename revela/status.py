@@ -5,6 +5,7 @@ Imports nothing heavy, so that it answers at once.
 
 import contextlib
 import json
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def _unfinished(name: str, work: Path, now: float) -> Training:
         each = (parts[-1]["seen"] - parts[-1]["began"]) / made if made > 0 else None
     seen = _last_sign(work)
     quiet = now - seen > max(_QUIET, _QUIET_STEPS * (each or 0))
-    ended = bool(parts) and parts[-1]["ended"]
+    ended = bool(parts) and (parts[-1]["ended"] or _gone(parts[-1]))
     cost = spent(work)
     return Training(
         name,
@@ -107,6 +108,12 @@ def _unfinished(name: str, work: Path, now: float) -> Training:
         gpu_hours=cost["gpu_hours"],
         seen=seen,
     )
+
+
+def _gone(part: dict[str, Any]) -> bool:
+    """Tell whether the process of a part was killed, which only its own machine knows."""
+    own = part["host"] == socket.gethostname()
+    return own and not Path(f"/proc/{part['process']}").exists()
 
 
 def _speed(lines: list[dict[str, Any]]) -> float | None:

@@ -86,6 +86,7 @@ class Meter(transformers.TrainerCallback):
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.part: dict[str, Any] = {
             "host": socket.gethostname(),
+            "process": os.getpid(),
             "started": outputs.process_start(),
             "began": time.time(),
             "first_step": state.global_step,
@@ -94,7 +95,7 @@ class Meter(transformers.TrainerCallback):
             "gpu": torch.cuda.get_device_name() if self.cuda else None,
             "last_step": state.max_steps,
         }
-        name = f"{self.part['started']:.0f}-{self.part['host']}-{os.getpid()}.json"
+        name = f"{self.part['started']:.0f}-{self.part['host']}-{self.part['process']}.json"
         self.path = self.work / PARTS / name
         self._write(state)
 

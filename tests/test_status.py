@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ NOW = 1_800_000_000.0
 
 def part(work: Path, started: float, seen: float, **more: object) -> None:
     told = {
-        "host": "node1", "started": started, "began": started, "seen": seen, "ended": False,
+        "host": "node1", "process": 1, "started": started, "began": started, "seen": seen, "ended": False,
         "processes": 4, "gpus": 4, "gpu": "A100", "first_step": 0, "step": 0, "last_step": 100,
         "joules": None, "peak_gpu_memory_gb": None,
     }  # fmt: skip
@@ -114,6 +116,8 @@ def test_status_of_what_is_done_and_under_way(results):
     assert status.trainings(results, now + 400)[1].state == "stalled"
     part(work, now - 100, now, first_step=20, step=30, ended=True)
     assert status.trainings(results, now + 400)[1].state == "stopped"
+    part(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
+    assert status.trainings(results, now + 1)[1].state == "stopped"  # killed on this machine
     (evaluation,) = status.evaluations(results)
     assert (evaluation.model, evaluation.task, evaluation.shards) == ("done", "c", 1)
 
@@ -163,6 +167,4 @@ def test_trackers_that_are_missing_are_told(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
     trackers.prepare(["wandb"], tmp_path / "m", "a")
-    import os
-
     assert os.environ["WANDB_RUN_ID"] == "m-a"
