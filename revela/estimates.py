@@ -22,6 +22,12 @@ _CHARACTERS_PER_TOKEN = 4
 _BYTES_PER_WORD = 3  # of a Parquet file's compressed text
 _TOKENS_AT_A_TIME = 65_536  # of an encoding on a GPU
 _LOGITS_GB = 0.6
+_ALIASES = {  # of DistilBERT
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Shape:
         Raises:
             KeyError: it describes no transformer of this kind.
         """
+        config = {_ALIASES.get(key, key): value for key, value in config.items()}
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         width = config.get("head_dim") or hidden // heads
         decoder = "rms_norm_eps" in config

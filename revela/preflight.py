@@ -424,11 +424,11 @@ def _show(findings: list[Finding], machine: Machine, tflops: float) -> None:
         table.add_column(justify=justify, overflow="fold")
     colours = {"fine": "green", "doubtful": "yellow", "problem": "red"}
     for one in _grouped(findings):
-        hours = "" if one.gpu_hours is None else f"{one.gpu_hours:,.1f} GPU-hours"
+        hours = f"{one.gpu_hours:,.1f} GPU-hours" if (one.gpu_hours or 0) >= 0.1 else ""
         table.add_row(one.what, f"[{colours[one.verdict]}]{one.verdict}[/]", one.told, hours)
     console.print(table)
     total = sum(one.gpu_hours or 0 for one in findings)
-    if total:
+    if total >= 1:
         gpus = f", {total / machine.gpus:,.0f} hours on {machine.gpus}" if machine.gpus else ""
         console.print(
             f"about {total:,.0f} GPU-hours{gpus}, at {tflops:.0f} TFLOP/s a GPU "

@@ -67,8 +67,8 @@ def test_parameters_are_those_of_the_model(described):
     assert shape_of(described).adapter(Lora()) == trained
 
 
-def test_parameters_of_an_encoder():
-    described = transformers.BertConfig()
+@pytest.mark.parametrize("described", [transformers.BertConfig(), transformers.DistilBertConfig()])
+def test_parameters_of_an_encoder(described):
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(described)
     assert shape_of(described).parameters() == pytest.approx(model.num_parameters(), rel=0.01)

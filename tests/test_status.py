@@ -20,9 +20,9 @@ NOW = 1_800_000_000.0
 
 def part(work: Path, started: float, seen: float, **more: object) -> None:
     told = {
-        "host": "node1", "process": 1, "started": started, "began": started, "seen": seen, "ended": False,
+        "host": "node1", "process": 1, "started": started, "began": started, "seen": seen,
         "processes": 4, "gpus": 4, "gpu": "A100", "first_step": 0, "step": 0, "last_step": 100,
-        "joules": None, "peak_gpu_memory_gb": None,
+        "ended": False, "joules": None, "peak_gpu_memory_gb": None,
     }  # fmt: skip
     folder = work / "parts"
     folder.mkdir(parents=True, exist_ok=True)
