@@ -26,3 +26,8 @@ rule all:
 
 localrules:
     all,
+    costs,
+
+
+onstart:
+    look_first()

@@ -66,6 +66,16 @@ def lm_eval_task_files(folder: str | None = None) -> dict[str, Path]:
     }
 
 
+def lm_eval_data_set(file: Path) -> str | None:
+    """Return the data set that a task's YAML file, or the one that it includes, names."""
+    text = file.read_text(encoding="utf-8")
+    named = re.search(r"""^dataset_path: *["']?([^\s"']+)""", text, re.MULTILINE)
+    included = re.search(r"""^include: *["']?([^\s"']+)""", text, re.MULTILINE)
+    if named:
+        return named[1]
+    return lm_eval_data_set(file.parent / included[1]) if included else None
+
+
 def local_task(name: str, folder: Path) -> Any:
     """Return a collection in BEIR layout as an mteb retrieval task.
 

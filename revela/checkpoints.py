@@ -20,7 +20,7 @@ from transformers.trainer import SCHEDULER_NAME
 
 from revela import outputs, zero
 from revela.errors import RevelaError
-from revela.trainlog import LOG, keep_log_until
+from revela.trainlog import LOG, Meter, keep_log_until
 
 COMPLETE = "complete.json"  # hashes of a checkpoint's files, written last
 ADAPTER = "adapter_model.safetensors"
@@ -65,6 +65,7 @@ def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
     work = Path(str(trainer.args.output_dir))
     guard = _Guard(trainer, checkpoint_minutes * 60)
     trainer.add_callback(guard)
+    trainer.add_callback(Meter(work))
     # One process looks and removes, all go on from what it found.
     found = [last_checkpoint(work) if trainer.is_world_process_zero() else None]
     broadcast_object_list(found)

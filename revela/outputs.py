@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import revela
+from revela.cost import energy_joules, joules_between, kilowatt_hours
 from revela.errors import RevelaError
 
-_START = time.time()
+_START, _START_JOULES = time.time(), energy_joules()
+
+
+def process_start() -> float:
+    """Return when this process began, in seconds since 1970."""
+    return _START
 
 
 @contextlib.contextmanager
@@ -126,6 +132,7 @@ def write_manifest(
         inputs: files and folders that the step read; each is hashed.
         facts: what the step itself has to tell (counts, device, tokens per second, …).
     """
+    seconds = time.time() - _START
     write_json(
         manifest_path(output),
         {
@@ -137,13 +144,30 @@ def write_manifest(
             "python": platform.python_version(),
             "versions": _versions(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(time.time() - _START, 1),
+            "seconds": round(seconds, 1),
             "peak_memory_gb": round(
                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 3
             ),
+            **_gpu_facts(seconds),
             **facts,
         },
     )
+
+
+def _gpu_facts(seconds: float) -> dict[str, Any]:
+    """Return the cost of the GPUs that this process computed on, all that it sees if any."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {"gpus": 0, "gpu_hours": 0.0}
+    count = torch.cuda.device_count()
+    peak = max(torch.cuda.max_memory_allocated(n) for n in range(count))
+    return {
+        "gpus": count,
+        "gpu": torch.cuda.get_device_name(),
+        "gpu_hours": round(count * seconds / 3600, 4),
+        "kilowatt_hours": kilowatt_hours(joules_between(_START_JOULES, energy_joules())),
+        "peak_gpu_memory_gb": round(peak / 1024**3, 3),
+    }
 
 
 def _git_commit() -> str | None:

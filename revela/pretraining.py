@@ -12,6 +12,7 @@ import transformers
 
 from revela import outputs
 from revela.checkpoints import ResumableTrainer, load_weights, run, work_folder
+from revela.cost import spent
 from revela.encoder import devices, native_dtype
 from revela.errors import RevelaError
 from revela.settings import Backbone
@@ -86,6 +87,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             held_out_tokens=len(held_out) * length,
             held_out_loss=round(loss, 4),
             best_checkpoint_step=trainer.state.best_global_step,
+            **spent(work),
         )
 
 

@@ -12,9 +12,10 @@ import torch
 import transformers
 from torch import nn
 
-from revela import outputs, zero
+from revela import outputs, trackers, zero
 from revela.checkpoints import ResumableTrainer, load_weights, run, save_weights, work_folder
 from revela.collators import BatchCollator, PairCollator, load_rows
+from revela.cost import spent
 from revela.encoder import (
     Encoder,
     add_lora,
@@ -65,8 +66,7 @@ def train(
     with work_folder(output, experiment.dump(), inputs) as work:
         keep_freed_memory()
         transformers.set_seed(experiment.seed)
-        if experiment.tensorboard:
-            os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
+        trackers.prepare(experiment.trackers, output, work.name)
         # First: ZeRO-3 takes weights apart where they are loaded.
         arguments = _arguments(experiment, work, zero_stage)
         module, collate = _build(experiment, zero_stage)
@@ -116,6 +116,7 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
         ),
         train_seconds=round(trainer.seconds, 1),
         tokens_per_second=round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
+        **spent(trainer.work),
     )
 
 
@@ -223,7 +224,7 @@ def _arguments(
         dataloader_pin_memory=device.type == "cuda",
         dataloader_drop_last=True,
         label_names=[],
-        report_to=["tensorboard"] if experiment.tensorboard else [],
+        report_to=list(experiment.trackers),
         disable_tqdm=True,
         average_tokens_across_devices=False,
     )

@@ -1,7 +1,10 @@
-"""What a training tells while it runs: one JSON line a step, a progress bar, its memory."""
+"""What a training tells while it runs: one JSON line a step, a progress bar, memory, its cost."""
 
 import contextlib
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import torch
 import transformers
 
 from revela import outputs
+from revela.cost import PARTS, energy_joules, joules_between
 
 LOG = "log.jsonl"
 
@@ -62,6 +66,61 @@ class Progress(transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the bar."""
         self.bar.close()
+
+
+class Meter(transformers.TrainerCallback):
+    """Keep a file of what this part of a training costs: from a start to its end or to a kill.
+
+    One process of each node writes, so that the parts of all nodes and restarts add up.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start a file of its own."""
+        if not state.is_local_process_zero:
+            return
+        self.cuda = args.device.type == "cuda"
+        self.joules = energy_joules()
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.part: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "started": outputs.process_start(),
+            "began": time.time(),
+            "first_step": state.global_step,
+            "processes": processes,
+            "gpus": processes if self.cuda else 0,
+            "gpu": torch.cuda.get_device_name() if self.cuda else None,
+            "last_step": state.max_steps,
+        }
+        name = f"{self.part['started']:.0f}-{self.part['host']}-{self.part['process']}.json"
+        self.path = self.work / PARTS / name
+        self._write(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write now and then."""
+        if state.is_local_process_zero and time.time() - self.part["seen"] > _EVERY:
+            self._write(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write for good."""
+        if state.is_local_process_zero:
+            self._write(state, ended=True)
+
+    def _write(self, state: Any, ended: bool = False) -> None:
+        self.part |= {
+            "seen": time.time(),
+            "step": state.global_step,
+            "ended": ended,
+            "joules": joules_between(self.joules, energy_joules()),
+            "peak_gpu_memory_gb": round(memory_gb(), 3) if self.cuda else None,
+        }
+        outputs.write_json(self.path, self.part)
+
+
+_EVERY = 10  # seconds
 
 
 def memory_gb() -> float:

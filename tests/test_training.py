@@ -285,7 +285,7 @@ def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
 
 
 def test_tensorboard_logs_stay(backbone, data, tmp_path):
-    train(experiment(backbone, steps=2, tensorboard=True), data, tmp_path / "m")
+    train(experiment(backbone, steps=2, trackers=["tensorboard"]), data, tmp_path / "m")
     assert list((tmp_path / "m" / "tensorboard").rglob("events.out.*"))
 
 

@@ -327,6 +327,39 @@ def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, mes
     assert "Traceback" not in told
 
 
+def test_what_is_missing_stops_a_run_before_its_first_job(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["models"]["lost"] = {"kind": "encoder", "retriever": "./nowhere"}
+    config["corpora"]["more"] = CONFIG["corpora"]["notes"]
+    write_config(project, config)
+    targets = ["results/chunks/more.parquet", "results/scores/lost/notes-task.json"]
+    result = snakemake(project, *targets)
+    write_config(project, CONFIG)
+    told = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert "./nowhere: no such file or folder" in told
+    assert "--no-hooks goes without it" in told
+    assert "Traceback" not in told
+    assert not (project / "results/chunks/more.parquet").exists()
+    # Only of what this run makes: the chunks alone need no model.
+    write_config(project, config)
+    result = snakemake(project, targets[0])
+    write_config(project, CONFIG)
+    assert result.returncode == 0, result.stderr
+    (project / "results/chunks/more.parquet").unlink()
+
+
+def test_cost_is_a_report_of_what_is_there(project):
+    result = snakemake(project, "costs")
+    assert result.returncode == 0, result.stderr
+    rows = (project / "results/tables/cost.csv").read_text().splitlines()
+    assert {row.partition(",")[0] for row in rows} >= {"tiny", "tiny-revela", "bm25", "total"}
+    told = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
+    assert told["starts"] >= 1
+    assert told["gpu_hours"] == 0
+    assert told["hours"] > 0
+
+
 def test_a_killed_step_leaves_nothing_and_the_next_run_finishes(project):
     for path in ("tiny-revela/retriever", "tiny-revela/log.jsonl"):
         target = project / "results/models" / path
@@ -355,6 +388,8 @@ def test_a_killed_step_leaves_nothing_and_the_next_run_finishes(project):
     )
     write_config(project, CONFIG)
     assert result.returncode == 0, result.stderr
+    manifest = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
+    assert manifest["starts"] == 2
     steps = [
         json.loads(line)["step"]
         for line in (project / "results/models/tiny-revela/log.jsonl").read_text().splitlines()

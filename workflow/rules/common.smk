@@ -1,6 +1,7 @@
 """What the rules know: the checked configuration and the slice of it that each job sees."""
 
 import shlex
+from glob import glob
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -9,6 +10,9 @@ from revela.benchmarks import collection_files
 from revela.config import parse_config
 from revela.corpora import local_files
 from revela.errors import RevelaError
+from revela.estimates import PAPER_TFLOPS
+from revela.machine import this_machine
+from revela.preflight import run as preflight
 from revela.settings import LmEvalBenchmark, MtebBenchmark, PydocsBenchmark
 
 # A failing command fails its job although `tee` succeeds. The checkout's own source runs in
@@ -218,3 +222,46 @@ def figure_inputs(figure):
 def training_log(name):
     """Return the training log of an experiment or a backbone."""
     return f"results/models/{name}/log.jsonl"
+
+
+def manifests():
+    """Return the manifests that tell what was spent: those that are there."""
+    return sorted(
+        [
+            *glob("results/models/*/manifest.json"),
+            *glob("results/scores/*/*.manifest.json"),
+        ]
+    )
+
+
+EXPENSIVE = {
+    "chunk",
+    "batch",
+    "pair",
+    "pretrain",
+    "train",
+    "evaluate",
+    "evaluate_language_model",
+}
+
+
+def look_first():
+    """Check what the jobs of this run need, on the GPUs that its profile gives a training.
+
+    This is no rule. One that is made anew, and that trainings depend on, either runs them all
+    again or, as `ancient()`, keeps Snakemake from seeing what else has changed for them.
+    """
+    jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in EXPENSIVE]
+    if not jobs:
+        return
+    trainings = [job for job in jobs if job.rule.name == "train"]
+    told = trainings[0].resources if trainings else {}
+    gpus = told.get("gpu") and told["gpu"] * told.get("nodes", 1)
+    machine = this_machine(gpus, told.get("gpu_memory_gb"), told.get("slurm_partition"))
+    try:
+        output = Path("results/preflight.json")
+        preflight(
+            CONFIG, [job.output[0] for job in jobs], machine, PAPER_TFLOPS, output
+        )
+    except RevelaError as error:
+        raise WorkflowError(f"{error}; --no-hooks goes without it")

@@ -121,3 +121,20 @@ rule cost:
         sizes=lambda w: CONFIG.figures[w.figure].sizes,
     shell:
         "python bench/cost.py --sizes {params.sizes} --output {output:q} 2>&1 | record {log:q}"
+
+
+rule costs:
+    input:
+        manifests(),
+    output:
+        csv="results/tables/cost.csv",
+        md="results/tables/cost.md",
+    log:
+        "results/logs/costs.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        paper=f"{workflow.basedir}/data/paper/cost.csv",
+    shell:
+        "python -m revela cost results --paper {params.paper:q}"
+        " --output {output.csv:q} 2>&1 | record {log:q}"
