@@ -24,5 +24,12 @@ rule all:
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
 
 
+# They take seconds: no job of a cluster is worth it.
 localrules:
     all,
+    pydocs,
+    table,
+    compare,
+    verify,
+    figure,
+    listing,

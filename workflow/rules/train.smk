@@ -44,6 +44,9 @@ rule train:
     params:
         settings=lambda w: experiment_settings(w.experiment),
         folder=subpath(output.log, parent=True),
+    resources:
+        nodes=1,
     shell:
-        "OMP_NUM_THREADS={threads} python -m revela train --settings {params.settings:q}"
-        " --data {input.data:q} --output {params.folder:q} 2>&1 | record {log:q}"
+        "OMP_NUM_THREADS={threads} bash workflow/launch.sh {resources.nodes} revela train"
+        " --settings {params.settings:q} --data {input.data:q} --output {params.folder:q}"
+        " 2>&1 | record {log:q}"
