@@ -1,7 +1,7 @@
 """A real Slurm on this host: one controller, virtual nodes, GPUs that are links to /dev/null.
 
-Nothing outside its folder is read or written: its own munge key and socket, ports of its own. No
-accounting, no cgroups, no systemd.
+It has a folder, ports and a munge key of its own; /etc/slurm has links to its configuration while
+it runs. No accounting, no cgroups, no systemd.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 CONFIG = """\
@@ -56,11 +56,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def slurm(
     folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 64, memory: int = 512_000
-) -> Iterator[dict[str, str]]:
-    """Run a Slurm in a folder and yield the environment in which its commands find it.
-
-    Each node pretends to have so many CPUs and GPUs and so much memory (MB).
-    """
+) -> Iterator[None]:
+    """Run a Slurm in a folder, its nodes pretending to have so many CPUs and GPUs and MB."""
     folder.mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
     names = [f"gpu{n}" for n in range(1, nodes + 1)]
@@ -79,7 +76,6 @@ def slurm(
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
     commands = [
         [
             *("munged", "--foreground", "--force", f"--key-file={key}"),
@@ -90,28 +86,32 @@ def slurm(
         *(["slurmd", "-D", "-N", name] for name in names),
     ]
     with contextlib.ExitStack() as daemons:
+        # Snakemake's job steps forget SLURM_CONF: only here do they find it.
+        for name in ("slurm.conf", "gres.conf"):
+            link = Path("/etc/slurm") / name
+            assert not link.exists(), f"{link}: a Slurm is configured here already"
+            link.parent.mkdir(exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder / name)
+            daemons.callback(link.unlink)
         for command in commands:
             program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
             assert program, f"{command[0]} is not installed"
             log = daemons.enter_context((folder / f"{command[0]}.out").open("a"))
             daemon = subprocess.Popen(
-                [program, *command[1:]],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                [program, *command[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
             daemons.callback(daemon.wait)
             daemons.callback(daemon.terminate)
-        wait_for(lambda: _idle(environment) == nodes, 60, f"{nodes} idle nodes, see {folder}")
+        wait_for(lambda: _idle() == nodes, 60, f"{nodes} idle nodes, see {folder}")
         try:
-            yield environment
+            yield
         finally:
-            subprocess.run(["scancel", "--user=root"], env=environment, check=False)
-            wait_for(lambda: not jobs(environment), 60, "the end of all jobs")
+            subprocess.run(["scancel", "--user=root"], check=False)
+            wait_for(lambda: not jobs(), 60, "the end of all jobs")
 
 
-def wait_for(happened: object, seconds: float, what: str) -> None:
+def wait_for(happened: Callable[[], object], seconds: float, what: str) -> None:
     """Wait until `happened()`."""
     deadline = time.monotonic() + seconds
     while not happened():
@@ -119,22 +119,22 @@ def wait_for(happened: object, seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def output(environment: dict[str, str], *command: str) -> str:
+def output(*command: str) -> str:
     """Return what a command of Slurm prints; nothing while it cannot be reached."""
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout
 
 
-def jobs(environment: dict[str, str]) -> list[str]:
+def jobs() -> list[str]:
     """Return the ids of the jobs that wait or run."""
-    return output(environment, "squeue", "--noheader", "--format=%i").split()
+    return output("squeue", "--noheader", "--format=%i").split()
 
 
-def _idle(environment: dict[str, str]) -> int:
-    return len(output(environment, "sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())
+def _idle() -> int:
+    return len(output("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())
 
 
-def record(environment: dict[str, str], job: str) -> dict[str, str]:
+def record(job: str) -> dict[str, str]:
     """Return what Slurm knows about a job: state, times, geometry, GPUs."""
-    told = output(environment, "scontrol", "show", "job", "--details", job)
+    told = output("scontrol", "show", "job", "--details", job)
     return dict(item.split("=", 1) for item in told.split() if "=" in item)
