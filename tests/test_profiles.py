@@ -35,37 +35,33 @@ def plan(folder: Path, *arguments: str) -> str:
     return result.stdout + result.stderr
 
 
-def resources(told: str, rule: str) -> dict[str, str]:
+def asked(told: str, rule: str) -> dict[str, str]:
     """Return the resources and threads that a dry run tells of the first job of a rule."""
-    told = told.split(f"\nrule {rule}:", 1)[1].split("\nrule ")[0]
-    found = dict(item.split("=") for item in re.findall(r"\w+=[^,\n]+", _line(told, "resources")))
-    return found | {"threads": _line(told, "threads").strip()}
-
-
-def _line(told: str, key: str) -> str:
-    return told.split(f" {key}:", 1)[1].splitlines()[0]
+    job = told.split(f"\nrule {rule}:", 1)[1].split("\nrule ")[0]
+    lines = re.findall(r"^ +(?:resources|threads): .*", job, re.MULTILINE)
+    return dict(re.findall(r"(\w+)(?:=|: )([^,\n]+)", "\n".join(lines)))
 
 
 def test_the_paper_is_planned_on_a_cluster(clone):
     told = plan(clone, "--profile", "slurm", "results/tables/coir.csv")
     counts = dict(re.findall(r"^(\w+) +(\d+)$", told, re.MULTILINE))
     assert {"chunk", "batch", "train", "evaluate", "table"} < set(counts)
-    train = resources(told, "train")
+    train = asked(told, "train")
     expected = {"nodes": "1", "gpu": "4", "runtime": "1440", "mem_mb": "256000", "threads": "32"}
     assert expected.items() <= train.items()
-    assert resources(told, "evaluate")["gpu"] == "1"
-    assert "gpu" not in resources(told, "batch")
+    assert asked(told, "evaluate")["gpu"] == "1"
+    assert "gpu" not in asked(told, "batch")
 
 
 def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
     overlay = ("--workflow-profile", "slurm/nodes", "--slurm-status-command", "squeue")
     names = ("--default-resources", "slurm_partition=gpu", "slurm_account=mine")
     told = plan(clone, "--profile", "slurm", *overlay, "results/tables/coir.csv", *names)
-    train = resources(told, "train")
+    train = asked(told, "train")
     expected = {"nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun", "gres": "gpu:4"}
     assert (expected | {"slurm_partition": "gpu", "slurm_account": "mine"}).items() <= train.items()
     assert "gpu" not in train
-    assert resources(told, "evaluate")["slurm_partition"] == "gpu"
+    assert asked(told, "evaluate")["slurm_partition"] == "gpu"
 
 
 def test_only_training_differs_on_several_nodes():
@@ -79,7 +75,7 @@ def test_only_training_differs_on_several_nodes():
 def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
     told = plan(clone, "--profile", "local", "results/tables/coir.csv")
     assert "gpu=1" in told
-    assert resources(told, "train")["gpu"] == "1"
+    assert asked(told, "train")["gpu"] == "1"
     limits = yaml.safe_load((clone / "local/config.yaml").read_text())["resources"]
     assert limits == {"gpu": 1}
 

@@ -2,7 +2,8 @@
 # launch.sh NODES MODULE ARGUMENTS…: `python -m MODULE ARGUMENTS`, one process for each GPU.
 #
 # The GPUs are those that this job may see: CUDA_VISIBLE_DEVICES, which Slurm sets, else all there
-# are. OMP_NUM_THREADS, the CPUs of the job on a node, are shared out among its processes.
+# are. OMP_NUM_THREADS, the CPUs of the job on a node, are shared out among its processes; Snakemake
+# gives MKL_NUM_THREADS all of them.
 set -euo pipefail
 nodes=$1
 shift
@@ -15,6 +16,7 @@ else
 fi
 processes=$((gpus > 1 ? gpus : 1))
 export OMP_NUM_THREADS=$((cpus > processes ? cpus / processes : 1))
+unset MKL_NUM_THREADS
 
 # Signals are passed on to all processes, which then have the time of a step and a checkpoint.
 torchrun=(

@@ -22,7 +22,7 @@ from tests.cluster import slurm
 from tests.test_workflow import CONFIG as TINY
 from tests.test_workflow import ROOT, TEXTS
 
-STEPS = 300
+STEPS = 100
 CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
     "benchmarks": {"mine": TINY["benchmarks"]["mine"]},
     # One training, under names of its own for each way to disturb it.
@@ -171,7 +171,7 @@ def test_a_training_cancelled_in_its_middle_loses_no_step(cluster):
     def seen() -> int:
         return sum(log.read_text().count("\n") for log in work.rglob("log.jsonl"))
 
-    slurm.wait_for(lambda: seen() > 20, 300, "twenty steps")
+    slurm.wait_for(lambda: seen() > 10, 300, "ten steps")
     (job,) = slurm.jobs()
     print(f"\n  scancel {job} after step {seen()} of {STEPS}", end="", flush=True)
     started = time.monotonic()
@@ -184,7 +184,7 @@ def test_a_training_cancelled_in_its_middle_loses_no_step(cluster):
     assert second["JobState"] == "COMPLETED"
     stopped = re.search(r"stopped by SIGTERM at step (\d+) of", cluster.said(first))
     assert stopped, cluster.said(first)
-    assert 20 < int(stopped[1]) < STEPS
+    assert 10 < int(stopped[1]) < STEPS
     assert cluster.steps("cancelled") == list(range(1, STEPS + 1))
     assert_same_weights(cluster, "cancelled")
 
