@@ -6,7 +6,6 @@ Root and Debian's slurmctld, slurmd, slurm-client and munge are needed: `make te
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import time
@@ -164,9 +163,12 @@ def test_the_pipeline_runs_as_jobs_with_the_gpus_asked_for(cluster):
     assert cluster.manifest("undisturbed")["processes"] == 4
 
 
-def test_a_training_cancelled_in_its_middle_loses_no_step(cluster):
-    running = cluster.start("results/models/cancelled/retriever")
-    work = cluster.folder / "results/models/cancelled"
+@pytest.mark.parametrize(("name", "nodes"), [("cancelled", "1"), ("two-nodes", "2")])
+def test_a_training_cancelled_in_its_middle_loses_no_step(cluster, name, nodes):
+    several = yaml.safe_load((cluster.folder / "slurm/nodes/config.yaml").read_text())
+    several["set-resources"]["train"]["gres"] = "gpu:2"  # on each node: four processes again
+    running = cluster.start(f"results/models/{name}/retriever", **several if nodes == "2" else {})
+    work = cluster.folder / "results/models" / name
 
     def seen() -> int:
         return sum(log.read_text().count("\n") for log in work.rglob("log.jsonl"))
@@ -177,16 +179,19 @@ def test_a_training_cancelled_in_its_middle_loses_no_step(cluster):
     started = time.monotonic()
     subprocess.run(["scancel", job], check=True)
     slurm.wait_for(lambda: list(work.rglob("complete.json")), 30, "the checkpoint")
-    print(f", saved after {time.monotonic() - started:.1f} s", end="")
+    (saved,) = (int(path.parent.name.split("-")[1]) for path in work.rglob("complete.json"))
+    print(f": step {saved} saved after {time.monotonic() - started:.1f} s", end="", flush=True)
+    assert 10 < saved < STEPS
+    assert saved == seen(), "steps after the checkpoint are lost"
     cluster.finish(running)
-    first, second = cluster.records("rule_train_wildcards_cancelled")
+    first, second = cluster.records(f"rule_train_wildcards_{name}")
     assert first["JobState"] == "CANCELLED"
     assert second["JobState"] == "COMPLETED"
-    stopped = re.search(r"stopped by SIGTERM at step (\d+) of", cluster.said(first))
-    assert stopped, cluster.said(first)
-    assert 10 < int(stopped[1]) < STEPS
-    assert cluster.steps("cancelled") == list(range(1, STEPS + 1))
-    assert_same_weights(cluster, "cancelled")
+    assert second["NumNodes"] == nodes
+    assert gpus(second) == ("gres:gpu:4" if nodes == "1" else "gres:gpu:2")
+    assert cluster.manifest(name)["processes"] == 4
+    assert cluster.steps(name) == list(range(1, STEPS + 1))
+    assert_same_weights(cluster, name)
 
 
 def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
@@ -200,17 +205,6 @@ def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
         assert job["TimeLimit"] == "00:01:00"
         assert gpus(job) == "gres:gpu:2"
     assert cluster.steps("limited") == [1, 2, 3]
-
-
-def test_several_nodes_train_as_one(cluster):
-    profile = yaml.safe_load((cluster.folder / "slurm/nodes/config.yaml").read_text())
-    profile["set-resources"]["train"]["gres"] = "gpu:2"  # two nodes with two make four processes
-    cluster.finish(cluster.start("results/models/two-nodes/retriever", **profile))
-    (job,) = cluster.records("rule_train_wildcards_two-nodes")
-    assert job["NumNodes"] == "2"
-    assert gpus(job) == "gres:gpu:2"
-    assert cluster.manifest("two-nodes")["processes"] == 4
-    assert_same_weights(cluster, "two-nodes")
 
 
 def assert_same_weights(cluster: Cluster, name: str) -> None:

@@ -41,11 +41,11 @@ rule train:
     conda:
         "../../envs/train.yaml"
     threads: 1
+    resources:
+        nodes=1,
     params:
         settings=lambda w: experiment_settings(w.experiment),
         folder=subpath(output.log, parent=True),
-    resources:
-        nodes=1,
     shell:
         "OMP_NUM_THREADS={threads} bash workflow/launch.sh {resources.nodes} revela train"
         " --settings {params.settings:q} --data {input.data:q} --output {params.folder:q}"
