@@ -19,6 +19,7 @@ shell.prefix(
     "set -euo pipefail; "
     f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
     "trap : INT TERM USR1; "
+    'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@"; }}; '
     "record() {{ trap '' INT TERM USR1; exec tee \"$1\"; }}; "
 )
 

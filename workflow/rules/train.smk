@@ -47,6 +47,6 @@ rule train:
         settings=lambda w: experiment_settings(w.experiment),
         folder=subpath(output.log, parent=True),
     shell:
-        "OMP_NUM_THREADS={threads} bash workflow/launch.sh {resources.nodes} revela train"
+        "OMP_NUM_THREADS={threads} launch {resources.nodes} revela train"
         " --settings {params.settings:q} --data {input.data:q} --output {params.folder:q}"
         " 2>&1 | record {log:q}"
