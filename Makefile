@@ -3,6 +3,7 @@
 #   make demo    set up, run the whole pipeline on the embedded default, print its table
 #   make test    set up, lint, types, tests
 #   make rehearsal    run every job of config.yaml in miniature, offline
+#   make test-cluster    run the pipeline on a real Slurm of one host; root and Debian packages
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -12,13 +13,13 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := true
 export TQDM_MININTERVAL := 5
 
-.PHONY: demo rehearsal test lint lock bench clean help
+.PHONY: demo rehearsal test test-cluster lint lock bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: .venv/installed
-	HF_HUB_OFFLINE=1 snakemake --profile workflow/profiles/demo
+	HF_HUB_OFFLINE=1 snakemake --profile demo
 	@revela show results/tables/demo.csv
 	@echo "figures: results/figures/demo-*.png"
 
@@ -27,6 +28,11 @@ rehearsal: .venv/installed
 
 test: lint
 	pytest
+
+test-cluster: .venv/installed
+	command -v slurmctld slurmd sbatch munged >/dev/null || { apt-get update -qq && \
+	    apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; }
+	pytest -v -s tests/cluster/on_slurm.py
 
 lint: .venv/installed
 	ruff check .

@@ -24,9 +24,16 @@ rule all:
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
 
 
+# They take seconds: no job of a cluster is worth it.
 localrules:
     all,
     costs,
+    pydocs,
+    table,
+    compare,
+    verify,
+    figure,
+    listing,
 
 
 onstart:

@@ -5,11 +5,14 @@ import ctypes
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,7 @@ def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
                 f"lost another process after step {trainer.state.global_step}; the same command "
                 "goes on from the last checkpoint"
             ) from error
-    if guard.stopped_by:
+    if guard.stopped_by and trainer.state.global_step < trainer.state.max_steps:
         raise RevelaError(
             f"stopped by {guard.stopped_by} at step {trainer.state.global_step} of "
             f"{trainer.state.max_steps}; the same command goes on from there"
@@ -299,17 +302,35 @@ def _is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def end_of_job() -> float:
+    """Return when Slurm ends this job, in seconds since the epoch; infinity if it is none's.
+
+    Slurm tells its jobs since version 23.02, but Snakemake hides it from them: then it is asked.
+    """
+    if "SLURM_JOB_END_TIME" in os.environ:
+        return float(os.environ["SLURM_JOB_END_TIME"])
+    if "SLURM_JOB_ID" not in os.environ:
+        return math.inf
+    query = ["squeue", "--noheader", "--format=%e", "--jobs", os.environ["SLURM_JOB_ID"]]
+    standard = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+    try:
+        told = subprocess.run(query, env=standard, capture_output=True, text=True, timeout=60)
+        return datetime.fromisoformat(told.stdout.strip()).timestamp()
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # no squeue here, or no limit: N/A
+        return math.inf
+
+
 class _Guard(transformers.TrainerCallback):
     """Save a checkpoint every so often; on a signal or near the job's end save one and stop.
 
-    All processes do the same at the same step, whichever of them heard the signal. Slurm tells a
-    job when its time ends; what a step and a checkpoint take is kept in reserve.
+    All processes do the same at the same step, whichever of them heard the signal. Of a job's time
+    what a step and a checkpoint take is kept in reserve.
     """
 
     def __init__(self, trainer: transformers.Trainer, interval: float) -> None:
         self.trainer = trainer
         self.interval = interval
-        self.end = float(os.environ.get("SLURM_JOB_END_TIME", "inf"))
+        self.end = end_of_job() if trainer.is_world_process_zero() else math.inf
         self.received = 0
         self.stopped_by: str | None = None
         self.saved = self.stepped = time.time()

@@ -1,12 +1,14 @@
 """Training: every objective learns, resumes where it was killed, and says what went wrong."""
 
 import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from revela import batching, pairs, training
-from revela.checkpoints import COMPLETE, ResumableTrainer, last_checkpoint, step_of
+from revela.checkpoints import COMPLETE, ResumableTrainer, end_of_job, last_checkpoint, step_of
 from revela.collators import BatchCollator
 from revela.encoder import load_model, load_tokenizer
 from revela.errors import RevelaError
@@ -256,6 +258,22 @@ def test_a_training_stops_before_its_job_ends(backbone, data, tmp_path, monkeypa
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     train(settings, data, tmp_path / "m")
     assert len(read_log(tmp_path / "m" / "log.jsonl")) == 25
+
+
+def test_slurm_is_asked_when_a_job_ends_where_snakemake_hides_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert end_of_job() == math.inf
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert end_of_job() == math.inf  # no squeue on this node
+    squeue = tmp_path / "squeue"
+    for told, expected in (("2026-11-21T20:34:14", datetime(2026, 11, 21, 20, 34, 14)), ("N/A", 0)):
+        squeue.write_text(f'#!/bin/sh\n[ "$4" = 7 ] && echo {told}\n')
+        squeue.chmod(0o755)
+        assert end_of_job() == (expected.timestamp() if expected else math.inf)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1795293097")
+    assert end_of_job() == 1795293097
 
 
 def test_checkpoints_by_the_clock(backbone, data, tmp_path, monkeypatch):

@@ -16,11 +16,14 @@ from revela.preflight import run as preflight
 from revela.settings import LmEvalBenchmark, MtebBenchmark, PydocsBenchmark
 
 # A failing command fails its job although `tee` succeeds. The checkout's own source runs in
-# whatever environment a job has. The log outlives a signal to the whole group of processes: a
-# training that is saving its checkpoint can still say so.
+# whatever environment a job has. The shell and the log outlive a signal to all processes of a job:
+# a training that is saving its checkpoint can do so, and say so, since Slurm kills what is left of
+# a job once its shell ends.
 shell.prefix(
     "set -euo pipefail; "
     f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
+    "trap : INT TERM USR1; "
+    'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@"; }}; '
     "record() {{ trap '' INT TERM USR1; exec tee \"$1\"; }}; "
 )
 

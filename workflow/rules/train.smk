@@ -41,9 +41,13 @@ rule train:
     conda:
         "../../envs/train.yaml"
     threads: 1
+    resources:
+        nodes=1,
+        zero=0,
     params:
         settings=lambda w: experiment_settings(w.experiment),
         folder=subpath(output.log, parent=True),
     shell:
-        "OMP_NUM_THREADS={threads} python -m revela train --settings {params.settings:q}"
-        " --data {input.data:q} --output {params.folder:q} 2>&1 | record {log:q}"
+        "OMP_NUM_THREADS={threads} launch {resources.nodes} revela train"
+        " --settings {params.settings:q} --data {input.data:q} --output {params.folder:q}"
+        " --zero {resources.zero} 2>&1 | record {log:q}"

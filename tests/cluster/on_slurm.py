@@ -1,0 +1,215 @@
+"""The pipeline as Slurm jobs: GPUs asked for, scancel, time limits, several nodes, nothing lost.
+
+Root and Debian's slurmctld, slurmd, slurm-client and munge are needed: `make test-cluster`.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from tests.cluster import slurm
+from tests.test_workflow import CONFIG as TINY
+from tests.test_workflow import ROOT, TEXTS
+
+STEPS = 100
+CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
+    "benchmarks": {"mine": TINY["benchmarks"]["mine"]},
+    # One training, under names of its own for each way to disturb it.
+    "experiments": {
+        "undisturbed": TINY["experiments"]["tiny-revela"]
+        | {
+            "batches_per_step": 4,
+            "steps": STEPS,
+            "checkpoint_steps": 10_000,  # none but those that a signal asks for
+            "snapshots": [],
+            "retrievers_at": [],
+        },
+        "cancelled": {"base": "undisturbed"},
+        "two-nodes": {"base": "undisturbed"},
+        "limited": {"base": "undisturbed", "steps": 3},
+    },
+    "models": {"untouched": TINY["models"]["untouched"]},
+    "tables": {
+        "notes": {
+            "caption": "Notes",
+            "benchmark": "mine",
+            "rows": [{"label": name, "model": name} for name in ("untouched", "undisturbed")],
+        }
+    },
+}
+# What this cluster calls its own: an overlay, the profile stays as it is.
+OVERLAY = {
+    "default-resources": {"slurm_partition": "fake"},
+    "slurm-status-command": "squeue",
+    "slurm-init-seconds-before-status-checks": 3,
+    "latency-wait": 5,
+    # Nor has it the CPUs that it pretends to have.
+    "set-threads": {"chunk": 1, "pretrain": 1, "train": 4, "evaluate": 1},
+}
+
+
+@dataclass
+class Cluster:
+    """A clone of the project on a Slurm."""
+
+    folder: Path
+    running: contextlib.ExitStack  # calls of Snakemake, killed if the test ends before them
+
+    def start(self, target: str, **overlay: object) -> subprocess.Popen:
+        """Call `snakemake --profile slurm` for a target."""
+        profile = self.folder / "overlay" / "config.yaml"
+        profile.parent.mkdir(exist_ok=True)
+        profile.write_text(yaml.safe_dump(OVERLAY | overlay))
+        command = ["snakemake", "--profile", "slurm", "--workflow-profile", "overlay", target]
+        with (self.folder / "snakemake.log").open("a") as log:
+            running = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},
+                stdout=log,
+                stderr=log,
+            )
+        self.running.callback(running.kill)
+        return running
+
+    def finish(self, running: subprocess.Popen) -> None:
+        """Wait for the end of a call and check that it succeeded."""
+        assert running.wait(timeout=600) == 0, (self.folder / "snakemake.log").read_text()[-5000:]
+
+    def records(self, rule: str) -> list[dict[str, str]]:
+        """Return Slurm's records of the jobs of a rule, or of one of its outputs, oldest first."""
+        told = slurm.output("squeue", "--states=all", "--sort=i", "-h", "--format=%i %k")
+        ids = [line.split()[0] for line in told.splitlines() if rule in line.split()[1]]
+        found = [slurm.record(number) for number in ids]
+        for job in found:
+            print(
+                f"\n  job {job['JobId']} {rule}: {job['JobState']} exit {job['ExitCode']}, "
+                f"{job['NumNodes']} node(s) {job['NodeList']}, {job['TRES']}, "
+                f"{gpus(job)}, {job['RunTime']} of {job['TimeLimit']}",
+                end="",
+                flush=True,
+            )
+        return found
+
+    def said(self, job: dict[str, str]) -> str:
+        """Return the log that Slurm wrote for a job."""
+        return Path(job["StdOut"]).read_text()
+
+    def steps(self, name: str) -> list[int]:
+        """Return the steps in a finished training's log."""
+        lines = (self.folder / f"results/models/{name}/log.jsonl").read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+    def weights(self, name: str) -> dict:
+        return load_file(self.folder / f"results/models/{name}/retriever/model.safetensors")
+
+    def manifest(self, name: str) -> dict:
+        return json.loads((self.folder / f"results/models/{name}/manifest.json").read_text())
+
+
+def gpus(job: dict[str, str]) -> str:
+    """Return the GPUs of a job as Slurm writes them, empty for none."""
+    return job.get("TresPerJob") or job.get("TresPerNode") or ""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("Snakefile", "slurm", "workflow", "envs", "revela"):
+        source = ROOT / name
+        if source.is_dir() and not source.is_symlink():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name, follow_symlinks=False)
+    rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    collection = folder / "mine" / "notes-task"
+    collection.mkdir(parents=True)
+    (collection / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": f"d{n}", "text": t}) + "\n" for n, t in enumerate(TEXTS))
+    )
+    (collection / "queries.jsonl").write_text('{"_id": "q", "text": "mud of rivers"}\n')
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    lab = tmp_path_factory.mktemp("slurm") / "lab"
+    with slurm.slurm(lab), contextlib.ExitStack() as running:
+        yield Cluster(folder, running)
+
+
+def test_the_pipeline_runs_as_jobs_with_the_gpus_asked_for(cluster):
+    cluster.finish(cluster.start("results/tables/notes.csv"))
+    assert (cluster.folder / "results/tables/notes.csv").read_text().count("measured") == 2
+    asked = {"rule_chunk": "", "rule_batch": "", "rule_pretrain": "gres:gpu:1"}
+    asked |= {"rule_train": "gres:gpu:4", "rule_evaluate": "gres:gpu:1"}
+    for rule, expected in asked.items():
+        jobs = cluster.records(rule)
+        assert jobs, rule
+        for job in jobs:
+            assert job["JobState"] == "COMPLETED"
+            assert job["Partition"] == "fake"
+            assert gpus(job) == expected
+            assert job["NumNodes"] == "1"
+    assert not cluster.records("rule_table"), "tables take seconds and no job"
+    assert cluster.manifest("undisturbed")["processes"] == 4
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("cancelled", "1"), ("two-nodes", "2")])
+def test_a_training_cancelled_in_its_middle_loses_no_step(cluster, name, nodes):
+    several = yaml.safe_load((cluster.folder / "slurm/nodes/config.yaml").read_text())
+    several["set-resources"]["train"]["gres"] = "gpu:2"  # on each node: four processes again
+    running = cluster.start(f"results/models/{name}/retriever", **several if nodes == "2" else {})
+    work = cluster.folder / "results/models" / name
+
+    def seen() -> int:
+        return sum(log.read_text().count("\n") for log in work.rglob("log.jsonl"))
+
+    slurm.wait_for(lambda: seen() > 10, 300, "ten steps")
+    (job,) = slurm.jobs()
+    print(f"\n  scancel {job} after step {seen()} of {STEPS}", end="", flush=True)
+    started = time.monotonic()
+    subprocess.run(["scancel", job], check=True)
+    slurm.wait_for(lambda: list(work.rglob("complete.json")), 30, "the checkpoint")
+    (saved,) = (int(path.parent.name.split("-")[1]) for path in work.rglob("complete.json"))
+    print(f": step {saved} saved after {time.monotonic() - started:.1f} s", end="", flush=True)
+    assert 10 < saved < STEPS
+    assert saved == seen(), "steps after the checkpoint are lost"
+    cluster.finish(running)
+    first, second = cluster.records(f"rule_train_wildcards_{name}")
+    assert first["JobState"] == "CANCELLED"
+    assert second["JobState"] == "COMPLETED"
+    assert second["NumNodes"] == nodes
+    assert gpus(second) == ("gres:gpu:4" if nodes == "1" else "gres:gpu:2")
+    assert cluster.manifest(name)["processes"] == 4
+    assert cluster.steps(name) == list(range(1, STEPS + 1))
+    assert_same_weights(cluster, name)
+
+
+def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
+    # A minute is less than what is kept in reserve: each job has time for one step.
+    limited = {"train": {"nodes": 1, "gpu": 2, "mem_mb": 8000, "runtime": 1}}
+    cluster.finish(cluster.start("results/models/limited/retriever", **{"set-resources": limited}))
+    jobs = cluster.records("rule_train_wildcards_limited")
+    assert [job["JobState"] for job in jobs] == ["FAILED", "FAILED", "COMPLETED"]
+    for step, job in enumerate(jobs[:2], start=1):
+        assert f"stopped by the job's time limit at step {step} of 3" in cluster.said(job)
+        assert job["TimeLimit"] == "00:01:00"
+        assert gpus(job) == "gres:gpu:2"
+    assert cluster.steps("limited") == [1, 2, 3]
+
+
+def assert_same_weights(cluster: Cluster, name: str) -> None:
+    expected, found = cluster.weights("undisturbed"), cluster.weights(name)
+    assert expected.keys() == found.keys()
+    furthest = max(float((expected[key] - found[key]).abs().max()) for key in expected)
+    print(f"\n  {name} against undisturbed: largest difference {furthest}", end="", flush=True)
+    assert furthest == 0

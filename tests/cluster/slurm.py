@@ -1,0 +1,140 @@
+"""A real Slurm on this host: one controller, virtual nodes, GPUs that are links to /dev/null.
+
+It has a folder, ports and a munge key of its own; /etc/slurm has links to its configuration while
+it runs. No accounting, no cgroups, no systemd.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+CONFIG = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+GresTypes=gpu
+ReturnToService=2
+MinJobAge=3600
+JobRequeue=0
+"""
+NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}"
+    " RealMemory={memory} Gres=gpu:{gpus} State=UNKNOWN\n"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def slurm(
+    folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 64, memory: int = 512_000
+) -> Iterator[None]:
+    """Run a Slurm in a folder, its nodes pretending to have so many CPUs and GPUs and MB."""
+    folder.mkdir(parents=True)
+    host = socket.gethostname().partition(".")[0]
+    names = [f"gpu{n}" for n in range(1, nodes + 1)]
+    for name in ("state", "dev", *(f"spool.{name}" for name in names)):
+        (folder / name).mkdir()
+    for n in range(gpus):
+        (folder / f"dev/gpu{n}").symlink_to("/dev/null")
+    config = CONFIG.format(folder=folder, host=host, port=free_port())
+    for name in names:
+        config += NODE.format(
+            name=name, host=host, port=free_port(), cpus=cpus, memory=memory, gpus=gpus
+        )
+    config += "PartitionName=fake Nodes=ALL Default=NO MaxTime=INFINITE State=UP\n"
+    (folder / "slurm.conf").write_text(config)
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu[0-{gpus - 1}]\n")
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    commands = [
+        [
+            *("munged", "--foreground", "--force", f"--key-file={key}"),
+            *(f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")),
+            f"--socket={folder}/munge.socket",
+        ],
+        ["slurmctld", "-D", "-c"],
+        *(["slurmd", "-D", "-N", name] for name in names),
+    ]
+    with contextlib.ExitStack() as daemons:
+        # Snakemake's job steps forget SLURM_CONF: only here do they find it.
+        for name in ("slurm.conf", "gres.conf"):
+            link = Path("/etc/slurm") / name
+            assert not link.exists(), f"{link}: a Slurm is configured here already"
+            link.parent.mkdir(exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder / name)
+            daemons.callback(link.unlink)
+        for command in commands:
+            program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+            assert program, f"{command[0]} is not installed"
+            log = daemons.enter_context((folder / f"{command[0]}.out").open("a"))
+            daemon = subprocess.Popen(
+                [program, *command[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            daemons.callback(daemon.wait)
+            daemons.callback(daemon.terminate)
+        wait_for(lambda: _idle() == nodes, 60, f"{nodes} idle nodes, see {folder}")
+        try:
+            yield
+        finally:
+            subprocess.run(["scancel", "--user=root"], check=False)
+            wait_for(lambda: not jobs(), 60, "the end of all jobs")
+
+
+def wait_for(happened: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait until `happened()`."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.1)
+
+
+def output(*command: str) -> str:
+    """Return what a command of Slurm prints; nothing while it cannot be reached."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout
+
+
+def jobs() -> list[str]:
+    """Return the ids of the jobs that wait or run."""
+    return output("squeue", "--noheader", "--format=%i").split()
+
+
+def _idle() -> int:
+    return len(output("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())
+
+
+def record(job: str) -> dict[str, str]:
+    """Return what Slurm knows about a job: state, times, geometry, GPUs."""
+    told = output("scontrol", "show", "job", "--details", job)
+    return dict(item.split("=", 1) for item in told.split() if "=" in item)
