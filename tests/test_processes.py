@@ -142,8 +142,9 @@ def trained(folder) -> Path:
         alone = job(name, settings, 1, 0)
         train(settings, Path(alone["data"]), Path(alone["output"]))
     several = experiments(folder) | {"undisturbed": long(folder)}
-    two = [job(name, several[name], 2, stage) for stage in (0, 2, 3) for name in several]
-    together(folder, 2, two)
+    two = [(name, stage) for stage in (0, 2, 3) for name in several]
+    two.remove(("undisturbed", 2))
+    together(folder, 2, [job(name, several[name], 2, stage) for name, stage in two])
     four = [job(name, settings, 4, 0) for name, settings in several.items()]
     together(folder, 4, [each for each in four if Path(each["output"]).name in ON_FOUR])
     return folder
