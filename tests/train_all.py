@@ -8,9 +8,7 @@ from revela import losses
 from revela.settings import Experiment
 from revela.training import train
 
-# A few tokens at a time, so that processes call the head a different number of times.
-losses._LOGITS_AT_A_TIME = 300 * 16
-
 for job in json.loads(Path(sys.argv[1]).read_text()):
+    losses._LOGITS_AT_A_TIME = job["logits_at_a_time"]
     settings = Experiment.model_validate(job["settings"])
     train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
