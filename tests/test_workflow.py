@@ -120,6 +120,7 @@ def project(tmp_path_factory) -> Path:
     shutil.copy(ROOT / "Snakefile", folder)
     shutil.copytree(ROOT / "workflow", folder / "workflow")
     shutil.copytree(ROOT / "envs", folder / "envs")
+    shutil.copytree(ROOT / "data" / "paper", folder / "data" / "paper")
     shutil.copytree(
         ROOT / "revela", folder / "revela", ignore=shutil.ignore_patterns("__pycache__")
     )
