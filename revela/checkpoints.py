@@ -41,6 +41,9 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     with _locked(output / "checkpoints"):
         work.mkdir(parents=True, exist_ok=True)
         yield work
+        _leave()
+        if int(os.environ.get("RANK", "0")):  # the first cleans up
+            return
         shutil.rmtree(work)
     with contextlib.suppress(OSError):  # checkpoints of other settings stay
         (output / "checkpoints" / "lock").unlink()
@@ -69,10 +72,22 @@ def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
     with guard.listening():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if guard.stopped_by and trainer.state.global_step < trainer.state.max_steps:
+        _leave()
         raise RevelaError(
             f"stopped by {guard.stopped_by} at step {trainer.state.global_step} of "
             f"{trainer.state.max_steps}; the same command goes on from there"
         )
+
+
+def _leave() -> None:
+    """Leave the other processes when all have come here.
+
+    One that ends before the first has written everything makes the launcher end the others; one
+    that ends without leaving is now and then aborted by the threads that it leaves behind.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 class ResumableTrainer(transformers.Trainer):
