@@ -46,7 +46,8 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     with _locked(output / "checkpoints"):
         work.mkdir(parents=True, exist_ok=True)
         yield work
-        if not _is_first():  # another process may still read there
+        _wait_for_all()
+        if not _is_first():  # it cleans up
             return
         shutil.rmtree(work)
     with contextlib.suppress(OSError):  # checkpoints of other settings stay
@@ -88,10 +89,27 @@ def run(trainer: "ResumableTrainer", checkpoint_minutes: float = 15) -> None:
                 "goes on from the last checkpoint"
             ) from error
     if guard.stopped_by and trainer.state.global_step < trainer.state.max_steps:
-        raise RevelaError(
+        _wait_for_all()
+        raise Stopped(
             f"stopped by {guard.stopped_by} at step {trainer.state.global_step} of "
             f"{trainer.state.max_steps}; the same command goes on from there"
         )
+
+
+class Stopped(RevelaError):
+    """A signal or the end of a job's time has stopped a training, after a checkpoint."""
+
+
+def _wait_for_all() -> None:
+    """Wait until all processes have come here: the launcher ends the others when one ends."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def leave_processes() -> None:
+    """Leave the other processes, else threads of theirs now and then abort this one as it ends."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class ResumableTrainer(transformers.Trainer):

@@ -231,9 +231,15 @@ def train(
 
     On several GPUs: python -m revela.launch --standalone --nproc_per_node GPUS -m revela train …
     """
+    from revela.checkpoints import Stopped, leave_processes
     from revela.training import train as run
 
-    run(parse_settings(Experiment, settings), data, output, checkpoint_minutes, zero)
+    try:
+        run(parse_settings(Experiment, settings), data, output, checkpoint_minutes, zero)
+    except Stopped:
+        leave_processes()
+        raise
+    leave_processes()
 
 
 @app.command()
