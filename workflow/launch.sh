@@ -21,7 +21,8 @@ unset MKL_NUM_THREADS
 torchrun=(python -m revela.launch --nproc-per-node="$processes")
 if [ "$nodes" -gt 1 ]; then
     # Snakemake runs on the first node and hides from us what Slurm told it about the job.
-    exec srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task="$cpus" \
+    exec srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
+        --cpus-per-task="$cpus" \
         "${torchrun[@]}" --nnodes="$nodes" --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \
         --rdzv-endpoint="$(hostname):$((20000 + SLURM_JOB_ID % 10000))" -m "$@"
 elif [ "$processes" -gt 1 ]; then
