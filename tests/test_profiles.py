@@ -98,8 +98,8 @@ def test_the_demo_is_found_by_name(clone):
             2,
             "0,1",
             "srun OMP=4 --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 "
-            "--cpus-per-task=8 python -m revela.launch --nproc-per-node=2 --nnodes=2 --rdzv-id=7 .*:20007 "
-            "-m revela train --x",
+            "--cpus-per-task=8 python -m revela.launch --nproc-per-node=2 --nnodes=2 "
+            "--rdzv-id=7 .*:20007 -m revela train --x",
         ),
     ],
 )
