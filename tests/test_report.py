@@ -242,7 +242,9 @@ def paper():
 
 LISTINGS = ["bright_tasks", "checkpoints", "coir_tasks", "embedding_models"]
 PAPER_TABLES = sorted(
-    path.stem for path in (ROOT / "data" / "paper").glob("*.csv") if path.stem not in LISTINGS
+    path.stem
+    for path in (ROOT / "data" / "paper").glob("*.csv")
+    if path.stem not in [*LISTINGS, "cost"]
 )
 
 
