@@ -346,7 +346,6 @@ class _Guard(transformers.TrainerCallback):
     """
 
     def __init__(self, trainer: transformers.Trainer, interval: float) -> None:
-        self.trainer = trainer
         self.interval = interval
         self.end = end_of_job() if trainer.is_world_process_zero() else math.inf
         self.received = 0

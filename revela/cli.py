@@ -100,7 +100,7 @@ def preflight(
     config: Path,
     targets: Annotated[
         list[str] | None,
-        typer.Argument(help="Files below results/; all if none; - reads them from stdin."),
+        typer.Argument(help="Files below results/; all if none."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs of a training; else those here.")] = None,
     gpu_memory: Annotated[float | None, typer.Option(help="GB of one GPU; else as here.")] = None,
@@ -115,9 +115,8 @@ def preflight(
     from revela.machine import this_machine
     from revela.preflight import run
 
-    asked = sys.stdin.read().split() if targets == ["-"] else targets or []
     machine = this_machine(gpus, gpu_memory, partition)
-    run(load_config(config), asked, machine, tflops or PAPER_TFLOPS, output)
+    run(load_config(config), targets or [], machine, tflops or PAPER_TFLOPS, output)
 
 
 @app.command()

@@ -26,7 +26,9 @@ def energy_joules() -> float | None:
     """
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    try:
         pynvml.nvmlInit()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
@@ -40,7 +42,7 @@ def energy_joules() -> float | None:
             for name in names
         ]
         joules = [pynvml.nvmlDeviceGetTotalEnergyConsumption(one) / 1000 for one in handles]
-    except Exception:  # the driver's own errors are only known to pynvml
+    except pynvml.NVMLError:
         return None
     return sum(joules) if joules else None
 

@@ -49,13 +49,17 @@ class Shard:
         with safe_open(self.path, framework="pt") as file:
             return file.get_tensor("embeddings")
 
-    def is_whole(self, made_of: str) -> bool:
-        """Tell whether the file is there and holds what `made_of` stands for; delete it if not."""
+    def is_whole(self, made_of: Callable[[], str]) -> bool:
+        """Tell whether the file is there and holds what it should; delete it if it does not.
+
+        Args:
+            made_of: called where there is a file, returns what it should be made of.
+        """
         if not self.path.exists():
             return False
         try:
             with safe_open(self.path, framework="pt") as file:
-                if (file.metadata() or {}).get("made_of") == made_of:
+                if (file.metadata() or {}).get("made_of") == made_of():
                     return True
             reason = "is of another model, setting or text"
         except (SafetensorError, OSError) as error:
@@ -95,7 +99,11 @@ def encode_corpus(
         for n, i in enumerate(starts)
     ]
     job = _Job(load, passages, max_length, f"{made_by}\n{max_length}")
-    missing = [shard for shard in shards if not shard.is_whole(job.made_of(shard))]
+
+    def is_there(shard: Shard) -> bool:
+        return shard.is_whole(lambda: job.made_of(passages[shard.texts]))
+
+    missing = [shard for shard in shards if not is_there(shard)]
     if len(missing) < len(shards):
         print(f"{folder}: {len(shards) - len(missing)} of {len(shards)} shards are there already")
     devices = devices[: len(missing)]
@@ -128,9 +136,9 @@ class _Job:
     max_length: int
     made_by: str
 
-    def made_of(self, shard: Shard) -> str:
+    def made_of(self, texts: Sequence[str]) -> str:
         digest = hashlib.sha256(self.made_by.encode())
-        for text in self.passages[shard.texts]:
+        for text in texts:
             digest.update(b"\0" + text.encode(errors="surrogatepass"))
         return digest.hexdigest()
 
@@ -139,13 +147,12 @@ class _Job:
         total = sum(shard.texts.stop - shard.texts.start for shard in shards)
         with tqdm(total=total, desc=f"passages, {device}", position=place, mininterval=2) as bar:
             for shard in shards:
-                embeddings = encoder.encode(
-                    self.passages[shard.texts], "passage", self.max_length, bar.update
-                )
+                texts = self.passages[shard.texts]
+                embeddings = encoder.encode(texts, "passage", self.max_length, bar.update)
                 # Half a precision's embeddings need no more on disk.
                 half = encoder.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):
                     raise RevelaError("an embedding is too large for float16: use float32")
                 with outputs.whole(shard.path) as temporary:
-                    save_file({"embeddings": stored}, temporary, {"made_of": self.made_of(shard)})
+                    save_file({"embeddings": stored}, temporary, {"made_of": self.made_of(texts)})

@@ -17,7 +17,7 @@ from revela.settings import EncoderModel, Encoding, Lora
 Role = Literal["query", "passage"]
 
 _PAD_MULTIPLE = 8
-_TOKENS_PER_BATCH = {"cpu": 4_096, "cuda": 65_536}
+_TOKENS_PER_BATCH = {"cpu": 4_096, "cuda": 65_536}  # padding included
 
 
 def token_ids(
@@ -111,7 +111,6 @@ class Encoder(nn.Module):
         role: Role,
         max_length: int,
         on_batch: Callable[[int], Any] | None = None,
-        tokens_per_batch: int | None = None,
     ) -> Tensor:
         """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
 
@@ -122,7 +121,6 @@ class Encoder(nn.Module):
             role: which prefix they get.
             max_length: tokens of a text at most.
             on_batch: called with the number of texts of each batch that is done.
-            tokens_per_batch: padding included; what suits the device if not given.
 
         Raises:
             RevelaError: an embedding is not finite; names the text.
@@ -130,7 +128,7 @@ class Encoder(nn.Module):
         rows = token_ids(self.tokenizer, texts, role, self.encoding, max_length)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
-        room = tokens_per_batch or _TOKENS_PER_BATCH[self.device.type]
+        room = _TOKENS_PER_BATCH[self.device.type]
         while order:
             width = len(rows[order[0]]) + _PAD_MULTIPLE
             batch, order = order[: max(1, room // width)], order[max(1, room // width) :]

@@ -121,15 +121,15 @@ class Hub:
             if not folder.is_dir():
                 path = Path(hf_hub_download(name, "config.json", **wanted))
             return json.loads(path.read_text(encoding="utf-8"))
-        except Exception:  # why it cannot be had is told elsewhere
+        except (OSError, ValueError):  # why it cannot be had is told elsewhere
             return None
 
     def _answers(self) -> bool:
-        from huggingface_hub.utils import get_session
+        from huggingface_hub.utils import get_session, httpx
 
         try:
             get_session().head(self.address, timeout=_SECONDS / 2)
-        except Exception:  # of whichever HTTP library the hub's client uses
+        except httpx.HTTPError:
             return False
         return True
 

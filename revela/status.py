@@ -136,7 +136,7 @@ def evaluations(results: Path) -> list[Evaluation]:
     """Return the evaluations whose embeddings are there: under way, or interrupted."""
     found: dict[tuple[str, str], list[Path]] = {}
     for path in results.glob("embeddings/*/*/*/*.safetensors"):
-        found.setdefault(path.parts[-4:-2], []).append(path)  # type: ignore[arg-type]
+        found.setdefault((path.parts[-4], path.parts[-3]), []).append(path)
     return [
         Evaluation(model, task, len(shards), max(shard.stat().st_mtime for shard in shards))
         for (model, task), shards in sorted(found.items())

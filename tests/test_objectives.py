@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from revela.encoder import Encoder, load_tokenizer, pad
+from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, pad
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug, cross_losses
 from revela.objectives.revela import Revela, similarity_measures
@@ -186,10 +186,11 @@ def test_the_first_half_is_of_prefix_and_text(backbone):
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
-def test_encoding_many_texts_equals_encoding_each(backbone, pooling):
+def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch):
+    monkeypatch.setitem(_TOKENS_PER_BATCH, "cpu", 150)  # several batches
     model = encoder_of(backbone, pooling=pooling)
     texts = [text * n for n, text in enumerate(TEXTS, start=1)]
-    together = model.encode(texts, "passage", 64, tokens_per_batch=150)
+    together = model.encode(texts, "passage", 64)
     alone = torch.cat([model.encode([text], "passage", 64) for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(together.norm(dim=1), torch.ones(len(texts)))

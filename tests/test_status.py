@@ -48,11 +48,21 @@ def test_parts_of_restarts_and_nodes_add_up(tmp_path):
 
 def test_energy_is_that_of_the_visible_gpus(monkeypatch):
     drawn = {0: 5_000, 1: 7_000}
+
+    class NVMLError(Exception):
+        pass
+
+    def by_uuid(uuid):
+        if uuid != "GPU-1":
+            raise NVMLError
+        return 1
+
     fake = types.SimpleNamespace(
+        NVMLError=NVMLError,
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1": 1}[uuid],
+        nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetTotalEnergyConsumption=lambda handle: drawn[handle],
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
