@@ -44,6 +44,8 @@ from revela.settings import (
     first_problem,
 )
 
+_SEED = "-seed"
+
 
 class Config(Settings):
     """A whole configuration file."""
@@ -80,10 +82,16 @@ class Config(Settings):
         objective = self.experiments[name].objective if name in self.experiments else None
         return isinstance(objective, RevelaObjective) and not objective.freeze_language_model
 
-    def table(self, name: str) -> Table:
-        """Return a table with its columns spelt out: lists of tasks, no benchmarks.
+    def seeds_of(self, name: str) -> list[str]:
+        """Return a model's name, and for an experiment those of its trainings with other seeds."""
+        parts = {other: other.rpartition(_SEED) for other in self.experiments}
+        return [name, *(o for o, (of, _, seed) in parts.items() if of == name and seed.isdigit())]
 
-        An API without its key in the environment is shown as reported.
+    def table(self, name: str) -> Table:
+        """Return a table with its columns spelt out, and the seeds of its experiments.
+
+        Columns are lists of tasks then, no benchmarks. An API without its key in the environment
+        is shown as reported.
         """
         table = self.tables[name]
         if table.benchmark:
@@ -94,15 +102,14 @@ class Config(Settings):
                 (heading, [task for entry in entries for task in suites.get(entry, [entry])])
                 for heading, entries in table.columns
             ]
-        rows = [
-            row.model_copy(update={"model": None}) if self._lacks_key(row.model) else row
-            for row in table.rows
-        ]
+        rows = [row.model_copy(update={"model": self._measured(row.model)}) for row in table.rows]
         return table.model_copy(update={"benchmark": None, "columns": columns, "rows": rows})
 
-    def _lacks_key(self, model: str | None) -> bool:
-        api = self.models.get(model or "")
-        return isinstance(api, ApiModel) and not os.environ.get(api.key)
+    def _measured(self, models: list[str]) -> list[str]:
+        entries = (self.models.get(model) for model in models)
+        if any(isinstance(e, ApiModel) and not os.environ.get(e.key) for e in entries):
+            return []
+        return [name for model in models for name in self.seeds_of(model)]
 
 
 # ---------------------------------------------------------------------------- reading
@@ -132,6 +139,7 @@ def parse_config(raw: dict[str, Any], source: str) -> Config:
         section: _inherit(section, entries, source) if isinstance(entries, dict) else entries
         for section, entries in raw.items()
     }
+    _spell_out_seeds(resolved.get("experiments"), source)
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
@@ -172,6 +180,28 @@ def _merge(base: Any, own: Any) -> Any:
             **{key: _merge(base[key], own[key]) if key in base else own[key] for key in own},
         }
     return own
+
+
+def _spell_out_seeds(experiments: Any, source: str) -> None:
+    """Make an entry for each seed of an experiment with `seeds: N`, its own seed the first.
+
+    It is a key of the file only: what one seed is told does not depend on how many there are.
+    """
+    for name, entry in list(experiments.items()) if isinstance(experiments, dict) else []:
+        if not isinstance(entry, dict) or "seeds" not in entry:
+            continue
+        seeds, first = entry["seeds"], entry.get("seed", 0)
+        if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
+            raise RevelaError(
+                f"{source}: experiments.{name}.seeds: must be a whole number, 1 or more; "
+                f"got {seeds!r}"
+            )
+        experiments[name] = {key: value for key, value in entry.items() if key != "seeds"}
+        for seed in range(first + 1, first + seeds):
+            other = f"{name}{_SEED}{seed}"
+            if other in experiments:
+                raise RevelaError(f"{source}: experiments.{other}: is seed {seed} of {name!r}")
+            experiments[other] = experiments[name] | {"seed": seed}
 
 
 def _check_names(config: Config, source: str) -> None:
@@ -257,15 +287,15 @@ def _check_names(config: Config, source: str) -> None:
             if subset:
                 check(f"{key}.columns", f"subset of {task}", subset, _subsets(task))
         for row in table.rows:
-            if row.model is not None:
-                check(f"{key}.rows", "model or experiment", row.model, config.evaluable())
-                is_language_model = isinstance(config.model(row.model), LanguageModel)
+            for model_name in row.model:
+                check(f"{key}.rows", "model or experiment", model_name, config.evaluable())
+                is_language_model = isinstance(config.model(model_name), LanguageModel)
                 for task in config.table(name).tasks():
                     suite = config.benchmarks[seen[task]]
                     if isinstance(suite, LmEvalBenchmark) != is_language_model:
                         raise RevelaError(
                             f"{source}: {key}.rows: task {task!r} of benchmark {seen[task]!r} "
-                            f"cannot be measured on model {row.model!r}: "
+                            f"cannot be measured on model {model_name!r}: "
                             f"{'a' if is_language_model else 'no'} language model"
                         )
         if table.reported:

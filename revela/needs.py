@@ -94,9 +94,9 @@ def tasks_of(config: Config) -> dict[str, str]:
 
 def _need_table(config: Config, needs: Needs, name: str) -> None:
     table = config.table(name)
-    for row in table.rows:
-        for task in table.tasks() if row.model else []:
-            _need_score(config, needs, str(row.model), task)
+    for model in (model for row in table.rows for model in row.model):
+        for task in table.tasks():
+            _need_score(config, needs, model, task)
 
 
 def _need_figure(config: Config, needs: Needs, name: str) -> None:

@@ -27,14 +27,14 @@ class Row(Settings):
     label: str
     size: str = Field("", description="of the model, printed under the label")
     group: str = Field("", description="a heading over neighbouring systems")
-    model: str | None = None
+    model: OneOrMore = Field([], description="of several, e.g. seeds, the mean is shown")
     reported: str | None = Field(None, description="its name in the table's `reported` file")
     shaded: bool = Field(False, description="on grey in LaTeX, e.g. what is supervised")
     ranked: bool = Field(True, description="may be in bold; false for what does not compete")
 
     @model_validator(mode="after")
     def _some_source(self) -> Self:
-        if self.model is None and self.reported is None:
+        if not self.model and self.reported is None:
             raise ValueError("give model, reported or both")
         return self
 

@@ -4,6 +4,8 @@ Any score of a table is a weighted sum over queries: of a task, of the mean of i
 column of several tasks, of the mean of all columns. The queries of one subset of one task, a
 *stratum*, weigh alike in it. So each stratum is resampled once, for all systems together, and
 whatever is asked of a column is asked of the weighted sum of its resampled strata.
+
+A system that was trained with several seeds has, on each query, the mean of their scores.
 """
 
 import zlib
@@ -19,7 +21,7 @@ from revela.report_settings import Table
 
 RESAMPLES = 10_000
 LEVEL = 0.05
-COLUMNS = ["system", "column", "score", "low", "high", "against", "p", "queries"]
+COLUMNS = ["system", "column", "score", "low", "high", "deviation", "against", "p", "queries"]
 _CELLS = 4_000_000  # resamples × queries that are held at a time
 
 Stratum = tuple[str, str]
@@ -30,7 +32,8 @@ def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 
     """Return an interval and a test of each measured system and column, figures × 100.
 
     Columns: `score`; `low` and `high`, its 95% interval by the bootstrap over queries, stratified
-    by task and subset (percentiles); `against`, the best ranked system of the table (of its group
+    by task and subset (percentiles); `deviation`, the sample standard deviation over its seeds,
+    empty where there is one; `against`, the best ranked system of the table (of its group
     where the table's `bold` says so), and `p`, two-sided, of the paired randomisation test against
     it (signs of the queries' differences flipped at random), adjusted by Holm for the comparisons
     of the column; `queries`, how many. The last two are empty for the best itself and for what
@@ -48,11 +51,12 @@ def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 
         RevelaError: a file is none of queries, or two systems have not the same ones.
     """
     names = table.names()
-    strata = _read_strata(table, scores)
+    strata = _read_strata(table, scores)  # queries × models
     # (1, S), (R, S), (R, S) for each stratum of S systems, NaN for systems without it.
     means, bootstrapped, flipped = {}, {}, {}
     for stratum, frame in strata.items():
-        scores_QS = 100 * frame.reindex(columns=names).to_numpy()
+        seeds = (frame.reindex(columns=row.model) for row in table.rows)
+        scores_QS = 100 * np.stack([each.mean(axis=1, skipna=False) for each in seeds], axis=1)
         random = np.random.default_rng([seed, zlib.crc32("/".join(stratum).encode())])
         means[stratum] = scores_QS.mean(axis=0, keepdims=True)
         bootstrapped[stratum] = _reweighted(scores_QS, _counts, random, resamples)
@@ -65,6 +69,8 @@ def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 
         )
         found = pd.DataFrame({"system": names, "column": column, "score": score_S[0]})
         found["low"], found["high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
+        of_models = 100 * sum(weight * strata[s].mean() for s, weight in weights.items())
+        found["deviation"] = [of_models.reindex(row.model).std() for row in table.rows]
         found[["against", "p"]] = _against_best(table, found["score"], null_RS)
         found["queries"] = sum(len(strata[stratum]) for stratum in weights)
         lines.append(found.dropna(subset="score"))
@@ -172,26 +178,23 @@ def _signs(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
 
 
 def _read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
-    """Return the scores of each stratum: queries × systems that have them."""
+    """Return the scores of each stratum: queries × models that have them."""
     strata = {}
+    models = dict.fromkeys(model for row in table.rows for model in row.model)
     for task in table.tasks():
-        systems, paths = {}, {}
-        for name, row in zip(table.names(), table.rows, strict=True):
-            path = scores / str(row.model) / f"{task}.queries.csv"
-            if row.model is not None and path.exists():
-                found = _read_queries(path, table.measure)
-                if found is not None:
-                    systems[name], paths[name] = found, path
-        if not systems:
+        paths = {model: scores / model / f"{task}.queries.csv" for model in models}
+        read = {m: _read_queries(p, table.measure) for m, p in paths.items() if p.exists()}
+        found = {model: queries for model, queries in read.items() if queries is not None}
+        if not found:
             continue
-        first, *others = systems
+        first, *others = found
         for other in others:
-            if len(differing := systems[first].index.symmetric_difference(systems[other].index)):
+            if len(differing := found[first].index.symmetric_difference(found[other].index)):
                 raise RevelaError(
                     f"{paths[other]}: not the queries of {paths[first]}: {len(differing)} are in "
                     f"one of them only, e.g. {'/'.join(differing[0]).lstrip('/')!r}"
                 )
-        frame = pd.DataFrame(systems).sort_index()
+        frame = pd.DataFrame(found).sort_index()
         for subset, rows in frame.groupby(level="subset", sort=True):
             strata[task, str(subset)] = rows
     return strata

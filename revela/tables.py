@@ -53,7 +53,13 @@ def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
     rows = []
     for row in table.rows:
         cells = {
-            heading: _mean([_score(row, task, table.measure, scores) for task in tasks])
+            heading: _mean(
+                [
+                    _score(model, task, table.measure, scores)
+                    for model in row.model
+                    for task in tasks
+                ]
+            )
             for heading, tasks in table.columns
         }
         rows.append(cells | {table.mean: _mean(list(cells.values()))})
@@ -61,10 +67,10 @@ def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
     return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
 
 
-def _score(row: Row, column: str, measure: str, scores: Path) -> float:
+def _score(model: str, column: str, measure: str, scores: Path) -> float:
     task, _, subset = column.partition(":")
-    path = scores / str(row.model) / f"{task}.json"
-    if row.model is None or not path.exists():
+    path = scores / model / f"{task}.json"
+    if not path.exists():
         return math.nan
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -137,12 +143,14 @@ def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
     """Return intervals and tests (`significance.analyse`) as Markdown."""
     grid = [["system", *analysis.columns[1:]]]
     grid += [
-        [system, column, *(f"{figure:.2f}" for figure in figures), against or _MISSING,
+        [system, column, *(_MISSING if math.isnan(x) else f"{x:.2f}" for x in figures),
+         against or _MISSING,
          _MISSING if math.isnan(p) else f"{p:.4f}", str(queries)]
         for system, column, *figures, against, p, queries in analysis.itertuples(index=False)
     ]  # fmt: skip
     note = (
-        "low, high: 95% interval, bootstrap over queries, stratified by subset and task. p: "
+        "low, high: 95% interval, bootstrap over queries, stratified by subset and task. "
+        "deviation: over the seeds that a system was trained with, whose mean it is. p: "
         "two-sided paired randomisation test against the best ranked system, adjusted by Holm for "
         "the comparisons of a column."
     )
@@ -151,7 +159,7 @@ def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
 
 def analysis_to_csv(analysis: pd.DataFrame) -> str:
     """Return intervals and tests as CSV: figures × 100 with two decimals, p with four."""
-    digits = {"score": 2, "low": 2, "high": 2, "p": 4}
+    digits = {"score": 2, "low": 2, "high": 2, "deviation": 2, "p": 4}
     return analysis.round(digits).to_csv(index=False)
 
 

@@ -136,11 +136,11 @@ def test_prefixes_have_names():
 def test_an_api_is_measured_only_with_its_key(monkeypatch):
     config = load_config(ROOT / "config.yaml")
     keys = {row.label: row.model for row in config.tables["coir"].rows}
-    assert keys["Ada-2"] == "ada-002"
+    assert keys["Ada-2"] == ["ada-002"]
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] is None
+    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] == []
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
-    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] == "ada-002"
+    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] == ["ada-002"]
     assert "a key" not in config.table("coir").dump()
 
 
@@ -176,6 +176,38 @@ def test_base_merges_within_the_same_objective():
     assert not ablation.objective.value_norm
     assert ablation.objective.temperature == original.objective.temperature
     assert ablation.model_copy(update={"objective": original.objective}) == original
+
+
+def test_seeds_are_trainings_of_their_own_and_one_row():
+    raw = changed("experiments/demo-revela/seeds", 3)
+    raw["experiments"]["demo-revela"]["seed"] = 4
+    raw["experiments"]["ablation"] = {"base": "demo-revela", "seeds": 1}
+    config = parse_config(raw, "demo.yaml")
+    names = ["demo-revela", "demo-revela-seed5", "demo-revela-seed6"]
+    assert config.seeds_of("demo-revela") == names
+    assert [config.experiments[name].seed for name in names] == [4, 5, 6]
+    same = {config.experiments[name].model_copy(update={"seed": 0}).dump() for name in names}
+    assert len(same) == 1
+    assert config.seeds_of("ablation") == ["ablation"]
+    assert config.seeds_of("bm25") == ["bm25"]
+    rows = {row.label: row.model for row in config.table("demo").rows}
+    assert rows["Revela"] == names
+    # The first seed is trained on the same words whether there are others or not.
+    raw["experiments"]["demo-revela"]["seeds"] = 1
+    assert parse_config(raw, "x").experiments["demo-revela"] == config.experiments["demo-revela"]
+
+
+@pytest.mark.parametrize("seeds", [0, "3", 1.5, True, None])
+def test_seeds_that_are_no_number_of_trainings(seeds):
+    with pytest.raises(RevelaError, match=r"^x: experiments\.demo-revela\.seeds: must be .* got"):
+        parse_config(changed("experiments/demo-revela/seeds", seeds), "x")
+
+
+def test_a_name_that_is_a_seed_of_another():
+    raw = changed("experiments/demo-revela/seeds", 2)
+    raw["experiments"]["demo-revela-seed1"] = {"base": "demo-replug", "seeds": 1}
+    with pytest.raises(RevelaError, match=r"experiments\.demo-revela-seed1: is seed 1 of 'demo-"):
+        parse_config(raw, "x")
 
 
 def test_settings_do_not_depend_on_the_order_of_keys():

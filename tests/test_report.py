@@ -67,11 +67,22 @@ def test_cells_are_measured_reported_or_missing(table, tmp_path):
     ]
 
 
+def test_a_system_of_several_models_is_their_mean(table, tmp_path):
+    write_score(tmp_path, "m2", "task_b", 0.5)
+    rows = [table.rows[0].model_copy(update={"model": models}) for models in (["m1", "m2"],)]
+    several = table.model_copy(update={"rows": rows})
+    cells = tables.compile_table(several, tmp_path).iloc[0]
+    assert cells["task_a"] == pytest.approx((50 + 12.345) / 2)
+    assert cells["Mean"] == pytest.approx((cells["task_a"] + (25 + 50) / 2) / 2)
+    (tmp_path / "m2" / "task_b.json").unlink()
+    assert tables.compile_table(several, tmp_path).iloc[0].isna()["task_b"]
+
+
 def test_columns_of_several_tasks_and_of_subsets(table, tmp_path):
     subsets = {"subsets": {"standard/x": {"ndcg_at_10": 0.1}}, "ndcg_at_10": 0.9}
     (tmp_path / "m1" / "task_c.json").write_text(json.dumps(subsets))
     columns = [("X", ["task_c:standard/x"]), ("AB", ["task_a", "task_b"])]
-    changes = {"columns": columns, "rows": [table.rows[1].model_copy(update={"model": "m1"})]}
+    changes = {"columns": columns, "rows": [table.rows[1].model_copy(update={"model": ["m1"]})]}
     changed = table.model_copy(update=changes | {"reported": None})
     frame = tables.compile_table(changed, tmp_path)
     assert frame.iloc[0].to_list() == [10.0, 37.5, 23.75, "measured"]
@@ -317,7 +328,9 @@ def test_measured_rows_would_print_the_paper(paper, name, tmp_path):
         figures = dict(zip(headings, map(float, rows[row.reported]), strict=True))
         for heading, tasks in table.columns:
             for task, _, subset in (entry.partition(":") for entry in tasks):
-                path = tmp_path / str(row.model) / f"{task}.json"
+                if not row.model:
+                    continue
+                path = tmp_path / row.model[0] / f"{task}.json"
                 path.parent.mkdir(exist_ok=True)
                 found = json.loads(path.read_text()) if path.exists() else {"subsets": {}}
                 score = {table.measure: figures[heading] / 100}

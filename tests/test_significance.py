@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import statistics
 
 import numpy as np
@@ -152,6 +153,27 @@ def test_who_competes_with_whom(tmp_path):
     found = significance.analyse(table, tmp_path, resamples=99).set_index("system")
     assert found["against"].iloc[:4].to_dict() == {"w": "y", "x": "y", "y": "", "z": ""}
     assert found["low"].notna().all()
+
+
+def test_a_system_of_several_seeds_is_their_mean(scores):
+    rows = [{"label": "both", "model": ["one", "two"]}, {"label": "one", "model": "one"}]
+    found = significance.analyse(table_of(rows=rows), scores, resamples=2_000)
+    found = found.set_index(["system", "column"])
+    for column in COLUMNS:
+        each = [score(tasks, column) for tasks in QUERIES.values()]
+        line = found.loc["both", column]
+        assert line["score"] == pytest.approx(statistics.mean(each))
+        assert line["deviation"] == pytest.approx(statistics.stdev(each))
+        assert math.isnan(found.loc["one", column]["deviation"])
+    # The interval is that of the queries' mean over seeds.
+    values = (tasks["a"][""] for tasks in QUERIES.values())
+    mean_Q = [statistics.mean(pair) for pair in zip(*values, strict=True)]
+    spread = statistics.pstdev(mean_Q) / math.sqrt(len(mean_Q))
+    line = found.loc["both", "a"]
+    assert line["high"] - line["low"] == pytest.approx(100 * 2 * 1.96 * spread, rel=0.2)
+    (scores / "two" / "a.queries.csv").unlink()
+    found = significance.analyse(table_of(rows=rows), scores, resamples=9)
+    assert set(found[found["system"] == "both"]["column"]) == {"b", "y"}
 
 
 def test_what_nobody_has_queries_of(scores):

@@ -186,7 +186,7 @@ def table_scores(table, tasks=TASKS, suffix="json"):
     entry = CONFIG.table(table)
     return expand(
         "results/scores/{model}/{task}.{suffix}",
-        model=[row.model for row in entry.rows if row.model],
+        model=[model for row in entry.rows for model in row.model],
         task=[task for task in entry.tasks() if task in tasks],
         suffix=suffix,
     )
