@@ -41,10 +41,9 @@ from revela.settings import (
     Pairs,
     RevelaObjective,
     Settings,
+    experiment_of,
     first_problem,
 )
-
-_SEED = "-seed"
 
 
 class Config(Settings):
@@ -84,8 +83,12 @@ class Config(Settings):
 
     def seeds_of(self, name: str) -> list[str]:
         """Return a model's name, and for an experiment those of its trainings with other seeds."""
-        parts = {other: other.rpartition(_SEED) for other in self.experiments}
-        return [name, *(o for o, (of, _, seed) in parts.items() if of == name and seed.isdigit())]
+        return [name, *(n for n in self.experiments if n != name and experiment_of(n) == name)]
+
+    def steps_of(self, name: str) -> list[str]:
+        """Return the names of all retrievers that an experiment's seeds keep, the last included."""
+        steps = ["", *(f"@{step}" for step in self.experiments[name].retrievers_at)]
+        return [f"{seed}{step}" for seed in self.seeds_of(name) for step in steps]
 
     def table(self, name: str) -> Table:
         """Return a table with its columns spelt out, and the seeds of its experiments.
@@ -198,7 +201,7 @@ def _spell_out_seeds(experiments: Any, source: str) -> None:
             )
         experiments[name] = {key: value for key, value in entry.items() if key != "seeds"}
         for seed in range(first + 1, first + seeds):
-            other = f"{name}{_SEED}{seed}"
+            other = f"{name}-seed{seed}"
             if other in experiments:
                 raise RevelaError(f"{source}: experiments.{other}: is seed {seed} of {name!r}")
             experiments[other] = experiments[name] | {"seed": seed}

@@ -19,6 +19,7 @@ from revela.report_settings import (
     PretrainingFigure,
     TrendFigure,
 )
+from revela.settings import experiment_of
 from revela.trainlog import read_log
 
 matplotlib.use("Agg")
@@ -99,27 +100,34 @@ def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
 
 
 def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
-    """Draw what each experiment scores on a task against the training's steps."""
+    """Draw what each experiment scores on a task against the training's steps.
+
+    Of an experiment with several seeds it is their mean, on the range of them all.
+    """
     drawing, axis = plt.subplots(figsize=(5, 3.3), layout="constrained")
     for (experiment, label), (colour, style, marker) in zip(
         figure.experiments, cycle(STYLES), strict=False
     ):
-        points = {}
-        for name, path in inputs.items():
-            model, _, step = name.partition("@")
-            if model == experiment and path.suffix == ".json":
-                last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
-                score = json.loads(path.read_text(encoding="utf-8"))[figure.measure]
-                points[int(step or last)] = 100 * score
-        steps = sorted(points)
+        last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
+        scores = [
+            (int(step or last), 100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure])
+            for name, path in inputs.items()
+            for model, _, step in [name.partition("@")]
+            if path.suffix == ".json" and experiment in (model, experiment_of(model))
+        ]
+        by_step = pd.DataFrame(scores, columns=["step", "score"]).groupby("step")["score"]
+        mean = by_step.mean()
         axis.plot(
-            steps,
-            [points[step] for step in steps],
+            mean.index,
+            mean,
             color=colour,
             linestyle=style,
             marker=marker,
             markersize=3,
             label=label,
+        )
+        axis.fill_between(
+            mean.index, by_step.min(), by_step.max(), color=colour, alpha=0.15, linewidth=0
         )
     axis.set_xlabel("step")
     axis.set_ylabel(f"{figure.measure.replace('ndcg_at_', 'nDCG@')} × 100")

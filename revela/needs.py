@@ -110,9 +110,8 @@ def _need_figure(config: Config, needs: Needs, name: str) -> None:
     for model in figure.inputs():
         _need_model(config, needs, model)
     if figure.kind == "learning":
-        chosen = {experiment for experiment, _ in figure.experiments}
-        for model in config.evaluable():
-            if model.partition("@")[0] in chosen:
+        for experiment, _ in figure.experiments:
+            for model in config.steps_of(experiment):
                 _need_score(config, needs, model, figure.task)
 
 

@@ -5,6 +5,7 @@ are in `report_settings`.
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -298,6 +299,11 @@ class Experiment(Settings):
         if self.objective.name != "contriever" and self.batches_per_device != 1:
             raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
         return self
+
+
+def experiment_of(model: str) -> str:
+    """Return the experiment whose seed (`-seed1`), kept step (`@100`) or both a name stands for."""
+    return re.sub(r"(-seed\d+)?(@\d+)?$", "", model)
 
 
 # ---------------------------------------------------------------------------- evaluation

@@ -1,5 +1,6 @@
 """Figures of compiled tables and of a bench: bars, trends, cost."""
 
+import math
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,10 @@ _SOURCES = [("measured", "", "measured here"), ("reported", "////", "as reported
 
 
 def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
-    """Draw the means of each table's groups over their rows' labels; hollow where reported."""
+    """Draw the means of each table's groups over their rows' labels; hollow where reported.
+
+    Bars are 95% intervals over queries, of tables that have a `_significance.csv` beside them.
+    """
     drawing, axes = plt.subplots(
         1, len(figure.tables), figsize=(6.2, 2.7), layout="constrained", squeeze=False
     )
@@ -97,6 +101,15 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
                 marker=marker,
                 markersize=5,
                 label=group,
+            )
+            axis.errorbar(
+                x,
+                rows["mean"],
+                yerr=[rows["mean"] - rows["low"], rows["high"] - rows["mean"]],
+                fmt="none",
+                ecolor=colour,
+                elinewidth=0.8,
+                capsize=2,
             )
             hollow = rows[SOURCE] == "reported"
             axis.plot(
@@ -180,6 +193,12 @@ def draw_cost(path: Path) -> Any:
 
 
 def _read_means(path: Path) -> pd.DataFrame:
-    """Read a compiled table: each system's `mean` and `source`."""
+    """Read a compiled table: each system's `mean`, its interval `low` to `high`, and `source`."""
     found = pd.read_csv(path, index_col="system")
-    return pd.DataFrame({"mean": found.iloc[:, -2].astype(float), SOURCE: found[SOURCE]})
+    mean = found.columns[-2]
+    means = pd.DataFrame({"mean": found[mean].astype(float), SOURCE: found[SOURCE]})
+    beside = path.with_name(f"{path.stem}_significance.csv")
+    if not beside.exists():
+        return means.assign(low=math.nan, high=math.nan)
+    analysis = pd.read_csv(beside, index_col="system")
+    return means.join(analysis.loc[analysis["column"] == mean, ["low", "high"]])

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,6 +19,7 @@ from revela.report_settings import (
     CostFigure,
     CurvesFigure,
     DynamicsFigure,
+    LearningFigure,
     Listing,
     Table,
     TrendFigure,
@@ -516,6 +518,29 @@ def test_a_trend_is_a_line_a_group_over_the_labels(inputs):
     assert [line.get_xydata().tolist() for line in hollow][:2] == [[[1, 30]], [[0, 20]]]
     entries = [text.get_text() for text in drawing.legends[0].get_texts()]
     assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
+
+
+def test_a_trend_has_intervals_where_its_table_has(inputs):
+    beside = "system,column,low,high\nRevela 1B / b4,Mean,8,13\nRevela 1B / b4,task,0,2\n"
+    inputs["t"].with_name("table_significance.csv").write_text(beside)
+    (axis,) = figures.draw(FIGURES[1], inputs).axes
+    bars = [bar for lines in axis.collections for bar in lines.get_segments() if len(bar)]
+    assert [bar.tolist() for bar in bars if not np.isnan(bar).any()] == [[[0, 8], [0, 13]]]
+
+
+def test_learning_is_the_mean_of_seeds_on_their_range(inputs, tmp_path):
+    figure = LearningFigure(kind="learning", caption="c", task="t", experiments={"e": "E"})
+    scores = {"e@0": 0.1, "e": 0.5, "e-seed1@0": 0.2, "e-seed1": 0.3, "e-other": 0.9}
+    paths = {"e.log": inputs["e"]}
+    for name, value in scores.items():
+        write_score(tmp_path, name, "t", value)
+        paths[name] = tmp_path / name / "t.json"
+    (axis,) = figures.draw(figure, paths).axes
+    (line,) = axis.lines
+    assert line.get_xydata() == pytest.approx(np.array([[0, 15], [5, 40]]))
+    (band,) = axis.collections
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6).tolist()}
+    assert corners == {(0, 10), (0, 20), (5, 30), (5, 50)}
 
 
 def test_cost_is_drawn_beside_the_growth_that_the_paper_derives(inputs):

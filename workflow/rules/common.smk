@@ -211,11 +211,7 @@ def figure_inputs(figure):
         return {"cost": f"results/bench/{figure}.csv"}
     if entry.kind == "learning":
         experiments = [name for name, _ in entry.experiments]
-        models = [
-            model
-            for model in CONFIG.evaluable()
-            if model.partition("@")[0] in experiments
-        ]
+        models = [model for name in experiments for model in CONFIG.steps_of(name)]
         scores = {m: f"results/scores/{m}/{entry.task}.json" for m in models}
         logs = {f"{name}.log": training_log(name) for name in experiments}
         return scores | logs
