@@ -187,7 +187,7 @@ def _local(config: Config, needs: Needs) -> list[Finding]:
     for name in sorted(files | folders):
         if name and not Path(name).exists():
             found.append(Finding("files", "problem", f"{name}: no such file or folder"))
-    for tracker in sorted({t for n in needs.experiments for t in config.experiments[n].trackers}):
+    for tracker in trackers.chosen() if needs.experiments else []:
         if problem := trackers.missing(tracker):
             found.append(Finding(tracker, "problem", problem))
     return found

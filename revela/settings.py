@@ -279,9 +279,6 @@ class Experiment(Settings):
     retrievers_at: list[Natural] = Field(
         [], description="steps whose retriever is kept too, as <experiment>@<step>"
     )
-    trackers: list[Literal["tensorboard", "wandb"]] = Field(
-        [], description="where the log is shown as well; wandb: WANDB_API_KEY in the environment"
-    )
     seed: int = 0
 
     @model_validator(mode="after")

@@ -66,7 +66,7 @@ def train(
     with work_folder(output, experiment.dump(), inputs) as work:
         keep_freed_memory()
         transformers.set_seed(experiment.seed)
-        trackers.prepare(experiment.trackers, output, work.name)
+        trackers.prepare(output, work.name)
         # First: ZeRO-3 takes weights apart where they are loaded.
         arguments = _arguments(experiment, work, zero_stage)
         module, collate = _build(experiment, zero_stage)
@@ -224,7 +224,7 @@ def _arguments(
         dataloader_pin_memory=device.type == "cuda",
         dataloader_drop_last=True,
         label_names=[],
-        report_to=list(experiment.trackers),
+        report_to=trackers.chosen(),
         disable_tqdm=True,
         average_tokens_across_devices=False,
     )

@@ -164,17 +164,23 @@ def test_the_commands_answer_at_once(results):
 def test_trackers_that_are_missing_are_told(monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("REVELA_TRACKERS", "tensorboard, wand")
+    with pytest.raises(
+        RevelaError, match=r"REVELA_TRACKERS: unknown tracker 'wand'; did .*'wandb'"
+    ):
+        trackers.prepare(tmp_path, "a")
+    monkeypatch.setenv("REVELA_TRACKERS", "wandb")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RevelaError, match="trackers: wandb needs the package wandb"):
-        trackers.prepare(["wandb"], tmp_path, "a")
+    with pytest.raises(RevelaError, match="REVELA_TRACKERS: wandb needs the package wandb"):
+        trackers.prepare(tmp_path, "a")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     with pytest.raises(RevelaError, match="needs WANDB_API_KEY"):
-        trackers.prepare(["wandb"], tmp_path, "a")
+        trackers.prepare(tmp_path, "a")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     for name in ("WANDB_DIR", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_PROJECT", "WANDB_RESUME"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that what is set here does not stay
         monkeypatch.delenv(name)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
-    trackers.prepare(["wandb"], tmp_path / "m", "a")
+    trackers.prepare(tmp_path / "m", "a")
     assert os.environ["WANDB_RUN_ID"] == "m-a"

@@ -302,8 +302,9 @@ def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
     assert not (tmp_path / "m" / "retriever").exists()
 
 
-def test_tensorboard_logs_stay(backbone, data, tmp_path):
-    train(experiment(backbone, steps=2, trackers=["tensorboard"]), data, tmp_path / "m")
+def test_tensorboard_logs_stay(backbone, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_TRACKERS", "tensorboard")
+    train(experiment(backbone, steps=2), data, tmp_path / "m")
     assert list((tmp_path / "m" / "tensorboard").rglob("events.out.*"))
 
 
