@@ -8,6 +8,7 @@ import yaml
 
 from revela.config import load_config, parse_config
 from revela.errors import RevelaError
+from revela.settings import experiment_of
 
 ROOT = Path(__file__).parent.parent
 DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
@@ -38,7 +39,7 @@ def _root(monkeypatch):
     monkeypatch.chdir(ROOT)  # configs name files from there
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "config.demo.yaml", "config.backbone.yaml"])
+@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("config*.yaml")))
 def test_shipped_configs_are_valid(name):
     assert load_config(ROOT / name).corpora
 
@@ -123,6 +124,14 @@ def test_the_experiments_are_those_of_the_paper():
         else:
             assert (objective.temperature, objective.value_norm) == (1e-4, not on_code)
             assert (experiment.learning_rate, experiment.steps) == (1e-4, None)
+
+
+def test_the_study_matches_chunks_and_steps():
+    config = load_config(ROOT / "config.study.yaml")
+    for name, experiment in config.experiments.items():
+        size = 1 if experiment.data in config.pairs else config.batches[experiment.data].batch_size
+        assert (size * experiment.batches_per_step, experiment.steps) == (64, 32), name
+        assert len(config.seeds_of(experiment_of(name))) == 3, name
 
 
 def test_prefixes_have_names():

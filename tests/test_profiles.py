@@ -80,8 +80,9 @@ def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
     assert limits == {"gpu": 1}
 
 
-def test_the_demo_is_found_by_name(clone):
-    assert "results/tables/demo.csv" in plan(clone, "--profile", "demo")
+@pytest.mark.parametrize(("profile", "table"), [("demo", "demo"), ("study", "study_objectives")])
+def test_demo_and_study_are_found_by_name(clone, profile, table):
+    assert f"results/tables/{table}.csv" in plan(clone, "--profile", profile, "--no-hooks")
 
 
 @pytest.mark.parametrize(
