@@ -72,30 +72,34 @@ def save(drawing: Any, path: Path, kind: str) -> None:
 
 
 def draw_curves(logs: dict[str, list[dict[str, Any]]]) -> Any:
-    """Draw each experiment's loss relative to its start, the gain of attention, the sharpness."""
-    drawing, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained")
+    """Draw each experiment's loss relative to its start, the gain of attention, the sharpness.
+
+    And the share of chunks whose gradient reaches the retriever, the pulse of Revela's training.
+    """
+    drawing, axes = plt.subplots(2, 2, figsize=(8, 6), layout="constrained")
     panels = [
         ("loss", "training loss, share of its start"),
         ("plain_loss_gain", "loss without − with in-batch attention (nats)"),
         ("top_similarity", "mean largest similarity weight"),
+        ("rows_learning", "share of chunks that teach the retriever"),
     ]
     for (label, entries), (colour, style, _) in zip(logs.items(), cycle(STYLES), strict=False):
         frame = pd.DataFrame([entry for entry in entries if "loss" in entry]).set_index("step")
-        width = max(1, len(frame) // 40)
-        for axis, (name, _) in zip(axes, panels, strict=True):
+        for axis, (name, _) in zip(axes.flat, panels, strict=True):
             if name not in frame:
                 continue
             values = frame[name].dropna()
+            width = max(1, len(values) // 20)
             if name == "loss":
                 values = values / values.iloc[:width].mean()
-            if name != "plain_loss_gain":
-                values = values.rolling(width, min_periods=1).mean()
+            values = values.rolling(width, min_periods=1).mean()
             axis.plot(values.index, values, color=colour, linestyle=style, label=label)
-    for axis, (_, title) in zip(axes, panels, strict=True):
+    for axis, (_, title) in zip(axes.flat, panels, strict=True):
         axis.set_xlabel("step")
         axis.set_title(title, fontsize=9)
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    axes[0, 0].legend(fontsize=8)
+    axes[1, 1].set_ylim(0, 1.05)
     return drawing
 
 
