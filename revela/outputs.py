@@ -21,6 +21,8 @@ from revela.cost import energy_joules, joules_between, kilowatt_hours
 from revela.errors import RevelaError
 
 _START, _START_JOULES = time.time(), energy_joules()
+_UMASK = os.umask(0)
+os.umask(_UMASK)
 
 
 def process_start() -> float:
@@ -44,6 +46,10 @@ def whole(path: Path) -> Iterator[Path]:
         for stale in path.parent.glob(f".{path.name}.[0-9]*.part"):
             _remove(stale)  # of a process that was killed
         yield temporary
+        # safetensors writes files that nobody but their owner may read.
+        for file in (temporary, *temporary.rglob("*")):
+            if file.is_file():
+                file.chmod(0o666 & ~_UMASK)
         if path.is_dir():
             shutil.rmtree(path)
         os.replace(temporary, path)

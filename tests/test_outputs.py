@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from revela.outputs import sha256, whole, write_manifest, write_text
 
@@ -35,6 +37,19 @@ def test_a_folder_replaces_a_folder(tmp_path):
             folder.mkdir()
             (folder / content).touch()
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["two"]
+
+
+def test_others_may_read_what_is_written(tmp_path):
+    (tmp_path / "text").touch()
+    usual = (tmp_path / "text").stat().st_mode
+    with whole(tmp_path / "model") as folder:
+        folder.mkdir()
+        save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
+    with whole(tmp_path / "one.safetensors") as file:
+        save_file({"a": torch.zeros(1)}, file)
+    for path in (tmp_path / "model" / "model.safetensors", tmp_path / "one.safetensors"):
+        assert path.stat().st_mode == usual
+    assert (tmp_path / "model").stat().st_mode & 0o111
 
 
 def test_a_manifest_tells_settings_inputs_and_versions(tmp_path):
