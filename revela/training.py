@@ -27,8 +27,9 @@ from revela.encoder import (
 from revela.errors import RevelaError
 from revela.objectives.contriever import Contriever
 from revela.objectives.replug import Replug
-from revela.objectives.revela import Revela, similarity_measures
+from revela.objectives.revela import Revela
 from revela.reading import NotFinite
+from revela.saving import KeepRetriever, Snapshots, save_model
 from revela.settings import Experiment
 from revela.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
 
@@ -86,9 +87,9 @@ def train(
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(Progress())
         if isinstance(module, Revela) and experiment.snapshots:
-            trainer.add_callback(_Snapshots(trainer, experiment, rows[0]))
+            trainer.add_callback(Snapshots(trainer, experiment, rows[0]))
         if experiment.retrievers_at:
-            trainer.add_callback(_KeepRetriever(trainer, experiment.retrievers_at, output))
+            trainer.add_callback(KeepRetriever(trainer, experiment.retrievers_at, output))
         run(trainer, checkpoint_minutes)
         _finish(experiment, inputs, output, trainer)
 
@@ -96,10 +97,11 @@ def train(
 def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "_Trainer") -> None:
     """Write the finished models, the log and the manifest."""
     module, writes = trainer.model, trainer.is_world_process_zero()
-    save_retriever(module, output / "retriever", writes)
+    retriever = module.retriever
+    save_model(retriever.model, retriever.tokenizer, output / "retriever", writes)
     if isinstance(module, Revela) and not module.settings.freeze_language_model:
         tokenizer = load_tokenizer(str(experiment.language_model))
-        _save(module.language_model, tokenizer, output / "language_model", writes)
+        save_model(module.language_model, tokenizer, output / "language_model", writes)
     if not writes:
         return
     outputs.write_text(output / LOG, (trainer.work / LOG).read_text())
@@ -118,23 +120,6 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
         tokens_per_second=round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
         **spent(trainer.work),
     )
-
-
-def save_retriever(module: Any, path: Path, writes: bool = True) -> None:
-    """Write an objective's retriever: adapter or weights in safetensors, and its tokenizer.
-
-    All processes call it, one of them writes.
-    """
-    _save(module.retriever.model, module.retriever.tokenizer, path, writes)
-
-
-def _save(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
-    if not writes:
-        save_weights(model, None)
-        return
-    with outputs.whole(path) as folder:
-        save_weights(model, folder)
-        tokenizer.save_pretrained(folder)
 
 
 # ---------------------------------------------------------------------------- what is trained
@@ -347,75 +332,3 @@ class _Trainer(ResumableTrainer):
         yield "retriever", module.retriever.model
         if isinstance(module, Revela) and not module.settings.freeze_language_model:
             yield "language_model", module.language_model
-
-
-class _KeepRetriever(transformers.TrainerCallback):
-    """Keep the retriever as it is at chosen steps, to see later how it learned."""
-
-    def __init__(self, trainer: _Trainer, steps: list[int], output: Path) -> None:
-        self.trainer, self.steps, self.output = trainer, set(steps), output
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep step 0."""
-        if state.global_step == 0:
-            self._keep(0)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep a chosen step."""
-        self._keep(state.global_step)
-
-    def _keep(self, step: int) -> None:
-        if step in self.steps:
-            module = self.trainer.accelerator.unwrap_model(self.trainer.model)
-            writes = self.trainer.is_world_process_zero()
-            save_retriever(module, self.output / "steps" / str(step), writes)
-
-
-class _Snapshots(transformers.TrainerCallback):
-    """Record the in-batch similarities and losses of one batch at chosen steps (figure 6)."""
-
-    def __init__(self, trainer: _Trainer, experiment: Experiment, row: dict[str, Any]) -> None:
-        self.trainer = trainer
-        self.steps = set(experiment.snapshots)
-        self.row = row
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record step 0."""
-        if state.global_step == 0:
-            self._record(0)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record a chosen step."""
-        if state.global_step:
-            self._record(state.global_step)
-
-    @torch.no_grad()
-    def _record(self, step: int) -> None:
-        if step not in self.steps:
-            return
-        module = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        tensors = self.trainer.data_collator.tensors(self.row["texts"], self.row["source"])
-        inputs = {name: tensor.to(self.trainer.args.device) for name, tensor in tensors.items()}
-        training = module.training
-        module.eval()
-        with self.trainer.accelerator.autocast():
-            similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
-            result = module(**inputs)
-            plain = module.plain_loss(inputs["language_model_ids"], inputs["language_model_mask"])
-        module.train(training)
-        if not self.trainer.is_world_process_zero():
-            return  # computed everywhere: chunks may read those of other processes
-        append_line(
-            self.trainer.work / LOG,
-            {
-                "step": step,
-                "snapshot": {
-                    "texts": self.row["texts"],
-                    "documents": self.row.get("documents"),
-                    "similarity": similarity.float().tolist(),
-                    "loss": float(result["loss"]),
-                    "plain_loss": float(plain),
-                    **{k: float(v) for k, v in similarity_measures(similarity).items()},
-                },
-            },
-        )
