@@ -1,6 +1,7 @@
 """The pipeline as Slurm jobs: GPUs asked for, several nodes, and nothing lost by any kill.
 
-Root and Debian's slurmctld, slurmd, slurm-client and munge are needed: `make test-cluster`.
+Root (who may make PID namespaces: in a container, a privileged one) and Debian's slurmctld, slurmd,
+slurm-client and munge are needed: `make test-cluster`.
 """
 
 import contextlib
