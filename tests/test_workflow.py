@@ -361,12 +361,13 @@ def test_cost_is_a_report_of_what_is_there(project):
     assert told["hours"] > 0
 
 
-def test_a_killed_step_leaves_nothing_and_the_next_run_finishes(project):
+def test_after_a_kill_the_next_run_finishes(project):
     for path in ("tiny-revela/retriever", "tiny-revela/log.jsonl"):
         target = project / "results/models" / path
         shutil.rmtree(target) if target.is_dir() else target.unlink()
     config = json.loads(json.dumps(CONFIG))
     config["experiments"]["tiny-revela"]["steps"] = 60
+    config["experiments"]["undisturbed"] = {"base": "tiny-revela"}
     write_config(project, config)
     process = subprocess.Popen(
         ["snakemake", "--cores", "2", "results/models/tiny-revela/log.jsonl"],
@@ -380,13 +381,18 @@ def test_a_killed_step_leaves_nothing_and_the_next_run_finishes(project):
     work = project / "results/models/tiny-revela/checkpoints"
     while time.monotonic() < deadline and not list(work.rglob("complete.json")):
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGSTOP)
+    process.kill()  # Snakemake alone: its training is left, here it waits in its middle
     process.wait()
+    again = ["--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"]
+    refused = snakemake(project, *again)
+    os.killpg(process.pid, signal.SIGKILL)  # now the training as well
     assert list(work.rglob("complete.json")), "the training was not killed in its middle"
+    assert refused.returncode != 0
+    (told,) = (project / "results/logs/train/tiny-revela.log").read_text().splitlines()
+    assert told.endswith("results/models/tiny-revela: another training is running there")
     assert not (project / "results/models/tiny-revela/retriever").exists()
-    result = snakemake(
-        project, "--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"
-    )
+    result = snakemake(project, *again, "results/models/undisturbed/log.jsonl")
     write_config(project, CONFIG)
     assert result.returncode == 0, result.stderr
     manifest = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
@@ -397,6 +403,11 @@ def test_a_killed_step_leaves_nothing_and_the_next_run_finishes(project):
         if "snapshot" not in line
     ]
     assert steps == list(range(1, 61))
+    found, expected = (
+        (project / f"results/models/{name}/retriever/model.safetensors").read_bytes()
+        for name in ("tiny-revela", "undisturbed")
+    )
+    assert found == expected
 
 
 # ---------------------------------------------------------------------------- the command line

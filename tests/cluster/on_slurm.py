@@ -1,6 +1,7 @@
-"""The pipeline as Slurm jobs: GPUs asked for, scancel, time limits, several nodes, nothing lost.
+"""The pipeline as Slurm jobs: GPUs asked for, several nodes, and nothing lost by any kill.
 
-Root and Debian's slurmctld, slurmd, slurm-client and munge are needed: `make test-cluster`.
+Root (who may make PID namespaces: in a container, a privileged one) and Debian's slurmctld, slurmd,
+slurm-client and munge are needed: `make test-cluster`.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from revela.checkpoints import step_of
 from tests.cluster import slurm
 from tests.test_workflow import CONFIG as TINY
 from tests.test_workflow import ROOT, TEXTS
@@ -37,6 +39,9 @@ CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
         "cancelled": {"base": "undisturbed"},
         "two-nodes": {"base": "undisturbed"},
         "limited": {"base": "undisturbed", "steps": 3},
+        "node-lost": {"base": "undisturbed", "checkpoint_steps": 10},
+        "one-of-two-lost": {"base": "node-lost"},
+        "orphaned": {"base": "undisturbed"},
     },
     "models": {"untouched": TINY["models"]["untouched"]},
     "tables": {
@@ -63,14 +68,15 @@ class Cluster:
     """A clone of the project on a Slurm."""
 
     folder: Path
+    lost: Callable[[str], contextlib.AbstractContextManager]  # a node, while the block runs
     running: contextlib.ExitStack  # calls of Snakemake, killed if the test ends before them
 
-    def start(self, target: str, **overlay: object) -> subprocess.Popen:
-        """Call `snakemake --profile slurm` for a target."""
+    def start(self, *targets: str, **overlay: object) -> subprocess.Popen:
+        """Call `snakemake --profile slurm` for targets, or with other arguments."""
         profile = self.folder / "overlay" / "config.yaml"
         profile.parent.mkdir(exist_ok=True)
         profile.write_text(yaml.safe_dump(OVERLAY | overlay))
-        command = ["snakemake", "--profile", "slurm", "--workflow-profile", "overlay", target]
+        command = ["snakemake", "--profile", "slurm", "--workflow-profile", "overlay", *targets]
         with (self.folder / "snakemake.log").open("a") as log:
             running = subprocess.Popen(
                 command,
@@ -104,6 +110,34 @@ class Cluster:
     def said(self, job: dict[str, str]) -> str:
         """Return the log that Slurm wrote for a job."""
         return Path(job["StdOut"]).read_text()
+
+    def train_until(self, step: int, name: str, **overlay: object) -> tuple[subprocess.Popen, str]:
+        """Call Snakemake for a training and wait for a step; return the call and the job."""
+        running = self.start(f"results/models/{name}/retriever", **overlay)
+        slurm.wait_for(lambda: self.seen(name) >= step, 300, f"{step} steps")
+        (job,) = slurm.jobs()
+        return running, job
+
+    def seen(self, name: str) -> int:
+        """Return how many steps the logs of a training have."""
+        logs = (self.folder / "results/models" / name).rglob("log.jsonl")
+        return sum(log.read_text().count("\n") for log in logs)
+
+    def saved(self, name: str) -> int:
+        """Return the step of a training's last checkpoint, 0 if there is none."""
+        whole = (self.folder / "results/models" / name).rglob("complete.json")
+        return max((step_of(path.parent) for path in whole), default=0)
+
+    def cancel(self, job: str, name: str) -> None:
+        """Cancel a training in its middle and check that its checkpoint loses no step."""
+        print(f"\n  scancel {job} after step {self.seen(name)} of {STEPS}", end="", flush=True)
+        started = time.monotonic()
+        subprocess.run(["scancel", job], check=True)
+        slurm.wait_for(lambda: self.saved(name), 30, "the checkpoint")
+        seconds = time.monotonic() - started
+        print(f": step {self.saved(name)} saved after {seconds:.1f} s", end="", flush=True)
+        assert 10 < self.saved(name) < STEPS
+        assert self.saved(name) == self.seen(name), "steps after the checkpoint are lost"
 
     def steps(self, name: str) -> list[int]:
         """Return the steps in a finished training's log."""
@@ -142,8 +176,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     lab = tmp_path_factory.mktemp("slurm") / "lab"
-    with slurm.slurm(lab), contextlib.ExitStack() as running:
-        yield Cluster(folder, running)
+    with slurm.slurm(lab) as lost, contextlib.ExitStack() as running:
+        yield Cluster(folder, lost, running)
 
 
 def test_the_pipeline_runs_as_jobs_with_the_gpus_asked_for(cluster):
@@ -163,35 +197,75 @@ def test_the_pipeline_runs_as_jobs_with_the_gpus_asked_for(cluster):
     assert cluster.manifest("undisturbed")["processes"] == 4
 
 
+def on_nodes(number: str) -> dict:
+    """Return what is set for a training of four processes on so many nodes."""
+    if number == "1":
+        return {}
+    several = yaml.safe_load((ROOT / "slurm/nodes/config.yaml").read_text())
+    several["set-resources"]["train"]["gres"] = "gpu:2"  # on each node
+    return several
+
+
 @pytest.mark.parametrize(("name", "nodes"), [("cancelled", "1"), ("two-nodes", "2")])
 def test_a_training_cancelled_in_its_middle_loses_no_step(cluster, name, nodes):
-    several = yaml.safe_load((cluster.folder / "slurm/nodes/config.yaml").read_text())
-    several["set-resources"]["train"]["gres"] = "gpu:2"  # on each node: four processes again
-    running = cluster.start(f"results/models/{name}/retriever", **several if nodes == "2" else {})
-    work = cluster.folder / "results/models" / name
-
-    def seen() -> int:
-        return sum(log.read_text().count("\n") for log in work.rglob("log.jsonl"))
-
-    slurm.wait_for(lambda: seen() > 10, 300, "ten steps")
-    (job,) = slurm.jobs()
-    print(f"\n  scancel {job} after step {seen()} of {STEPS}", end="", flush=True)
-    started = time.monotonic()
-    subprocess.run(["scancel", job], check=True)
-    slurm.wait_for(lambda: list(work.rglob("complete.json")), 30, "the checkpoint")
-    (saved,) = (int(path.parent.name.split("-")[1]) for path in work.rglob("complete.json"))
-    print(f": step {saved} saved after {time.monotonic() - started:.1f} s", end="", flush=True)
-    assert 10 < saved < STEPS
-    assert saved == seen(), "steps after the checkpoint are lost"
+    running, job = cluster.train_until(11, name, **on_nodes(nodes))
+    cluster.cancel(job, name)
     cluster.finish(running)
     first, second = cluster.records(f"rule_train_wildcards_{name}")
     assert first["JobState"] == "CANCELLED"
     assert second["JobState"] == "COMPLETED"
     assert second["NumNodes"] == nodes
     assert gpus(second) == ("gres:gpu:4" if nodes == "1" else "gres:gpu:2")
-    assert cluster.manifest(name)["processes"] == 4
-    assert cluster.steps(name) == list(range(1, STEPS + 1))
-    assert_same_weights(cluster, name)
+    assert_undisturbed(cluster, name)
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("node-lost", "1"), ("one-of-two-lost", "2")])
+def test_a_training_whose_node_is_lost_goes_on_from_its_checkpoint(cluster, name, nodes):
+    running, job = cluster.train_until(25, name, **on_nodes(nodes))
+    node = slurm.record(job)["NodeList"].replace("gpu[1-2]", "gpu2")
+    with cluster.lost(node):
+        seen = cluster.seen(name)
+        print(f"\n  {node} lost after step {seen} of {STEPS}", end="", flush=True)
+        slurm.wait_for(lambda: slurm.record(job)["JobState"] == "NODE_FAIL", 60, "its failure")
+        saved = cluster.saved(name)
+        print(f": goes on from step {saved}", end="", flush=True)
+    cluster.finish(running)
+    assert 0 < seen - saved <= 10, "other steps are lost than those since the last checkpoint"
+    first, second = cluster.records(f"rule_train_wildcards_{name}")
+    assert first["JobState"] == "NODE_FAIL"
+    assert second["JobState"] == "COMPLETED"
+    assert second["NumNodes"] == nodes
+    assert_undisturbed(cluster, name)
+
+
+def test_a_training_whose_snakemake_was_killed_keeps_a_second_one_out(cluster):
+    name = "orphaned"
+    running, job = cluster.train_until(11, name)
+    running.kill()
+    running.wait()
+    # Held, so that it does not end before a second one begins.
+    subprocess.run(["scontrol", "suspend", job], check=True)
+    held = cluster.seen(name)
+    assert cluster.start(f"results/models/{name}/retriever").wait(timeout=60) != 0
+    assert "Directory cannot be locked" in (cluster.folder / "snakemake.log").read_text()
+    assert cluster.start("--unlock").wait(timeout=60) == 0
+    running = cluster.start(f"results/models/{name}/retriever")
+
+    def refused() -> dict[str, str] | None:
+        others = [slurm.record(other) for other in slurm.jobs("failed")]
+        return next((other for other in others if name in other["Comment"]), None)
+
+    slurm.wait_for(refused, 120, "the end of a second training")
+    assert f"models/{name}: another training is running there" in cluster.said(refused())
+    subprocess.run(["scontrol", "resume", job], check=True)
+    slurm.wait_for(lambda: cluster.seen(name) > held, 60, "the first one's next step")
+    cluster.cancel(job, name)
+    cluster.finish(running)
+    states = [job["JobState"] for job in cluster.records(f"rule_train_wildcards_{name}")]
+    assert states[0] == "CANCELLED"
+    assert set(states[1:-1]) == {"FAILED"}
+    assert states[-1] == "COMPLETED"
+    assert_undisturbed(cluster, name)
 
 
 def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
@@ -207,7 +281,10 @@ def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
     assert cluster.steps("limited") == [1, 2, 3]
 
 
-def assert_same_weights(cluster: Cluster, name: str) -> None:
+def assert_undisturbed(cluster: Cluster, name: str) -> None:
+    """Check that a training made each step once, on four processes, and ended the same."""
+    assert cluster.manifest(name)["processes"] == 4
+    assert cluster.steps(name) == list(range(1, STEPS + 1))
     expected, found = cluster.weights("undisturbed"), cluster.weights(name)
     assert expected.keys() == found.keys()
     furthest = max(float((expected[key] - found[key]).abs().max()) for key in expected)

@@ -1,7 +1,8 @@
 """A real Slurm on this host: one controller, virtual nodes, GPUs that are links to /dev/null.
 
 It has a folder, ports and a munge key of its own; /etc/slurm has links to its configuration while
-it runs. No accounting, no cgroups, no systemd.
+it runs. A node is a PID namespace: it can be lost with all of its processes. No accounting, no
+cgroups, no systemd.
 """
 
 import contextlib
@@ -56,8 +57,11 @@ def free_port() -> int:
 @contextlib.contextmanager
 def slurm(
     folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 64, memory: int = 512_000
-) -> Iterator[None]:
-    """Run a Slurm in a folder, its nodes pretending to have so many CPUs and GPUs and MB."""
+) -> Iterator[Callable[[str], contextlib.AbstractContextManager]]:
+    """Run a Slurm in a folder, its nodes pretending to have so many CPUs and GPUs and MB.
+
+    Yields `lost(node)`: while that block runs, the node is lost.
+    """
     folder.mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
     names = [f"gpu{n}" for n in range(1, nodes + 1)]
@@ -76,16 +80,34 @@ def slurm(
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
-    commands = [
-        [
-            *("munged", "--foreground", "--force", f"--key-file={key}"),
-            *(f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")),
-            f"--socket={folder}/munge.socket",
-        ],
-        ["slurmctld", "-D", "-c"],
-        *(["slurmd", "-D", "-N", name] for name in names),
-    ]
     with contextlib.ExitStack() as daemons:
+
+        def start(program: str, *arguments: str) -> subprocess.Popen:
+            found = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+            assert found, f"{program} is not installed"
+            log = daemons.enter_context((folder / f"{program}.out").open("a"))
+            daemon = subprocess.Popen(
+                [found, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            daemons.callback(daemon.wait)
+            daemons.callback(daemon.kill)
+            return daemon
+
+        def start_node(name: str) -> subprocess.Popen:
+            namespace = ("--pid", "--fork", "--kill-child", "--mount-proc")
+            return start("unshare", *namespace, "slurmd", "-D", "-N", name)
+
+        @contextlib.contextmanager
+        def lost(name: str) -> Iterator[None]:
+            running[name].kill()  # and with it all that runs in its namespace
+            running[name].wait()
+            # What the controller finds out for itself after SlurmdTimeout, 300 seconds.
+            down = ("State=DOWN", "Reason=lost")
+            subprocess.run(["scontrol", "update", f"NodeName={name}", *down], check=True)
+            yield
+            running[name] = start_node(name)
+            wait_for(lambda: _available() == nodes, 60, f"{nodes} nodes, see {folder}")
+
         # Snakemake's job steps forget SLURM_CONF: only here do they find it.
         for name in ("slurm.conf", "gres.conf"):
             link = Path("/etc/slurm") / name
@@ -94,18 +116,16 @@ def slurm(
             link.unlink(missing_ok=True)
             link.symlink_to(folder / name)
             daemons.callback(link.unlink)
-        for command in commands:
-            program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-            assert program, f"{command[0]} is not installed"
-            log = daemons.enter_context((folder / f"{command[0]}.out").open("a"))
-            daemon = subprocess.Popen(
-                [program, *command[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-            daemons.callback(daemon.wait)
-            daemons.callback(daemon.terminate)
-        wait_for(lambda: _idle() == nodes, 60, f"{nodes} idle nodes, see {folder}")
+        start(
+            *("munged", "--foreground", "--force", f"--key-file={key}"),
+            *(f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")),
+            f"--socket={folder}/munge.socket",
+        )
+        start("slurmctld", "-D", "-c")
+        running = {name: start_node(name) for name in names}
+        wait_for(lambda: _available() == nodes, 60, f"{nodes} nodes, see {folder}")
         try:
-            yield
+            yield lost
         finally:
             subprocess.run(["scancel", "--user=root"], check=False)
             wait_for(lambda: not jobs(), 60, "the end of all jobs")
@@ -125,13 +145,13 @@ def output(*command: str) -> str:
     return result.stdout
 
 
-def jobs() -> list[str]:
-    """Return the ids of the jobs that wait or run."""
-    return output("squeue", "--noheader", "--format=%i").split()
+def jobs(states: str = "pending,running,suspended,completing") -> list[str]:
+    """Return the ids of the jobs in some states, of those that wait or run if none are given."""
+    return output("squeue", "--noheader", f"--states={states}", "--format=%i").split()
 
 
-def _idle() -> int:
-    return len(output("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())
+def _available() -> int:
+    return len(output("sinfo", "-h", "-N", "-t", "idle,mixed", "-o", "%N").split())
 
 
 def record(job: str) -> dict[str, str]:
