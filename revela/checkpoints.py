@@ -287,7 +287,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Hold a folder for one training.
 
     Raises:
-        RevelaError: another training holds it.
+        RevelaError: another training holds it, or the disk knows no locks.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -300,6 +300,10 @@ def _locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RevelaError(f"{folder.parent}: another training is running there") from error
+            except OSError as error:
+                raise RevelaError(
+                    f"cannot lock {folder}: {error.strerror}; its disk must be mounted with flock"
+                ) from error
         yield
 
 

@@ -1,5 +1,6 @@
 """Training: every objective learns, resumes where it was killed, and says what went wrong."""
 
+import errno
 import json
 import math
 import os
@@ -349,6 +350,15 @@ def test_two_trainings_in_one_folder(backbone, data, tmp_path):
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(RevelaError, match="another training is running there"):
             train(experiment(backbone), data, tmp_path / "m")
+
+
+def test_a_disk_without_locks_is_told(backbone, data, tmp_path, monkeypatch):
+    def flock(stream, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(RevelaError, match=r"cannot lock .*No locks available; .* with flock"):
+        train(experiment(backbone), data, tmp_path / "m")
 
 
 def test_models_that_cannot_be_loaded(backbone, data, tmp_path, monkeypatch):
