@@ -75,12 +75,14 @@ class Table(Settings):
         return self
 
     def names(self) -> list[str]:
-        """Return what each row is called: label and size, after its group where two would clash."""
+        """Return what each row is called: label and size, after its group where it needs one.
+
+        A group needs its name where a row of it would clash with one of another group.
+        """
         short = [f"{row.label} {row.size}".strip() for row in self.rows]
-        return [
-            f"{row.group} / {name}" if row.group and short.count(name) > 1 else name
-            for row, name in zip(self.rows, short, strict=True)
-        ]
+        named = list(zip(self.rows, short, strict=True))
+        groups = {row.group for row, name in named if row.group and short.count(name) > 1}
+        return [f"{row.group} / {name}" if row.group in groups else name for row, name in named]
 
     def tasks(self) -> list[str]:
         """Return the tasks that a measured row needs, without their subsets, each once."""

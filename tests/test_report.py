@@ -131,6 +131,13 @@ def test_the_best_of_a_table_or_of_each_group(tmp_path, bold, expected):
     assert " ".join(line.split(" | ")[1] for line in lines) == expected
 
 
+def test_a_group_is_named_where_one_of_its_rows_would_clash(table):
+    rows = [("one", "g"), ("two", "g"), ("one", "h"), ("three", "k"), ("four", "")]
+    rows = [table.rows[0].model_copy(update={"label": x, "group": g}) for x, g in rows]
+    names = table.model_copy(update={"rows": rows}).names()
+    assert names == ["g / one", "g / two", "h / one", "three", "four"]
+
+
 def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
     rows = [
         row.model_copy(update={"group": group, "size": "1B", "shaded": group == "h"})
