@@ -194,11 +194,16 @@ def draw_cost(path: Path) -> Any:
 
 def _read_means(path: Path) -> pd.DataFrame:
     """Read a compiled table: each system's `mean`, its interval `low` to `high`, and `source`."""
-    found = pd.read_csv(path, index_col="system")
+    found = _by_system(path)
     mean = found.columns[-2]
     means = pd.DataFrame({"mean": found[mean].astype(float), SOURCE: found[SOURCE]})
     beside = path.with_name(f"{path.stem}_significance.csv")
     if not beside.exists():
         return means.assign(low=math.nan, high=math.nan)
-    analysis = pd.read_csv(beside, index_col="system")
+    analysis = _by_system(beside)
     return means.join(analysis.loc[analysis["column"] == mean, ["low", "high"]])
+
+
+def _by_system(path: Path) -> pd.DataFrame:
+    # A system may be called 4.
+    return pd.read_csv(path, dtype={"system": str}).set_index("system")

@@ -527,6 +527,18 @@ def test_a_trend_is_a_line_a_group_over_the_labels(inputs):
     assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
 
 
+def test_systems_that_are_numbers_are_drawn(tmp_path):
+    table = "system,task,Mean,source\n4,1.0,10.0,measured\n16,1.0,30.0,measured\n"
+    (tmp_path / "t.csv").write_text(table)
+    beside = "system,column,low,high\n4,Mean,8,13\n16,Mean,25,31\n"
+    (tmp_path / "t_significance.csv").write_text(beside)
+    for figure in FIGURES[:2]:
+        (axis,) = figures.draw(figure, {"t": tmp_path / "t.csv"}).axes
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["4", "16"]
+    bars = [bar for lines in axis.collections for bar in lines.get_segments() if len(bar)]
+    assert [bar.tolist() for bar in bars] == [[[0, 8], [0, 13]], [[1, 25], [1, 31]]]
+
+
 def test_a_trend_has_intervals_where_its_table_has(inputs):
     beside = "system,column,low,high\nRevela 1B / b4,Mean,8,13\nRevela 1B / b4,task,0,2\n"
     inputs["t"].with_name("table_significance.csv").write_text(beside)
