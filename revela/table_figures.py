@@ -1,7 +1,6 @@
 """Figures of compiled tables and of a bench: bars, trends, cost."""
 
 import math
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +80,7 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
         1, len(figure.tables), figsize=(6.2, 2.7), layout="constrained", squeeze=False
     )
     lines: dict[str, Line2D] = {}
+    looks: dict[Any, tuple[str, Any, str]] = {}
     shown: set[str] = set()
     for axis, (name, title) in zip(axes[0], figure.tables, strict=True):
         found = _read_means(tables[name])
@@ -88,9 +88,9 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
         found["group"] = [system.rpartition(" / ")[0] for system in found.index]
         found["label"] = [system.rpartition(" / ")[2] for system in found.index]
         places = {label: place for place, label in enumerate(found["label"].unique())}
-        for (group, rows), (colour, style, marker) in zip(
-            found.groupby("group", sort=False), cycle(STYLES), strict=False
-        ):
+        for group, rows in found.groupby("group", sort=False):
+            # A group looks the same in all panels, and no other like it.
+            colour, style, marker = looks.setdefault(group, STYLES[len(looks) % len(STYLES)])
             x = rows["label"].map(places)
             (lines[str(group)],) = axis.plot(
                 x,

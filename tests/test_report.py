@@ -527,6 +527,20 @@ def test_a_trend_is_a_line_a_group_over_the_labels(inputs):
     assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
 
 
+def test_groups_of_several_panels_look_the_same_and_unlike_others(inputs, tmp_path):
+    other = COMPILED.replace("Revela 1B / ", "").replace("b16", "b32")
+    (tmp_path / "u.csv").write_text(other)
+    tables = {"u": "U", "t": "T"}
+    figure = TrendFigure(kind="trend", caption="c", tables=tables, against="batch size")
+    drawing = figures.draw(figure, inputs | {"u": tmp_path / "u.csv"})
+    looks = [
+        {line.get_label(): line.get_color() for line in axis.lines if len(line.get_label()) < 10}
+        for axis in drawing.axes
+    ]
+    assert looks[0]["Revela 2B"] == looks[1]["Revela 2B"]
+    assert len({*looks[0].values(), *looks[1].values()}) == 4
+
+
 def test_systems_that_are_numbers_are_drawn(tmp_path):
     table = "system,task,Mean,source\n4,1.0,10.0,measured\n16,1.0,30.0,measured\n"
     (tmp_path / "t.csv").write_text(table)
