@@ -71,6 +71,8 @@ def write_client(folder: Path, address: Path) -> None:
 
 def serve(address: Path) -> None:
     """Answer clients at a socket until the process is ended."""
+    # What a shell starts in the background ignores Ctrl-C; the forks shall not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for library in LIBRARIES:
         __import__(library)
     listener = socket.socket(socket.AF_UNIX)
