@@ -41,7 +41,6 @@ from revela.settings import (
     Pairs,
     RevelaObjective,
     Settings,
-    experiment_of,
     first_problem,
 )
 
@@ -83,7 +82,10 @@ class Config(Settings):
 
     def seeds_of(self, name: str) -> list[str]:
         """Return a model's name, and for an experiment those of its trainings with other seeds."""
-        return [name, *(n for n in self.experiments if n != name and experiment_of(n) == name)]
+        if name not in self.experiments:
+            return [name]
+        first, count = self.experiments[name].seed, self.experiments[name].seeds
+        return [name, *(f"{name}-seed{seed}" for seed in range(first + 1, first + count))]
 
     def steps_of(self, name: str) -> list[str]:
         """Return the names of all retrievers that an experiment's seeds keep, the last included."""
@@ -142,11 +144,11 @@ def parse_config(raw: dict[str, Any], source: str) -> Config:
         section: _inherit(section, entries, source) if isinstance(entries, dict) else entries
         for section, entries in raw.items()
     }
-    _spell_out_seeds(resolved.get("experiments"), source)
     try:
         config = Config.model_validate(resolved)
     except ValidationError as error:
         raise RevelaError(f"{source}: {first_problem(error, resolved)}") from error
+    _add_seeds(config, source)
     _check_names(config, source)
     return config
 
@@ -185,26 +187,14 @@ def _merge(base: Any, own: Any) -> Any:
     return own
 
 
-def _spell_out_seeds(experiments: Any, source: str) -> None:
-    """Make an entry for each seed of an experiment with `seeds: N`, its own seed the first.
-
-    It is a key of the file only: what one seed is told does not depend on how many there are.
-    """
-    for name, entry in list(experiments.items()) if isinstance(experiments, dict) else []:
-        if not isinstance(entry, dict) or "seeds" not in entry:
-            continue
-        seeds, first = entry["seeds"], entry.get("seed", 0)
-        if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-            raise RevelaError(
-                f"{source}: experiments.{name}.seeds: must be a whole number, 1 or more; "
-                f"got {seeds!r}"
-            )
-        experiments[name] = {key: value for key, value in entry.items() if key != "seeds"}
-        for seed in range(first + 1, first + seeds):
-            other = f"{name}-seed{seed}"
-            if other in experiments:
+def _add_seeds(config: Config, source: str) -> None:
+    """Add an entry for each further seed of an experiment with `seeds`."""
+    for name, experiment in list(config.experiments.items()):
+        for seed, other in enumerate(config.seeds_of(name)[1:], experiment.seed + 1):
+            if other in config.experiments:
                 raise RevelaError(f"{source}: experiments.{other}: is seed {seed} of {name!r}")
-            experiments[other] = experiments[name] | {"seed": seed}
+            update = {"seed": seed, "seeds": 1}
+            config.experiments[other] = experiment.model_copy(update=update)
 
 
 def _check_names(config: Config, source: str) -> None:

@@ -9,7 +9,6 @@ import transformers
 from revela import outputs
 from revela.checkpoints import save_weights
 from revela.objectives.revela import similarity_measures
-from revela.settings import Experiment
 from revela.trainlog import LOG, append_line
 
 
@@ -52,10 +51,8 @@ class KeepRetriever(transformers.TrainerCallback):
 class Snapshots(transformers.TrainerCallback):
     """Record the in-batch similarities and losses of one batch at chosen steps (figure 6)."""
 
-    def __init__(self, trainer: Any, experiment: Experiment, row: dict[str, Any]) -> None:
-        self.trainer = trainer
-        self.steps = set(experiment.snapshots)
-        self.row = row
+    def __init__(self, trainer: Any, steps: list[int], row: dict[str, Any]) -> None:
+        self.trainer, self.steps, self.row = trainer, set(steps), row
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record step 0."""

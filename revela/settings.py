@@ -280,6 +280,10 @@ class Experiment(Settings):
         [], description="steps whose retriever is kept too, as <experiment>@<step>"
     )
     seed: int = 0
+    # Left out of `dump`: what one training is told does not depend on how many there are.
+    seeds: Positive = Field(
+        1, exclude=True, description="trainings, from `seed` on; a row of a table is their mean"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -87,7 +87,7 @@ def train(
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(Progress())
         if isinstance(module, Revela) and experiment.snapshots:
-            trainer.add_callback(Snapshots(trainer, experiment, rows[0]))
+            trainer.add_callback(Snapshots(trainer, experiment.snapshots, rows[0]))
         if experiment.retrievers_at:
             trainer.add_callback(KeepRetriever(trainer, experiment.retrievers_at, output))
         run(trainer, checkpoint_minutes)

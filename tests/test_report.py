@@ -71,8 +71,8 @@ def test_cells_are_measured_reported_or_missing(table, tmp_path):
 
 def test_a_system_of_several_models_is_their_mean(table, tmp_path):
     write_score(tmp_path, "m2", "task_b", 0.5)
-    rows = [table.rows[0].model_copy(update={"model": models}) for models in (["m1", "m2"],)]
-    several = table.model_copy(update={"rows": rows})
+    row = table.rows[0].model_copy(update={"model": ["m1", "m2"]})
+    several = table.model_copy(update={"rows": [row]})
     cells = tables.compile_table(several, tmp_path).iloc[0]
     assert cells["task_a"] == pytest.approx((50 + 12.345) / 2)
     assert cells["Mean"] == pytest.approx((cells["task_a"] + (25 + 50) / 2) / 2)
