@@ -9,9 +9,9 @@ configfile: "config.yaml"
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/data.smk"
-include: "workflow/rules/train.smk"
-include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/text.smk"
+include: "workflow/rules/training.smk"
+include: "workflow/rules/evaluation.smk"
 include: "workflow/rules/report.smk"
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from revela.chunking import chunk_text, train_punkt
+from revela.text.chunking import chunk_text, train_punkt
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from revela import outputs
-from revela.config import load_config
-from revela.errors import RevelaError, unknown_name
-from revela.report_settings import AnyFigure, Listing, Table
-from revela.settings import (
+from revela.common import outputs
+from revela.common.errors import RevelaError, unknown_name
+from revela.config.file import load_config
+from revela.config.report import AnyFigure, Listing, Table
+from revela.config.steps import (
     AnyCorpus,
     AnyRetriever,
     Backbone,
@@ -111,9 +111,9 @@ def preflight(
     output: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
 ) -> None:
     """Look at what targets need before hours are spent: models, data, memory, disk, tools."""
-    from revela.estimates import PAPER_TFLOPS
-    from revela.machine import this_machine
-    from revela.preflight import run
+    from revela.plan.estimates import PAPER_TFLOPS
+    from revela.plan.machine import this_machine
+    from revela.plan.preflight import run
 
     machine = this_machine(gpus, gpu_memory, partition)
     run(load_config(config), targets or [], machine, tflops or PAPER_TFLOPS, output)
@@ -122,7 +122,7 @@ def preflight(
 @app.command()
 def status(results: Annotated[Path, typer.Argument()] = Path("results")) -> None:
     """Show what is running and what is done, from files alone."""
-    from revela.status import show
+    from revela.plan.status import show
 
     if not results.is_dir():
         raise RevelaError(f"{results}: no such folder")
@@ -140,7 +140,7 @@ def cost(
     ] = None,
 ) -> None:
     """Add up GPU-hours, energy and peak memory of the manifests that are there, by model."""
-    from revela import cost as spending
+    from revela.common import usage as spending
 
     rows = spending.cost_rows(results, paper)
     if output:
@@ -157,8 +157,8 @@ def chunk(
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
-    from revela.chunking import chunk_corpus
-    from revela.corpora import local_files
+    from revela.text.chunking import chunk_corpus
+    from revela.text.corpora import local_files
 
     corpus = parse_settings(AnyCorpus, settings)
     with outputs.whole(output) as temporary:
@@ -176,7 +176,7 @@ def chunk(
 @app.command()
 def batch(settings: SettingsJson, output: Output, input: Named = []) -> None:  # noqa: B006
     """Group chunks of consecutive documents into batches (Parquet)."""
-    from revela.batching import make_batches
+    from revela.text.batching import make_batches
 
     parsed, paths = parse_settings(Batches, settings), _named(input)
     with outputs.whole(output) as temporary:
@@ -191,7 +191,7 @@ def batch(settings: SettingsJson, output: Output, input: Named = []) -> None:  #
 @app.command()
 def export(batches: Path, output: Output) -> None:
     """Write a batch file as JSON lines, the format of the authors' published batches."""
-    from revela.batching import read_batches, write_jsonl
+    from revela.text.batching import read_batches, write_jsonl
 
     with outputs.whole(output) as temporary:
         count = write_jsonl(read_batches(batches), temporary)
@@ -201,7 +201,7 @@ def export(batches: Path, output: Output) -> None:
 @app.command()
 def pair(settings: SettingsJson, output: Output, input: Named) -> None:
     """Cut query-document pairs with negatives from chunks, for Contriever (Parquet)."""
-    from revela.pairs import make_pairs
+    from revela.text.pairs import make_pairs
 
     parsed, paths = parse_settings(Pairs, settings), _named(input)
     with outputs.whole(output) as temporary:
@@ -213,7 +213,7 @@ def pair(settings: SettingsJson, output: Output, input: Named) -> None:
 @app.command()
 def pretrain(settings: SettingsJson, input: Named, output: Output) -> None:
     """Pretrain a small Llama and its tokenizer on chunks; called again it goes on."""
-    from revela.pretraining import pretrain as run
+    from revela.training.pretraining import pretrain as run
 
     run(parse_settings(Backbone, settings), list(_named(input).values()), output)
 
@@ -228,10 +228,11 @@ def train(
 ) -> None:
     """Train a retriever; called again after an interruption it goes on from its checkpoint.
 
-    On several GPUs: python -m revela.launch --standalone --nproc_per_node GPUS -m revela train …
+    On several GPUs: python -m revela.training.launch --standalone --nproc_per_node GPUS
+    -m revela train …
     """
-    from revela.checkpoints import Stopped, leave_processes
-    from revela.training import train as run
+    from revela.training.checkpoints import Stopped, leave_processes
+    from revela.training.trainer import train as run
 
     try:
         run(parse_settings(Experiment, settings), data, output, checkpoint_minutes, zero)
@@ -244,7 +245,7 @@ def train(
 @app.command()
 def pydocs(settings: SettingsJson, task: str, output: Output) -> None:
     """Write a task of the pydocs benchmark in BEIR layout."""
-    from revela.pydocs import write_task
+    from revela.evaluation.pydocs import write_task
 
     parsed = parse_settings(PydocsBenchmark, settings)
     with outputs.whole(output) as temporary:
@@ -270,9 +271,9 @@ def evaluate(
     import contextlib
     import shutil
 
-    from revela import evaluation
-    from revela.benchmarks import collection_files, load_task
-    from revela.hub import commit
+    from revela.common.hub import commit
+    from revela.evaluation import measure as evaluation
+    from revela.evaluation.benchmarks import collection_files, load_task
 
     parsed = parse_settings(AnyRetriever, model)
     suite = parse_settings(RetrievalBenchmark, benchmark)
@@ -312,7 +313,7 @@ def evaluate_lm(
     name: Annotated[str, typer.Option(help="What the model is called.")] = "model",
 ) -> None:
     """Evaluate a language model on a task of lm-eval: its measures as JSON."""
-    from revela.lm_eval import evaluate as measure
+    from revela.evaluation.lm_eval import evaluate as measure
 
     parsed = parse_settings(LanguageModel, model)
     suite = parse_settings(LmEvalBenchmark, benchmark)
@@ -335,7 +336,7 @@ def table(
 
     Beside it, `<output>_significance`: intervals and tests over queries, CSV and Markdown.
     """
-    from revela import significance, tables
+    from revela.report import significance, tables
 
     parsed = parse_settings(Table, settings)
     frame = tables.compile_table(parsed, scores)
@@ -362,7 +363,7 @@ def compare(
     output: Annotated[Path, typer.Option(help="Path without suffix: .csv and .md are written.")],
 ) -> None:
     """Compare a table's scores with what was printed: differences and verdicts, CSV, Markdown."""
-    from revela import reported, tables
+    from revela.report import reported, tables
 
     parsed = parse_settings(Table, settings)
     frame = reported.compare(parsed, tables.measured_figures(parsed, scores))
@@ -390,7 +391,7 @@ def verify(comparisons: list[Path]) -> None:
 @app.command()
 def check_paper(config: Path) -> None:
     """Add up the printed rows of a config's tables; print each mean that is not what is printed."""
-    from revela.reported import check_means
+    from revela.report.reported import check_means
 
     checked = load_config(config)
     for name in (name for name, table in checked.tables.items() if table.reported):
@@ -409,10 +410,11 @@ def listing(
     output: Annotated[Path, typer.Option(help="Path without suffix: .csv, .md, .tex are written.")],
 ) -> None:
     """Print a table that lists instead of measuring: CSV, Markdown, LaTeX."""
-    from revela import listings
+    from revela.config.printed import read_listing
+    from revela.report import listings
 
     parsed = parse_settings(Listing, settings)
-    rows = listings.read_listing(parsed)
+    rows = read_listing(parsed)
     outputs.write_text(output.with_suffix(".md"), listings.to_markdown(parsed, rows))
     outputs.write_text(output.with_suffix(".tex"), listings.to_latex(parsed, rows))
     outputs.write_text(output.with_suffix(".csv"), listings.to_csv(parsed, rows))
@@ -444,7 +446,7 @@ def figure(
     input: Named,
 ) -> None:
     """Draw a figure as PDF and PNG: from training logs (experiment=log.jsonl), scores, tables."""
-    from revela import figures
+    from revela.report import figures
 
     parsed, inputs = parse_settings(AnyFigure, settings), _named(input)
     for suffix in (".png", ".pdf"):

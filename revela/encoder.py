@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.errors import RevelaError
-from revela.hub import converted_revision, explain
-from revela.settings import EncoderModel, Encoding, Lora
+from revela.common.errors import RevelaError
+from revela.common.hub import converted_revision, explain
+from revela.config.steps import EncoderModel, Encoding, Lora
 
 Role = Literal["query", "passage"]
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 import yaml
 
+from revela.config.steps import EncoderModel, Encoding
 from revela.encoder import Encoder, load_encoder
-from revela.settings import EncoderModel, Encoding
 
 TEXTS = [
     "The parser reads a file line by line. Every line becomes a record. Records are sorted.",
@@ -49,7 +49,7 @@ def encoder_of(folder: Path, **encoding: object) -> Encoder:
 @pytest.fixture(scope="session")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer of its own, as `save_pretrained` leaves it in a folder."""
-    from revela.pretraining import train_tokenizer
+    from revela.training.pretraining import train_tokenizer
 
     folder = tmp_path_factory.mktemp("backbone")
     tokenizer = train_tokenizer(iter(TEXTS * 5), 300)

@@ -18,7 +18,7 @@ processes=$((gpus > 1 ? gpus : 1))
 export OMP_NUM_THREADS=$((cpus > processes ? cpus / processes : 1))
 unset MKL_NUM_THREADS
 
-torchrun=(python -m revela.launch --nproc-per-node="$processes")
+torchrun=(python -m revela.training.launch --nproc-per-node="$processes")
 if [ "$nodes" -gt 1 ]; then
     # Snakemake runs on the first node and hides from us what Slurm told it about the job.
     exec srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \

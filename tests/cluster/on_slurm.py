@@ -18,10 +18,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from revela.checkpoints import step_of
+from revela.training.checkpoints import step_of
 from tests.cluster import slurm
-from tests.test_workflow import CONFIG as TINY
-from tests.test_workflow import ROOT, TEXTS
+from tests.workflow.test_workflow import CONFIG as TINY
+from tests.workflow.test_workflow import ROOT, TEXTS
 
 STEPS = 100
 CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela.config import load_config
+from revela.config.file import load_config
 from tests.rehearsal import contents, hub, warm
 from tests.rehearsal.miniature import write_miniature
 

@@ -7,8 +7,8 @@ from Python's own documentation and source, weights are random.
 import re
 from pathlib import Path
 
-from revela.config import Config
-from revela.settings import HubCorpus, MtebBenchmark
+from revela.config.file import Config
+from revela.config.steps import HubCorpus, MtebBenchmark
 from tests.rehearsal import corpora, models, tasks
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

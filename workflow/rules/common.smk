@@ -6,14 +6,14 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from revela.benchmarks import collection_files
-from revela.config import parse_config
-from revela.corpora import local_files
-from revela.errors import RevelaError
-from revela.estimates import PAPER_TFLOPS
-from revela.machine import this_machine
-from revela.preflight import run as preflight
-from revela.settings import LmEvalBenchmark, MtebBenchmark, PydocsBenchmark
+from revela.evaluation.benchmarks import collection_files
+from revela.config.file import parse_config
+from revela.text.corpora import local_files
+from revela.common.errors import RevelaError
+from revela.plan.estimates import PAPER_TFLOPS
+from revela.plan.machine import this_machine
+from revela.plan.preflight import run as preflight
+from revela.config.steps import LmEvalBenchmark, MtebBenchmark, PydocsBenchmark
 
 # A failing command fails its job although `tee` succeeds. The checkout's own source runs in
 # whatever environment a job has. The shell and the log outlive a signal to all processes of a job:

@@ -6,7 +6,11 @@ rule table:
         scores=lambda w: table_scores(w.table),
         queries=lambda w: table_queries(w.table),
         reported=lambda w: reported_file(w.table),
-        code=["revela/tables.py", "revela/reported.py", "revela/significance.py"],
+        code=[
+            "revela/report/tables.py",
+            "revela/report/reported.py",
+            "revela/report/significance.py",
+        ],
     output:
         csv=report(
             "results/tables/{table}.csv",
@@ -33,7 +37,7 @@ rule compare:
     input:
         scores=lambda w: table_scores(w.table),
         reported=lambda w: reported_file(w.table),
-        code=["revela/tables.py", "revela/reported.py"],
+        code=["revela/report/tables.py", "revela/report/reported.py"],
     output:
         csv="results/tables/{table}_vs_paper.csv",
         md="results/tables/{table}_vs_paper.md",
@@ -65,7 +69,7 @@ rule verify:
 rule figure:
     input:
         data=lambda w: list(figure_inputs(w.figure).values()),
-        code="revela/figures.py",
+        code="revela/report/figures.py",
     output:
         png=report(
             "results/figures/{figure}.png",
@@ -90,7 +94,7 @@ rule figure:
 rule listing:
     input:
         rows=lambda w: CONFIG.listings[w.listing].file,
-        code="revela/listings.py",
+        code="revela/report/listings.py",
     output:
         csv="results/tables/{listing}.csv",
         md="results/tables/{listing}.md",
@@ -109,7 +113,7 @@ rule listing:
 rule cost:
     input:
         backbone="data/backbone/model.safetensors",
-        code="bench/cost.py",
+        code="bench/training/step_cost.py",
     output:
         "results/bench/{figure}.csv",
     log:
@@ -120,7 +124,7 @@ rule cost:
     params:
         sizes=lambda w: CONFIG.figures[w.figure].sizes,
     shell:
-        "python bench/cost.py --sizes {params.sizes} --output {output:q} 2>&1 | record {log:q}"
+        "python -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1 | record {log:q}"
 
 
 rule costs:

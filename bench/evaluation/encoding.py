@@ -1,0 +1,95 @@
+"""Encoding a corpus of mixed lengths: ours against sentence-transformers' `encode`.
+
+The same weights, tokenizer, texts and pooling; both in float32, and ours in bfloat16 as evaluation
+runs where the processor has it. Texts are pieces of the installed packages' descriptions, from a
+line to 500 words, as corpora have them.
+
+    python -m bench.evaluation.encoding [--texts N] [--layers N]
+"""
+
+import argparse
+import copy
+import random
+import tempfile
+from importlib import metadata
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+
+from bench.common import medians, random_model, report
+from revela.config.steps import Encoding
+from revela.encoder import Encoder, load_tokenizer, native_dtype
+
+ENCODING = Encoding(pooling="mean", append_eos=False)
+MAX_LENGTH = 512
+
+
+def texts_of_mixed_lengths(count: int) -> list[str]:
+    """Return pieces of 5 to 500 words, short ones more often than long ones."""
+    chance = random.Random(0)
+    described = (package.metadata["Description"] for package in metadata.distributions())
+    words = " ".join(sorted({text for text in described if text})).split()
+    texts = []
+    for _ in range(count):
+        length = round(5 * 100 ** chance.random())
+        start = chance.randrange(len(words) - length)
+        texts.append(" ".join(words[start : start + length]))
+    return texts
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=6)
+    arguments = parser.parse_args()
+    texts = texts_of_mixed_lengths(arguments.texts)
+    tokenizer = load_tokenizer("data/backbone")
+    model = random_model(
+        "SmolLM2-135M", num_hidden_layers=arguments.layers, eos_token_id=tokenizer.eos_token_id
+    ).model.eval()
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        transformer = modules.Transformer(folder, max_seq_length=MAX_LENGTH)
+    theirs = SentenceTransformer(
+        modules=[
+            transformer,
+            modules.Pooling(model.config.hidden_size, "mean"),
+            modules.Normalize(),
+        ],
+        prompts={"passage": ENCODING.passage_prefix},
+        device="cpu",
+    )
+    ours = Encoder(model, tokenizer, ENCODING).eval()
+    coarse = copy.deepcopy(model).to(native_dtype("bfloat16"))
+    half = Encoder(coarse, tokenizer, ENCODING).eval()
+    runs = {
+        "sentence-transformers, float32": lambda: torch.as_tensor(
+            theirs.encode(texts, prompt_name="passage")
+        ),
+        "ours, float32": lambda: ours.encode(texts, "passage", MAX_LENGTH),
+        f"ours, {str(half.dtype).removeprefix('torch.')}": lambda: half.encode(
+            texts, "passage", MAX_LENGTH
+        ),
+    }
+    expected = runs["sentence-transformers, float32"]()
+    far = {name: float((run() - expected).abs().max()) for name, run in runs.items()}
+    assert far["ours, float32"] < 1e-4, far
+    times = medians(runs, repeats=3)
+    base = times["sentence-transformers, float32"]
+    report(
+        "Encoding texts of mixed lengths",
+        "python -m bench.evaluation.encoding",
+        ["", "texts a second", "ratio", "largest difference"],
+        [
+            [name, f"{len(texts) / seconds:.0f}", f"{base / seconds:.2f}", f"{far[name]:.0e}"]
+            for name, seconds in times.items()
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

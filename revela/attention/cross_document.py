@@ -1,0 +1,237 @@
+"""Who reads whom: the checks of a batch, its kept pairs, and documents of other processes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+import torch.nn.functional as F
+from torch import Tensor
+
+from revela.attention.packing import to_device
+
+
+class NotFinite(ValueError):
+    """The retriever has diverged: its similarities are NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class Readers:
+    """N documents, and for each the tokens of all chunks that read it, M at most."""
+
+    document_N: Tensor  # rows of the keys
+    key_length: int  # K, of the longest document
+    key_mask_NK: Tensor | None  # real tokens; None where all documents have K
+    token_NM: Tensor  # of the h rows, in [0, T); any where there are fewer than M
+    weight_NM: Tensor  # similarity of reader and document, with gradient; zero there
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents that a process's chunks read, and those of its own that anybody reads."""
+
+    own: list[int]  # chunks of this process: its e rows, in this order
+    rows: dict[int, int]  # column of the similarities → row of the keys: own, then gathered ones
+    lengths: list[int]  # tokens, by column
+    exchange: "Exchange | None" = None  # None where no process reads another's documents
+
+
+class Exchange:
+    """Gathers keys and values of the documents that other processes read (B per process)."""
+
+    def __init__(self, sent: Tensor, most: int, width: int, group: Any) -> None:
+        self.sent, self.most, self.width, self.group = sent, most, width, group
+
+    def __call__(self, states_EGLD: Tensor) -> Tensor:
+        """Return own rows, then `most` rows of each process, (E + W · most, G, width, D)."""
+        longer = (0, 0, 0, self.width - states_EGLD.shape[2])
+        own = F.pad(states_EGLD, longer)
+        rows = own.index_select(0, self.sent)
+        rows = F.pad(rows, (0,) * 6 + (0, self.most - len(rows)))
+        return torch.cat([own, all_gather(rows, self.group)])
+
+
+def all_gather(tensor: Tensor, group: Any) -> Tensor:
+    """Return the tensors of all processes, one after the other; gradients go back to each."""
+    return _AllGather.apply(tensor.contiguous(), group)
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        ctx.group, ctx.size = group, len(tensor)
+        parts = [torch.empty_like(tensor) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(parts, tensor, group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        gradient = outer[0].clone(memory_format=torch.contiguous_format)  # others may hold it
+        distributed.all_reduce(gradient, group=ctx.group)  # gloo has no reduce_scatter
+        start = distributed.get_rank(ctx.group) * ctx.size
+        return gradient[start : start + ctx.size], None
+
+
+def checked(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    similarity: Tensor,
+    min_similarity: float,
+    group: Any,
+) -> tuple[np.ndarray, list[int]]:
+    """Return which pairs are kept (B, W · B), and the chunks' lengths, or raise what is wrong.
+
+    All that has to be known on the host comes in one transfer: each would wait for the device.
+    """
+    size = len(input_ids)
+    world = distributed.get_world_size(group) if group else 1
+    if size * world < 2:
+        raise ValueError("a batch needs at least two chunks")
+    shape = (size, size * world)
+    if tuple(similarity.shape) != shape:
+        raise ValueError(f"similarity is {tuple(similarity.shape)}, expected {shape}")
+    values = similarity.detach()
+    own = own_columns(values, group)
+    length_B = attention_mask.sum(1)
+    positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    flags = torch.stack(
+        [
+            ((positions < length_B[:, None]) != attention_mask.bool()).any(),
+            ~values.isfinite().all(),
+            (values.masked_fill(~own, 0) != 0).any(),
+            ((values.sum(1) - 1).abs() > 1e-2).any(),
+        ]
+    )
+    kept = (values >= min_similarity) & ~own
+    known = torch.cat([flags.long(), length_B.long(), kept.flatten().long()]).cpu().numpy()
+    (left, infinite, diagonal, sums), lengths = known[:4], known[4 : 4 + size].tolist()
+    if not all(lengths):
+        raise ValueError(f"chunk {lengths.index(0)} has no token")
+    if left:
+        raise ValueError("chunks must be padded on the right")
+    if infinite:
+        raise NotFinite("similarity is not finite")
+    if diagonal:
+        raise ValueError("similarity has a nonzero diagonal: no chunk reads itself")
+    if sums:
+        raise ValueError("rows of similarity must sum to one")
+    return known[4 + size :].reshape(shape).astype(bool), lengths
+
+
+def own_columns(similarity: Tensor, group: Any) -> Tensor:
+    """Return where a chunk meets itself, (B, W · B): the diagonal of this process's columns."""
+    columns = torch.arange(similarity.shape[1], device=similarity.device)
+    rank = distributed.get_rank(group) if group else 0
+    rows = torch.arange(len(similarity), device=similarity.device) + rank * len(similarity)
+    return rows[:, None] == columns
+
+
+def documents_read(
+    kept: np.ndarray, lengths: list[int], all_own: bool, group: Any, device: torch.device
+) -> Documents:
+    """Find the documents that need keys and values, here and in other processes.
+
+    Args:
+        kept: (B, W · B) which pairs are kept.
+        lengths: of this process's B chunks.
+        all_own: keep an e row for each own chunk, read or not.
+        group: the processes whose chunks read each other; None for this one alone.
+        device: of the keys and values.
+    """
+    size, wanted = len(kept), kept.sum(axis=0) > 0
+    if not group:
+        own = [j for j in range(size) if all_own or wanted[j]]
+        return Documents(own, {column: row for row, column in enumerate(own)}, lengths)
+    rank, world = distributed.get_rank(group), distributed.get_world_size(group)
+    told: list[Any] = [None] * world
+    distributed.all_gather_object(told, (wanted, lengths), group=group)
+    all_lengths = [length for _, others in told for length in others]
+
+    def sent_by(process: int) -> list[int]:
+        """Chunks of a process that another one reads."""
+        columns = slice(process * size, (process + 1) * size)
+        readers = [wanted[columns] for other, (wanted, _) in enumerate(told) if other != process]
+        return [int(j) for j in np.flatnonzero(np.any(readers, axis=0))]
+
+    sent = [sent_by(process) for process in range(world)]
+    mine = slice(rank * size, (rank + 1) * size)
+    own = [j for j in range(size) if all_own or wanted[mine][j] or j in sent[rank]]
+    rows = {rank * size + j: row for row, j in enumerate(own)}
+    most = max(map(len, sent))
+    for process in range(world):
+        if process != rank:
+            start = len(own) + process * most
+            rows |= {process * size + j: start + n for n, j in enumerate(sent[process])}
+    (rows_sent,) = to_device([np.array([own.index(j) for j in sent[rank]], np.int64)], device)
+    exchange = Exchange(rows_sent, most, max(all_lengths), group)
+    return Documents(own, rows, all_lengths, exchange if most else None)
+
+
+def readers_of(
+    kept: np.ndarray, documents: Documents, lengths: list[int], similarity: Tensor
+) -> list[Readers]:
+    """Gather documents with about as many reading tokens into blocks of about a batch's tokens.
+
+    Args:
+        kept: (B, W · B) which pairs are kept.
+        documents: where the keys of each column stand.
+        lengths: of the B reading chunks.
+        similarity: (B, W · B).
+    """
+    starts = np.cumsum([0, *lengths[:-1]])
+    sizes = np.asarray(lengths)
+    read = []  # (reading tokens, column, readers)
+    for column in np.flatnonzero(kept.sum(axis=0)):
+        readers = np.flatnonzero(kept[:, column])
+        read.append((int(sizes[readers].sum()), int(column), readers))
+    blocks: list[list[Any]] = []
+    for item in sorted(read, key=lambda item: item[0], reverse=True):
+        widest = blocks[-1][0][0] if blocks else 0
+        full = (len(blocks[-1]) + 1) * widest > sum(lengths) if blocks else True
+        if full or item[0] < 0.8 * widest:
+            blocks.append([])
+        blocks[-1].append(item)
+    return _on_device([_lay_out(block, documents, sizes, starts) for block in blocks], similarity)
+
+
+def _lay_out(
+    block: list[Any], documents: Documents, sizes: np.ndarray, starts: np.ndarray
+) -> list[np.ndarray]:
+    """Return keys' rows (N,), key lengths (N,), tokens (N, M), their pairs (N, M), pairs (P, 2)."""
+    tokens = np.zeros((len(block), block[0][0]), np.int64)
+    pair_of = np.full_like(tokens, sum(len(readers) for _, _, readers in block))  # none
+    pairs: list[tuple[int, int]] = []
+    for n, (count, column, readers) in enumerate(block):
+        tokens[n, :count] = np.concatenate([np.arange(sizes[i]) + starts[i] for i in readers])
+        pair_of[n, :count] = np.repeat(np.arange(len(readers)) + len(pairs), sizes[readers])
+        pairs += [(int(i), column) for i in readers]
+    columns = [column for _, column, _ in block]
+    rows = np.array([documents.rows[column] for column in columns])
+    lengths = np.array([documents.lengths[column] for column in columns])
+    return [rows, lengths, tokens, pair_of, np.array(pairs)]
+
+
+def _on_device(blocks: list[list[np.ndarray]], similarity: Tensor) -> list[Readers]:
+    """Return blocks with their weights, where the similarities are."""
+    if not blocks:
+        return []
+    arrays = [array for block in blocks for array in block]
+    moved = iter(to_device(arrays, similarity.device))
+    found = []
+    for _, lengths, *_ in blocks:
+        row_N, length_N, token_NM, pair_NM, pair_P2 = (next(moved) for _ in range(5))
+        width = int(lengths.max())
+        position_K = torch.arange(width, device=similarity.device)
+        # The last weight is for tokens of no pair.
+        weight_P = F.pad(similarity[pair_P2[:, 0], pair_P2[:, 1]], (0, 1))
+        found.append(
+            Readers(
+                document_N=row_N,
+                key_length=width,
+                key_mask_NK=None if lengths.min() == width else position_K < length_N[:, None],
+                token_NM=token_NM,
+                weight_NM=weight_P.index_select(0, pair_NM.flatten()).view(pair_NM.shape),
+            )
+        )
+    return found

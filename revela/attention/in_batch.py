@@ -1,0 +1,263 @@
+"""In-batch attention: a language model whose chunks attend to each other (paper, section 3).
+
+A batch of B chunks goes through a stock causal language model as two sets of rows in one forward
+pass, packed without padding. The *e rows* are chunks under plain causal self-attention; the *h
+rows* are the same chunks, and at every layer each h row i adds to its self-attention what it reads
+in the e rows of other chunks j, weighted by the retriever's similarity:
+
+    h_i = causal(Q_i^h, K_i^h, V_i^h) + Σ_{j≠i} Sim(i, j) · full(Q_i^h, K_j^e, V_j^e)
+
+with a softmax of its own over each document j's real tokens (equations 6 to 8). Gradients reach
+the retriever through Sim and the language model through everything, K^e and V^e included.
+
+Nothing of transformers is replaced: one attention function is registered under a name, and what it
+has to know of the batch travels to it through the model's keyword arguments. Called without that, a
+model with this attention behaves as it always did.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from revela.attention.cross_document import (
+    Exchange,
+    Readers,
+    checked,
+    documents_read,
+    own_columns,
+    readers_of,
+)
+from revela.attention.decoder import last_layer, prepared, run_packed, skip_last_mlp
+from revela.attention.losses import next_token_loss
+from revela.attention.packing import Packing, attend, causal_attention, to_device
+
+EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
+
+
+@dataclass(frozen=True)
+class InBatch:
+    """E e rows and B h rows, packed one after the other; worked out once a step."""
+
+    packing: Packing
+    documents: int  # E
+    document_tokens: int  # of all e rows
+    readers: list[Readers]
+    value_norm: bool
+    last_layer: int  # from whose attention on e rows serve nothing any more; -1: they do
+    exchange: Exchange | None = None
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return (T, H, D): causal self-attention, and for h rows what they read in others."""
+        last = module.layer_idx == self.last_layer
+        if last:
+            skip_last_mlp(module, self.document_tokens)
+        first, start = (self.documents if last else 0), self.document_tokens
+        padded = [self.packing.pad(x).transpose(1, 2) for x in (query, key, value)]
+        own = causal_attention(*(x[first:] for x in padded))
+        output_THD = self.packing.pack(F.pad(own, (0,) * 6 + (first, 0)).transpose(1, 2))
+        _, key_EGLD, value_EGLD = (x[: self.documents] for x in padded)
+        if self.exchange is not None:
+            both = self.exchange(torch.cat([key_EGLD, value_EGLD], dim=-1))
+            # All processes exchange gradients too, also one whose chunks read nothing.
+            output_THD = output_THD + 0 * both.sum()
+            key_EGLD, value_EGLD = both.split([key.shape[-1], value.shape[-1]], dim=-1)
+        if not self.readers:
+            return output_THD
+        cross = cross_document(query[start:], key_EGLD, value_EGLD, self.readers, self.value_norm)
+        return torch.cat([output_THD[:start], output_THD[start:] + cross])
+
+
+def in_batch_loss(
+    language_model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    similarity: Tensor,
+    *,
+    value_norm: bool,
+    min_similarity: float = 1e-12,
+    dual_loss: bool = False,
+    group: Any = None,
+) -> Tensor:
+    """Return the mean next-token loss of chunks that attend to each other (equations 1 to 10).
+
+    Args:
+        language_model: a stock causal LM of transformers, with or without LoRA, of any
+            architecture that uses the attention interface; its attention is set by this call.
+        input_ids: (B, L) chunks, padded on the right.
+        attention_mask: (B, L), 1 on real tokens.
+        similarity: (B, B) float, row i weighs the documents that chunk i reads: zero on the
+            diagonal, rows sum to one. With W processes (B, W · B), its columns in their order.
+        value_norm: divide each pair's output by the attention-weighted norm of the values
+            (V-normalisation, appendix C).
+        min_similarity: pairs below are skipped; 0 skips none.
+        dual_loss: add the e rows' own mean loss.
+        group: processes (of torch.distributed) whose chunks read each other, B each. Keys and
+            values of the pairs kept travel between them, with gradients.
+
+    Returns:
+        A scalar: the mean over all real tokens but each chunk's first, of the h rows.
+
+    Raises:
+        ValueError: B < 2, an empty chunk, left padding, a similarity matrix that is not as
+            described, or a model whose attention cannot be replaced.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=99, hidden_size=16, intermediate_size=32,
+        ...                      num_hidden_layers=2, num_attention_heads=2)
+        >>> language_model = LlamaForCausalLM(config)
+        >>> input_ids = torch.randint(0, 99, (4, 8))
+        >>> cosine = torch.randn(4, 4, requires_grad=True)
+        >>> similarity = in_batch_similarity(cosine, temperature=0.1)
+        >>> loss = in_batch_loss(language_model, input_ids, torch.ones_like(input_ids),
+        ...                      similarity, value_norm=True)
+        >>> loss.backward()
+        >>> tuple(cosine.grad.shape)
+        (4, 4)
+    """
+    kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group)
+    model = prepared(language_model, max(lengths))
+    documents = documents_read(kept, lengths, dual_loss, group, input_ids.device)
+    e_lengths = [lengths[j] for j in documents.own]
+    in_batch = InBatch(
+        packing=Packing([*e_lengths, *lengths], input_ids.device),
+        documents=len(e_lengths),
+        document_tokens=sum(e_lengths),
+        readers=readers_of(kept, documents, lengths, similarity),
+        value_norm=value_norm,
+        last_layer=-1 if dual_loss else last_layer(model),
+        exchange=documents.exchange,
+    )
+    (own,) = to_device([np.array(documents.own, np.int64)], input_ids.device)
+    rows = torch.cat([input_ids[own], input_ids])[:, : max(lengths)]
+    loss = _loss(model, rows, e_lengths, lengths, in_batch, dual_loss)
+    # Others wait for this process's part of the similarities' gradient, also where it is zero.
+    return loss + 0 * similarity.sum() if group else loss
+
+
+def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return the mean next-token loss without in-batch attention; shapes as `in_batch_loss`."""
+    lengths = attention_mask.sum(1).tolist()
+    model = prepared(language_model, max(lengths))
+    in_batch = InBatch(
+        packing=Packing(lengths, input_ids.device),
+        documents=0,
+        document_tokens=0,
+        readers=[],
+        value_norm=False,
+        last_layer=-1,
+    )
+    return _loss(model, input_ids[:, : max(lengths)], [], lengths, in_batch, False)
+
+
+def in_batch_similarity(cosine: Tensor, temperature: float, group: Any = None) -> Tensor:
+    """Return Sim (B, W · B): softmax of cosine / temperature over each row but itself (3.3)."""
+    scores = (cosine / temperature).masked_fill(own_columns(cosine, group), float("-inf"))
+    return scores.softmax(dim=-1)
+
+
+def _loss(
+    model: Any,
+    input_ids_RL: Tensor,
+    e_lengths: list[int],
+    h_lengths: list[int],
+    rows: InBatch,
+    dual_loss: bool,
+) -> Tensor:
+    """Run the packed rows through the model and return the loss of the h rows, or of both."""
+    ids_T = rows.packing.pack(input_ids_RL)
+    ends = np.cumsum([*e_lengths, *h_lengths])
+    predicts = np.ones(rows.packing.tokens, bool)
+    predicts[ends - 1] = False  # the last token of a row
+    e, h = (np.flatnonzero(predicts[: rows.document_tokens]), np.flatnonzero(predicts))
+    e_index, h_index = to_device([e, h[len(e) :]], ids_T.device)
+    hidden_TD = run_packed(model, ids_T, rows.packing.position_T, rows)
+    head = model.get_output_embeddings()
+    loss = next_token_loss(hidden_TD[h_index], head, ids_T[h_index + 1])
+    if dual_loss:
+        loss = loss + next_token_loss(hidden_TD[e_index], head, ids_T[e_index + 1])
+    return loss
+
+
+# ---------------------------------------------------------------------------- attention
+
+
+def cross_document(
+    query_THD: Tensor,
+    key_EGLD: Tensor,
+    value_EGLD: Tensor,
+    readers: list[Readers],
+    value_norm: bool,
+) -> Tensor:
+    """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 7 and 8; V-norm equation 11).
+
+    V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the divisor comes out of the same attention as
+    one more column of the values.
+    """
+    width = value_EGLD.shape[-1]
+    if value_norm:
+        exact = torch.promote_types(value_EGLD.dtype, torch.float32)
+        norm = value_EGLD.to(exact).norm(dim=-1, keepdim=True).to(value_EGLD.dtype)
+        # Kernels of a GPU want a multiple of eight columns.
+        norm = F.pad(norm, (0, 7)) if norm.is_cuda else norm
+        value_EGLD = torch.cat([value_EGLD, norm], dim=-1)
+    total_THD = query_THD.new_zeros(*query_THD.shape[:2], width)
+    for block in readers:
+        # What a block makes on its way is made again in the backward pass: at any time one exists.
+        read = checkpoint(
+            _read,
+            query_THD,
+            key_EGLD,
+            value_EGLD,
+            block,
+            width if value_norm else None,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        total_THD = _Add.apply(total_THD, block.token_NM.flatten(), read)
+    return total_THD
+
+
+class _Add(torch.autograd.Function):
+    """`index_add`, which would keep what it adds for the sake of its shape."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, index: Tensor, added: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        return total.index_add(0, index, added)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        return outer[0], None, outer[0].index_select(0, index)
+
+
+def _read(
+    query_THD: Tensor,
+    key_EGLD: Tensor,
+    value_EGLD: Tensor,
+    readers: Readers,
+    norm_column: int | None,
+) -> Tensor:
+    """Return the weighted outputs of a block's tokens, (N · M, H, D)."""
+    heads, width = query_THD.shape[1:]
+    groups, length = key_EGLD.shape[1], readers.key_length
+    query = query_THD.index_select(0, readers.token_NM.flatten())
+    # Tokens, and the heads that share a key, form one query axis: no key is repeated.
+    query = query.view(*readers.token_NM.shape, groups, -1, width).transpose(1, 2).flatten(2, 3)
+    mask = None if readers.key_mask_NK is None else readers.key_mask_NK[:, None, None]
+    key, value = (
+        x[:, :, :length].index_select(0, readers.document_N) for x in (key_EGLD, value_EGLD)
+    )
+    read = attend(query, key, value, mask).unflatten(2, (readers.token_NM.shape[1], -1))
+    weight = readers.weight_NM.to(read.dtype)[:, None, :, None, None]
+    if norm_column is not None:
+        weight = weight / (read[..., norm_column, None] + EPSILON)
+        read = read[..., :norm_column]
+    return (read * weight).transpose(1, 2).reshape(-1, heads, read.shape[-1])

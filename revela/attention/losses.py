@@ -1,0 +1,86 @@
+"""The language model's loss, without ever holding the logits of a whole batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from revela.attention import zero
+
+_LOGITS_AT_A_TIME = 2**25
+
+
+def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
+    """Return the mean cross-entropy of T tokens, in float32 (float64 for float64).
+
+    The logits of some tokens are made, used for the loss and at once for its gradients, and
+    dropped: neither kept for the backward pass nor made again in it.
+
+    Args:
+        hidden_TD: what predicts each token.
+        head: the module that makes logits (…, V) of it; its trainable weights get gradients.
+        targets_T: the tokens.
+    """
+    weights = [weight for weight in head.parameters() if weight.requires_grad]
+    size = _tokens_at_a_time(head)
+    with zero.whole(head) as logits:
+        total = _SummedLoss.apply(
+            hidden_TD, logits, targets_T, size, torch.is_grad_enabled(), *weights
+        )
+    return total / max(1, len(targets_T))
+
+
+@torch.no_grad()
+def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
+    """Return each token's cross-entropy (T,) in float32, the logits of some at a time."""
+    size = _tokens_at_a_time(head)
+    with zero.whole(head) as logits:
+        parts = [
+            F.cross_entropy(logits(hidden).float(), targets, reduction="none")
+            for hidden, targets in zip(hidden_TD.split(size), targets_T.split(size), strict=True)
+        ]
+    return torch.cat(parts)
+
+
+def _tokens_at_a_time(head: Any) -> int:
+    return max(1, _LOGITS_AT_A_TIME // int(head.out_features))
+
+
+class _SummedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        logits: Callable[[Tensor], Tensor],
+        targets_T: Tensor,
+        size: int,
+        learning: bool,
+        *weights: Tensor,
+    ) -> Tensor:
+        dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
+        total = hidden_TD.new_zeros((), dtype=dtype)
+        hidden_gradient = torch.zeros_like(hidden_TD) if learning else None
+        gradients: list[Tensor] = []
+        for start in range(0, len(targets_T), size):
+            some = slice(start, start + size)
+            with torch.set_grad_enabled(learning):
+                hidden = hidden_TD[some].detach().requires_grad_(learning)
+                # Half precision is too coarse for a sum over the vocabulary.
+                loss = F.cross_entropy(logits(hidden).to(dtype), targets_T[some], reduction="sum")
+            if hidden_gradient is not None:
+                hidden_gradient[some], *others = torch.autograd.grad(loss, (hidden, *weights))
+                for gradient, more in zip(gradients, others, strict=bool(gradients)):
+                    gradient += more
+                gradients = gradients or others
+            total += loss.detach()
+        ctx.save_for_backward(hidden_gradient, *gradients)
+        ctx.weights = weights
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        hidden, *weights = (gradient * outer[0] for gradient in ctx.saved_tensors)
+        zero.gather(ctx.weights)
+        return hidden, None, None, None, None, *(weights or [None] * len(ctx.weights))

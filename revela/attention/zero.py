@@ -1,0 +1,137 @@
+"""DeepSpeed ZeRO: optimizer states (2), and weights too (3), in parts on the processes.
+
+Optimizer and schedule are those of every training, torch's AdamW and the Trainer's linear rise and
+fall, handed to DeepSpeed's engine: its own ones decay norms and biases too, and cannot start
+without a warm-up. So in float32 a training is the same to rounding with and without ZeRO. In
+bfloat16 DeepSpeed computes in weights of that precision, adapters included, and its optimizer keeps
+float32 copies; DDP keeps what is trained in float32 and computes under autocast.
+"""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from revela.common.errors import RevelaError
+
+_KEPT_WHOLE = 4096  # numbers: norms and biases, not worth a message each
+
+
+def deepspeed_config(
+    stage: int, *, micro_batch: int, accumulation: int, max_gradient_norm: float, bfloat16: bool
+) -> dict[str, Any] | None:
+    """Return DeepSpeed's configuration, None at stage 0, where DDP does without.
+
+    Args:
+        stage: 0, 2 or 3.
+        micro_batch: rows of one forward pass of one process.
+        accumulation: forward passes of one process in a step.
+        max_gradient_norm: of all weights together.
+        bfloat16: the precision of weights and activations; float32 otherwise.
+
+    Raises:
+        RevelaError: another stage, no launcher, or DeepSpeed is not installed.
+    """
+    if stage not in (0, 2, 3):
+        raise RevelaError(f"--zero {stage}: allowed are 0 (DDP), 2 and 3")
+    if not stage:
+        return None
+    if "RANK" not in os.environ:
+        raise RevelaError(
+            f"--zero {stage} needs a launcher, also for one process: "
+            "python -m revela.training.launch --standalone --nproc_per_node GPUS -m revela train …"
+        )
+    _prepare_deepspeed()
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = _KEPT_WHOLE
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": max_gradient_norm,
+        "bf16": {"enabled": bfloat16},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": zero,
+    }
+
+
+def _prepare_deepspeed() -> None:
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise RevelaError(f"--zero needs DeepSpeed (pip install '.[cluster]'): {error}") from error
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # It calls torch by names that torch is about to change, at every step.
+    warnings.filterwarnings("ignore", r".*torch\.distributed\.\w+` is deprecated", FutureWarning)
+    if not torch.cuda.is_available():
+        # Without its operator for shared memory gloo is used: nothing has to be compiled, and
+        # processes that wait for one that was killed are told.
+        vars(deepspeed.ops)["__compatible_ops__"] = {}
+
+
+# ---------------------------------------------------------------------------- whole weights
+
+
+def is_partitioned(weight: Tensor) -> bool:
+    """Tell whether each process holds only a part of a weight (ZeRO-3)."""
+    return hasattr(weight, "ds_id")
+
+
+def whole_shape(weight: Tensor) -> tuple[int, ...]:
+    """Return the shape that a weight has when it is whole."""
+    return tuple(getattr(weight, "ds_shape", weight.shape))
+
+
+@contextlib.contextmanager
+def whole(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield the function of a module whose weights are whole while the block runs.
+
+    Called as a module, one that is partitioned would gather its weights at each call, and wait for
+    ever where processes call it a different number of times.
+    """
+    weights = list(module.parameters())
+    if not any(map(is_partitioned, weights)):
+        yield module
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(weights):
+        yield module.forward
+
+
+def gather(weights: Sequence[Any]) -> None:
+    """Make partitioned weights whole until the next step: autograd compares a gradient's shape."""
+    partitioned = [weight for weight in weights if is_partitioned(weight)]
+    if partitioned:
+        partitioned[0].all_gather(param_list=partitioned)
+
+
+def whole_state(model: Any) -> dict[str, Tensor]:
+    """Return a model's state dict, partitioned weights that are trained copied whole to the CPU.
+
+    All processes must call it. Frozen weights stay in parts.
+    """
+    state = model.state_dict(keep_vars=True)
+    copies: dict[int, Tensor] = {}
+    for weight in state.values():
+        if is_partitioned(weight) and weight.requires_grad and id(weight) not in copies:
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([weight]):  # one at a time
+                copies[id(weight)] = weight.detach().to("cpu", copy=True)
+    # Tied weights stay one tensor.
+    return {name: copies.get(id(weight), weight.detach()) for name, weight in state.items()}
+
+
+def nonzero(weights: Sequence[Any]) -> list[bool]:
+    """Tell of each weight whether any of its numbers, in any process, is not zero."""
+    parts = [weight.ds_tensor if is_partitioned(weight) else weight for weight in weights]
+    found = torch.stack([part.detach().ne(0).any() for part in parts]).int()
+    if any(map(is_partitioned, weights)):
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+    return found.bool().tolist()

@@ -1,0 +1,5 @@
+"""What every step stands on: one-line errors, atomic outputs and manifests, the hub, usage."""
+
+from revela.common.errors import RevelaError, unknown_name
+
+__all__ = ["RevelaError", "unknown_name"]

@@ -1,0 +1,199 @@
+"""Outputs that are whole or absent, each with a manifest that says where it came from."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import revela
+from revela.common.errors import RevelaError
+from revela.common.usage import energy_joules, joules_between, kilowatt_hours
+
+_START, _START_JOULES = time.time(), energy_joules()
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
+
+def process_start() -> float:
+    """Return when this process began, in seconds since 1970."""
+    return _START
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `path` and rename it to `path` when the block succeeds.
+
+    The block may create a file or a folder under the temporary name. When it fails or is
+    interrupted nothing is left behind.
+
+    Raises:
+        RevelaError: the folder cannot be written, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.[0-9]*.part"):
+            _remove(stale)  # of a process that was killed
+        yield temporary
+        # safetensors writes files that nobody but their owner may read.
+        for file in (temporary, *temporary.rglob("*")):
+            if file.is_file():
+                file.chmod(0o666 & ~_UMASK)
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except OSError as error:
+        # Only errors of this output: an unreadable input keeps its own message.
+        own = error.filename is None or str(error.filename).startswith(str(path.parent))
+        if own and could_not_write(error):
+            raise RevelaError(f"cannot write {path}: {error.strerror}") from error
+        raise
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+_WRITE_ERRORS = {
+    errno.EPERM,
+    errno.EACCES,
+    errno.EFBIG,
+    errno.ENOSPC,
+    errno.EROFS,
+    errno.EDQUOT,
+}
+
+
+def could_not_write(error: BaseException | None) -> bool:
+    """Tell whether an error means a full disk or a folder that may not be written.
+
+    safetensors and torch raise errors of their own, whose text alone holds the system's reason.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _WRITE_ERRORS
+    text = str(error).lower()
+    # torch's writer names itself but not the reason.
+    writer = isinstance(error, RuntimeError) and (
+        "streamwriter" in text or "unexpected pos" in text
+    )
+    return writer or any(os.strerror(number).lower() in text for number in _WRITE_ERRORS)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON to `path`, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's safetensors and JSON files in name order."""
+    digest = hashlib.sha256()
+    files = [path]
+    if path.is_dir():
+        files = sorted(f for f in path.rglob("*") if f.suffix in {".safetensors", ".json"})
+        files = [f for f in files if f.name != "manifest.json"]
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def manifest_path(output: Path) -> Path:
+    """Return where the manifest of an output stands: in a folder, beside a file."""
+    if output.is_dir():
+        return output / "manifest.json"
+    return output.with_suffix(".manifest.json")
+
+
+def write_manifest(
+    output: Path, settings: Mapping[str, Any], inputs: list[Path], **facts: Any
+) -> None:
+    """Record how `output` was made: settings, input hashes, versions, commit, time, memory.
+
+    Args:
+        output: the finished file or folder.
+        settings: the settings that the step was given.
+        inputs: files and folders that the step read; each is hashed.
+        facts: what the step itself has to tell (counts, device, tokens per second, …).
+    """
+    seconds = time.time() - _START
+    write_json(
+        manifest_path(output),
+        {
+            "output": str(output),
+            "settings": dict(settings),
+            "inputs": {str(path): sha256(path) for path in inputs},
+            "revela": revela.__version__,
+            "git_commit": _git_commit(),
+            "python": platform.python_version(),
+            "versions": _versions(),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+            "peak_memory_gb": round(
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 3
+            ),
+            **_gpu_facts(seconds),
+            **facts,
+        },
+    )
+
+
+def _gpu_facts(seconds: float) -> dict[str, Any]:
+    """Return the cost of the GPUs that this process computed on, all that it sees if any."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {"gpus": 0, "gpu_hours": 0.0}
+    count = torch.cuda.device_count()
+    peak = max(torch.cuda.max_memory_allocated(n) for n in range(count))
+    return {
+        "gpus": count,
+        "gpu": torch.cuda.get_device_name(),
+        "gpu_hours": round(count * seconds / 3600, 4),
+        "kilowatt_hours": kilowatt_hours(joules_between(_START_JOULES, energy_joules())),
+        "peak_gpu_memory_gb": round(peak / 1024**3, 3),
+    }
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the source tree, with `-dirty` appended when it was changed."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+        return described.stdout.strip()
+    return None
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that this step has loaded and that shape numbers."""
+    names = ["torch", "transformers", "peft", "datasets", "nltk", "numpy"]
+    names += ["mteb", "bm25s", "lm_eval"]
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {name: str(version) for name, version in loaded.items() if version}

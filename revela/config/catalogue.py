@@ -1,0 +1,55 @@
+"""What is known by name elsewhere: the tasks of mteb and of lm-eval."""
+
+import functools
+import importlib.util
+import re
+from pathlib import Path
+
+
+@functools.cache
+def mteb_task_names() -> frozenset[str]:
+    """Return the names of mteb's retrieval tasks."""
+    import mteb
+
+    return frozenset(
+        task.metadata.name
+        for task in mteb.get_tasks(task_types=["Retrieval"], exclude_superseded=False)
+    )
+
+
+def mteb_subsets(task: str) -> set[str]:
+    """Return the subsets of an mteb task as scores name them, none for a local task."""
+    import mteb
+
+    if task not in mteb_task_names():
+        return set()
+    found = mteb.get_task(task)
+    return {f"{split}/{subset}" for split in found.eval_splits for subset in found.hf_subsets}
+
+
+@functools.cache
+def lm_eval_task_files(folder: str | None = None) -> dict[str, Path]:
+    """Return the YAML file of each task of lm-eval, or of a folder of own tasks, by name.
+
+    The files are searched, not parsed: a tenth of the time that lm-eval's own index takes. Empty
+    where lm-eval is not installed.
+    """
+    root = Path(folder) if folder else None
+    if root is None and (spec := importlib.util.find_spec("lm_eval")) and spec.origin:
+        root = Path(spec.origin).parent / "tasks"  # found without importing it
+    task = re.compile(rb"""^["']?task["']?: *["']?([^\s"']+)""", re.MULTILINE)
+    return {
+        found[1].decode(): path
+        for path in (root.rglob("*.yaml") if root else ())
+        if (found := task.search(path.read_bytes()))
+    }
+
+
+def lm_eval_data_set(file: Path) -> str | None:
+    """Return the data set that a task's YAML file, or the one that it includes, names."""
+    text = file.read_text(encoding="utf-8")
+    named = re.search(r"""^dataset_path: *["']?([^\s"']+)""", text, re.MULTILINE)
+    included = re.search(r"""^include: *["']?([^\s"']+)""", text, re.MULTILINE)
+    if named:
+        return named[1]
+    return lm_eval_data_set(file.parent / included[1]) if included else None

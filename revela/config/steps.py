@@ -1,0 +1,471 @@
+"""What each step is told: strict typed settings, unknown keys are errors.
+
+Corpora, batches, pairs, backbones, experiments, models and benchmarks; those of tables and figures
+are in `report_settings`.
+"""
+
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from revela.common.errors import RevelaError, unknown_name
+
+
+class Settings(BaseModel):
+    """Base of every entry: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def dump(self) -> str:
+        """Return the settings as one line of JSON with sorted keys, as rules pass them on.
+
+        Defaults are left out: a setting that is new in the schema changes no job made before it.
+        """
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+
+
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Temperature = Annotated[float, Field(gt=0)]
+
+
+# ---------------------------------------------------------------------------- corpora
+
+
+class Corpus(Settings):
+    """What all corpora share: how documents are chosen and cut into chunks."""
+
+    documents: Positive | None = Field(None, description="keep a seeded sample of so many")
+    exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
+    max_words: Positive = Field(120, description="words of a chunk at most")
+    seed: int = 0
+
+
+class FieldNames(Settings):
+    """Which fields of a row hold a document."""
+
+    id: str | None = None
+    title: str | None = None
+    text: str = "text"
+
+
+class PackagesCorpus(Corpus):
+    """Source and documentation of installed Python packages, one document a module."""
+
+    source: Literal["python-packages"]
+    packages: list[str] = Field(min_length=1)
+
+
+class RowCorpus(Corpus):
+    """A corpus whose documents are rows with named fields."""
+
+    fields: FieldNames = FieldNames()
+    join_title: bool = Field(False, description="consecutive rows of a title are one document")
+    on_bad_row: Literal["error", "skip"] = "error"
+
+    @model_validator(mode="after")
+    def _title_to_join(self) -> Self:
+        if self.join_title and self.fields.title is None:
+            raise ValueError("join_title needs fields.title")
+        return self
+
+
+class FilesCorpus(RowCorpus):
+    """Local files: .jsonl[.gz|.xz], .parquet, or a folder of .txt and .md files."""
+
+    source: Literal["files"]
+    path: str
+
+
+class HubCorpus(RowCorpus):
+    """A data set of the Hugging Face hub, streamed, or one raw file of its repository."""
+
+    source: Literal["hub"]
+    dataset: str
+    revision: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    file: str | None = Field(None, description="read this .jsonl[.gz] or .parquet file instead")
+
+
+AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discriminator="source")]
+
+
+# ---------------------------------------------------------------------------- training data
+
+
+class Batches(Settings):
+    """Batches of B consecutive chunks, from corpora, from other batch sets, or ready-made.
+
+    Exactly one of `corpora`, `mix`, `file` and `hub` says where they come from.
+    """
+
+    batch_size: int = Field(16, ge=2)
+    corpora: list[str] = []
+    mix: dict[str, Positive] = Field(
+        {}, description="batch set → batches to sample from it; larger ones are split"
+    )
+    file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
+    hub: str | None = Field(None, description="a hub data set of such JSON lines")
+    source: str = Field("", description="the corpus of ready-made batches that name none")
+    consecutive: Positive | None = Field(
+        None, description="chunks from one place; null: all B, as in the paper"
+    )
+    sample: Positive | None = Field(None, description="keep a seeded sample of so many batches")
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [k for k in ("corpora", "mix", "file", "hub") if getattr(self, k)]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of corpora, mix, file, hub; given: {given}")
+        if self.consecutive and (not self.corpora or self.batch_size % self.consecutive):
+            raise ValueError("consecutive needs corpora, and a batch_size that it divides")
+        return self
+
+
+class Pairs(Settings):
+    """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
+
+    corpora: list[str] = Field(min_length=1)
+    pairs: Positive | None = Field(None, description="pairs to make; all chunks if not given")
+    negatives: Natural = 15
+    inverse_cloze: float = Field(0.5, ge=0, le=1, description="share; the rest is cropping")
+    seed: int = 0
+
+
+class Backbone(Settings):
+    """A small Llama with its own tokenizer, pretrained on the chunks of corpora."""
+
+    corpora: list[str] = Field(min_length=1)
+    vocabulary: Positive = 8192
+    hidden_size: Positive = 256
+    intermediate_size: Positive = 688
+    layers: Positive = 4
+    heads: Positive = 4
+    sequence_length: Positive = 256
+    sequences_per_step: Positive = 16
+    tokens: Positive = Field(description="token passes in all")
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: Natural = 50
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    compile: bool = Field(False, description="torch.compile: pays off on a GPU")
+    checkpoint_steps: Positive = Field(200, description="and steps between held-out losses")
+    seed: int = 0
+
+
+# ---------------------------------------------------------------------------- experiments
+
+
+class Lora(Settings):
+    """Low-rank adapters; the defaults are the paper's (section 4.1 and its public code)."""
+
+    rank: Positive = 256
+    alpha: Positive = 64
+    dropout: float = Field(0.1, ge=0, lt=1)
+    targets: list[str] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
+
+
+PREFIXES = {
+    "paper": ("Query: ", "Passage: "),
+    "train": ("query: ", "passage: "),
+    "authors": ("query:  ", "passage:  "),
+}
+
+
+class Encoding(Settings):
+    """How a text becomes a vector; one and the same for training and evaluation.
+
+    `prefixes` names both prefixes at once: the `paper`'s, those of the authors' training code
+    (`train`), and those that they evaluated with (`authors`, two spaces).
+    """
+
+    query_prefix: str = Field(
+        "Query: ", description="{instruction} stands for the task's own prompt"
+    )
+    passage_prefix: str = "Passage: "
+    pooling: Literal["last", "mean", "cls"] = "last"
+    append_eos: bool = True
+    normalize: bool = Field(True, description="cosine similarity; else dot product")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_prefixes(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "prefixes" not in given:
+            return given
+        name = given["prefixes"]
+        if name not in PREFIXES:
+            raise ValueError(f"prefixes must be one of {', '.join(PREFIXES)}; got {name!r}")
+        query, passage = PREFIXES[name]
+        rest = {key: value for key, value in given.items() if key != "prefixes"}
+        return {"query_prefix": query, "passage_prefix": passage, **rest}
+
+
+class RevelaObjective(Settings):
+    """In-batch attention (paper, section 3)."""
+
+    name: Literal["revela"]
+    temperature: Temperature = Field(1e-4, description="of the in-batch similarities")
+    value_norm: bool = Field(True, description="V-normalisation (paper, equation 8)")
+    min_similarity: float = Field(1e-12, ge=0, description="pairs below it are skipped")
+    similarity_precision: Literal["float32", "bfloat16"] = "float32"
+    plain_loss_every: Natural = Field(50, description="steps between plain losses; 0: never")
+    language_model_loss: bool = Field(False, description="add the e rows' own loss")
+    freeze_language_model: bool = False
+    across_processes: bool = Field(
+        False, description="chunks read those of all processes: B grows with the number of GPUs"
+    )
+
+
+class ReplugObjective(Settings):
+    """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
+
+    name: Literal["replug"]
+    retriever_temperature: Temperature = 1e-3
+    language_model_temperature: Temperature = 1e-3
+    include_self: bool = Field(True, description="the paper's sums run over k = i as well")
+
+
+class ContrieverObjective(Settings):
+    """InfoNCE over own and in-batch negatives (paper, appendix D.1)."""
+
+    name: Literal["contriever"]
+    temperature: Temperature = 0.01
+    texts_at_a_time: Positive | None = Field(
+        None, description="encode so many at a time: memory for as many, whatever the batch"
+    )
+
+
+AnyObjective = Annotated[
+    RevelaObjective | ReplugObjective | ContrieverObjective, Field(discriminator="name")
+]
+
+
+class Experiment(Settings):
+    """One trained retriever; the defaults are the paper's (section 4.1)."""
+
+    objective: AnyObjective
+    data: str = Field(description="a batch set; for Contriever a set of pairs")
+    retriever: str = Field(description="a backbone of this file, a hub name or a folder")
+    language_model: str | None = None
+    encoding: Encoding = Encoding()
+    lora: Lora | None = Field(Lora(), description="null trains all weights")
+    max_length: int = Field(157, ge=3, description="tokens of a chunk, the EOS included")
+    first_half: list[str] = Field([], description="corpora whose query form is a first half")
+    batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
+    batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
+    steps: Positive | None = Field(None, description="one epoch if not given")
+    learning_rate: float = Field(1e-4, gt=0)
+    warmup_steps: Natural = 100
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
+    )
+    gradient_checkpointing: bool = False
+    checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
+    checkpoints_kept: int = Field(2, ge=2)
+    snapshots: list[Natural] = Field([], description="steps whose similarities are recorded")
+    retrievers_at: list[Natural] = Field(
+        [], description="steps whose retriever is kept too, as <experiment>@<step>"
+    )
+    seed: int = 0
+    # Left out of `dump`: what one training is told does not depend on how many there are.
+    seeds: Positive = Field(
+        1, exclude=True, description="trainings, from `seed` on; a row of a table is their mean"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needs_model = self.objective.name != "contriever"
+        if needs_model and self.language_model is None:
+            raise ValueError(f"language_model is required by objective {self.objective.name}")
+        if self.batches_per_step % self.batches_per_device:
+            raise ValueError(
+                f"batches_per_step {self.batches_per_step} is not divisible by "
+                f"batches_per_device {self.batches_per_device}"
+            )
+        if self.steps and max([0, *self.retrievers_at]) > self.steps:
+            raise ValueError(f"retrievers_at has a step behind the last one, {self.steps}")
+        if self.objective.name != "contriever" and self.batches_per_device != 1:
+            raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
+        return self
+
+
+def experiment_of(model: str) -> str:
+    """Return the experiment whose seed (`-seed1`), kept step (`@100`) or both a name stands for."""
+    return re.sub(r"(-seed\d+)?(@\d+)?$", "", model)
+
+
+# ---------------------------------------------------------------------------- evaluation
+
+
+class Bm25Model(Settings):
+    """BM25 by bm25s, as mteb ships it."""
+
+    kind: Literal["bm25s"]
+
+
+class LuceneModel(Settings):
+    """BM25 by Lucene, with the parameters of BEIR's published figures."""
+
+    kind: Literal["lucene"]
+    k1: float = Field(0.9, ge=0)
+    b: float = Field(0.4, ge=0, le=1)
+
+
+class EncoderModel(Settings):
+    """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
+
+    kind: Literal["encoder"]
+    retriever: str
+    adapter: str | None = Field(None, description="LoRA weights on it: a hub name or a folder")
+    revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
+    encoding: Encoding = Encoding()
+    max_length: Positive | None = Field(None, description="tokens that the model can take")
+    times_bm25: bool = Field(
+        False, description="multiply scores with BM25's, over BM25's first 1,000 (LaPraDoR)"
+    )
+
+
+class ApiModel(Settings):
+    """A model behind an API, by mteb; evaluated only when its key is in the environment."""
+
+    kind: Literal["api"]
+    name: str = Field(description="as mteb calls it")
+    key: str = Field(description="environment variable that holds the key")
+
+
+class LanguageModel(Settings):
+    """A language model, for what it can do apart from retrieval."""
+
+    kind: Literal["language-model"]
+    language_model: str = Field(
+        description="an experiment (what it trained) or backbone of this file, a hub name or folder"
+    )
+    revision: str | None = None
+
+
+AnyRetriever = Annotated[
+    Bm25Model | LuceneModel | EncoderModel | ApiModel, Field(discriminator="kind")
+]
+AnyModel = Annotated[
+    Bm25Model | LuceneModel | EncoderModel | ApiModel | LanguageModel, Field(discriminator="kind")
+]
+
+
+class Benchmark(Settings):
+    """What all benchmarks share: how long texts may be, and in what precision they are encoded."""
+
+    max_length: Positive = Field(2048, description="tokens of a text at most")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
+    )
+
+
+class PydocsBenchmark(Benchmark):
+    """Three retrieval tasks cut from the Python standard library's own source."""
+
+    source: Literal["pydocs"]
+    tasks: list[
+        Literal["docstring-to-function", "function-to-docstring", "first-to-second-half"]
+    ] = Field(min_length=1)
+    max_queries: Positive = 500
+    max_length: Positive = 512
+    seed: int = 0
+
+
+class MtebBenchmark(Benchmark):
+    """Retrieval tasks of mteb, by their names."""
+
+    source: Literal["mteb"]
+    tasks: list[str] = Field(min_length=1)
+    prompts: bool = Field(
+        False, description="put the task's own prompt between the query prefix and the query"
+    )
+
+
+class FolderBenchmark(Benchmark):
+    """Collections in BEIR layout: <path>/<task>/{corpus,queries}.jsonl[.gz], qrels.tsv."""
+
+    source: Literal["folder"]
+    path: str
+    tasks: list[str] = Field(min_length=1)
+
+
+class LmEvalBenchmark(Settings):
+    """Tasks of lm-eval for language models, by their names."""
+
+    source: Literal["lm-eval"]
+    tasks: list[str] = Field(min_length=1)
+    path: str | None = Field(None, description="folder of own tasks (YAML) in place of lm-eval's")
+    num_fewshot: Natural = 0
+    limit: Positive | None = Field(None, description="the first so many examples of a task")
+    batch_size: Positive = 16
+
+
+RetrievalBenchmark = Annotated[
+    PydocsBenchmark | MtebBenchmark | FolderBenchmark, Field(discriminator="source")
+]
+AnyBenchmark = Annotated[
+    PydocsBenchmark | MtebBenchmark | FolderBenchmark | LmEvalBenchmark,
+    Field(discriminator="source"),
+]
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def parse_settings(model: Any, text: str) -> Any:
+    """Read the JSON settings that a command was given as an entry of type `model`.
+
+    Raises:
+        RevelaError: not JSON, or not the settings of this command.
+    """
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RevelaError(f"--settings: not valid JSON: {error}") from error
+    try:
+        return TypeAdapter(model).validate_python(raw)
+    except ValidationError as error:
+        raise RevelaError(f"--settings: {first_problem(error, raw)}") from error
+
+
+def first_problem(error: ValidationError, raw: Any) -> str:
+    """Tell the first problem in one line: key, what is wrong, the value."""
+    problem = error.errors(include_url=False)[0]
+    keys: list[str] = []
+    value: Any = raw
+    for part in problem["loc"]:
+        # The path names union members as well; those are no keys of the file.
+        in_mapping = isinstance(value, dict) and part in value
+        if in_mapping or (isinstance(value, list) and isinstance(part, int)):
+            keys.append(str(part))
+            value = value[part]
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    last = str(problem["loc"][-1]) if problem["loc"] else ""
+    if problem["type"] == "extra_forbidden":
+        known = {field for model in _models(Settings) for field in model.model_fields}
+        if last in known:
+            return f"{'.'.join(keys)}: {last!r} is not a key of this entry{more}"
+        return f"{'.'.join(keys)}: {unknown_name('key', last, known)}{more}"
+    if problem["type"] == "missing":
+        return f"{'.'.join([*keys, last])}: missing{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(value, dict) else f"; got {value!r}"
+    return f"{'.'.join(keys)}: {message}{shown}{more}"
+
+
+def _models(model: type[Settings]) -> list[type[Settings]]:
+    return [model, *(m for child in model.__subclasses__() for m in _models(child))]

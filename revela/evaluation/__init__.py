@@ -1,0 +1,1 @@
+"""A model and a task in; scores and ranked lists out."""

@@ -1,0 +1,139 @@
+"""Benchmarks: mteb's tasks by name, and local collections in BEIR layout as mteb tasks."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from revela.common.errors import RevelaError, unknown_name
+from revela.config.catalogue import mteb_task_names
+from revela.config.steps import MtebBenchmark, RetrievalBenchmark
+from revela.text.corpora import json_lines
+
+
+def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> Any:
+    """Return a task as mteb evaluates it.
+
+    Args:
+        benchmark: where the task belongs.
+        task: its name.
+        folder: the collection of a local task, None for mteb's own.
+
+    Raises:
+        RevelaError: mteb has no such task, or the collection is incomplete.
+    """
+    if isinstance(benchmark, MtebBenchmark):
+        import mteb
+
+        try:
+            return mteb.get_task(task)
+        except KeyError as error:
+            raise RevelaError(
+                unknown_name("mteb retrieval task", task, mteb_task_names())
+            ) from error
+    if folder is None:
+        raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs a folder")
+    return local_task(task, folder)
+
+
+def local_task(name: str, folder: Path) -> Any:
+    """Return a collection in BEIR layout as an mteb retrieval task.
+
+    The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), either perhaps
+    gzipped, and qrels.tsv (query-id, corpus-id, score under a heading).
+
+    Raises:
+        RevelaError: a file is missing or broken, or a judgement names an unknown id.
+    """
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    corpus = _read_rows(folder, "corpus")
+    queries = _read_rows(folder, "queries")
+    relevant = _read_qrels(
+        folder / "qrels.tsv", {r["id"] for r in corpus}, {r["id"] for r in queries}
+    )
+
+    class LocalTask(AbsTaskRetrieval):
+        data_loaded: bool = False
+        metadata = TaskMetadata(
+            name=name,
+            dataset={"path": str(folder), "revision": "local"},
+            description=f"{name}, a local collection in BEIR layout",
+            type="Retrieval",
+            category="t2t",
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, **_: Any) -> None:
+            if self.data_loaded:
+                return
+            self.dataset = {
+                "default": {
+                    "test": {
+                        "corpus": Dataset.from_list(corpus),
+                        "queries": Dataset.from_list(queries),
+                        "relevant_docs": relevant,
+                        "top_ranked": None,
+                    }
+                }
+            }
+            self.data_loaded = True
+
+    return LocalTask()
+
+
+def collection_files(folder: Path) -> list[Path]:
+    """Return the three files of a collection.
+
+    Raises:
+        RevelaError: one is missing.
+    """
+    files = []
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        found = [path for path in (folder / name, folder / f"{name}.gz") if path.exists()]
+        if not found:
+            raise RevelaError(f"{folder}: neither {name} nor {name}.gz in it")
+        files.append(found[0])
+    if not (folder / "qrels.tsv").exists():
+        raise RevelaError(f"{folder}: no qrels.tsv in it")
+    return [*files, folder / "qrels.tsv"]
+
+
+def _read_rows(folder: Path, name: str) -> list[dict[str, str]]:
+    path = collection_files(folder)[0 if name == "corpus" else 1]
+    rows = []
+    with path.open("rb") as stream:
+        for place, row in json_lines(stream, str(path)):
+            if isinstance(row, Exception):
+                raise RevelaError(f"{place}: {row}")
+            if not isinstance(row, dict):
+                raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
+            for field in ("_id", "text"):
+                if field not in row:
+                    raise RevelaError(f"{place}: {unknown_name('field', field, row)}")
+            title = {"title": row.get("title") or ""} if name == "corpus" else {}
+            rows.append({"id": str(row["_id"]), "text": row["text"], **title})
+    return rows
+
+
+def _read_qrels(path: Path, documents: set[str], queries: set[str]) -> dict[str, dict[str, int]]:
+    relevant: dict[str, dict[str, int]] = {}
+    with path.open(encoding="utf-8", newline="") as stream:
+        for number, row in enumerate(csv.reader(stream, delimiter="\t"), start=1):
+            if number == 1:
+                continue
+            try:
+                query, document, score = row[0], row[1], int(row[2])
+            except (IndexError, ValueError) as error:
+                raise RevelaError(
+                    f"{path}:{number}: expected query-id, corpus-id, score"
+                ) from error
+            if query not in queries:
+                raise RevelaError(f"{path}:{number}: no query {query!r} in the collection")
+            if document not in documents:
+                raise RevelaError(f"{path}:{number}: no document {document!r} in the collection")
+            relevant.setdefault(query, {})[document] = score
+    return relevant

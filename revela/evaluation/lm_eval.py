@@ -1,0 +1,76 @@
+"""What a language model can do: its scores on tasks of lm-eval, the harness of EleutherAI."""
+
+from typing import Any
+
+import torch
+
+from revela.common.errors import RevelaError, unknown_name
+from revela.common.hub import explain
+from revela.config.catalogue import lm_eval_task_files
+from revela.config.steps import LanguageModel, LmEvalBenchmark
+from revela.encoder import devices, load_model, load_tokenizer, native_dtype
+
+
+def evaluate(
+    model: LanguageModel, benchmark: LmEvalBenchmark, task: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measure a language model on a task.
+
+    Returns:
+        The scores, each between 0 and 1 under its name in lm-eval (`acc`, `acc_norm`, …), and facts
+        for the manifest: the task's version, examples, lm-eval's full names of the measures.
+
+    Raises:
+        RevelaError: lm-eval is missing, has no such task, or the task's data or the model cannot
+            be had.
+    """
+    try:
+        import lm_eval
+        from lm_eval.models.huggingface import HFLM
+    except ImportError as error:
+        raise RevelaError(
+            "the package lm-eval is missing: pip install 'revela[lm-eval]'"
+        ) from error
+    loaded, manager = _load_task(benchmark, task)
+    device = torch.device(devices()[0])
+    dtype = torch.float32 if device.type == "cpu" else native_dtype("bfloat16")
+    tokenizer = load_tokenizer(model.language_model, model.revision)
+    weights = load_model(model.language_model, True, model.revision, dtype).to(device).eval()
+    found = lm_eval.simple_evaluate(
+        HFLM(pretrained=weights, tokenizer=tokenizer, batch_size=benchmark.batch_size),
+        tasks=[loaded],
+        task_manager=manager,
+        num_fewshot=benchmark.num_fewshot,
+        limit=benchmark.limit,
+        log_samples=False,
+    )
+    # lm-eval calls a measure "name,filter"; the filter `none` is that of multiple choice.
+    measures = {
+        key.removesuffix(",none"): key
+        for key, value in found["results"][task].items()
+        if isinstance(value, int | float) and "," in key
+    }
+    scores = {name: found["results"][task][key] for name, key in measures.items()}
+    facts = {
+        "task_version": found["versions"].get(task),
+        "measures": measures,
+        "examples": found["n-samples"][task],
+        "device": str(device),
+        "dtype": str(dtype),
+    }
+    return {"task": task, **scores}, facts
+
+
+def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
+    from lm_eval.tasks import TaskManager
+
+    files = lm_eval_task_files(benchmark.path)
+    if name not in files:
+        raise RevelaError(unknown_name("task of lm-eval", name, files))
+    # The task's own folder: indexing all 14,000 files takes lm-eval ten seconds.
+    manager = TaskManager(include_path=files[name].parent, include_defaults=False)
+    data = (manager.task_index[name].cfg or {}).get("dataset_path", name)
+    try:
+        return manager.load([name])["tasks"][name], manager
+    except Exception as error:
+        raise RevelaError(f"task {name!r}: {explain('data set', data, error)}") from error

@@ -1,0 +1,117 @@
+"""`pydocs`: three retrieval tasks that every Python installation carries in its standard library.
+
+    docstring-to-function   a docstring finds its function, the docstring removed
+    function-to-docstring   the way back
+    first-to-second-half    the first half of a function's lines finds the second half
+
+The shapes are those of CodeSearchNet and CodeSearchNet-CC. The embedded training corpus consists
+of installed packages and has none of this text.
+"""
+
+import ast
+import inspect
+import json
+import random
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from revela.config.steps import PydocsBenchmark
+
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
+_MIN_DOCSTRING_WORDS = 6
+_MIN_LINES = 6  # of a function without its docstring
+_MAX_DOCUMENTS = 2000  # of a task's corpus, the relevant ones included
+
+
+@dataclass(frozen=True)
+class Function:
+    """A documented function of the standard library."""
+
+    id: str
+    docstring: str
+    code: str  # without the docstring
+
+
+def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, int]:
+    """Write a task in BEIR layout: corpus.jsonl, queries.jsonl, qrels.tsv; return their sizes."""
+    functions = list(standard_library_functions())
+    random.Random(settings.seed).shuffle(functions)
+    functions = functions[:_MAX_DOCUMENTS]
+    texts = [_query_and_document(function, task) for function in functions]
+    queries = functions[: settings.max_queries]
+    folder.mkdir(parents=True)
+    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as stream:
+        for function, (_, document) in sorted(
+            zip(functions, texts, strict=True), key=lambda pair: pair[0].id
+        ):
+            stream.write(json.dumps({"_id": function.id, "title": "", "text": document}) + "\n")
+    with (folder / "queries.jsonl").open("w", encoding="utf-8") as stream:
+        for function, (query, _) in zip(queries, texts, strict=False):
+            stream.write(json.dumps({"_id": f"q:{function.id}", "text": query}) + "\n")
+    with (folder / "qrels.tsv").open("w", encoding="utf-8") as stream:
+        stream.write("query-id\tcorpus-id\tscore\n")
+        stream.writelines(f"q:{function.id}\t{function.id}\t1\n" for function in queries)
+    return {"documents": len(functions), "queries": len(queries)}
+
+
+def _query_and_document(function: Function, task: str) -> tuple[str, str]:
+    if task == "docstring-to-function":
+        return function.docstring, function.code
+    if task == "function-to-docstring":
+        return function.code, function.docstring
+    lines = function.code.splitlines()
+    middle = len(lines) // 2
+    return "\n".join(lines[:middle]), "\n".join(lines[middle:])
+
+
+def standard_library_functions() -> Iterator[Function]:
+    """Yield the documented functions of this Python's standard library in file order.
+
+    Functions with a docstring under six words or a body under six lines are left out, and so is
+    every function whose docstring or code was seen before.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    seen: set[str] = set()
+    for path in sorted(root.rglob("*.py")):
+        if _LEFT_OUT & set(path.relative_to(root).parts):
+            continue
+        source = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:
+            continue  # templates that only look like modules
+        module = str(path.relative_to(root)).removesuffix(".py").replace("/", ".")
+        for name, node in _functions(tree, module):
+            function = _function(name, node, source)
+            if function and not {function.docstring, function.code} & seen:
+                seen |= {function.docstring, function.code}
+                yield function
+
+
+def _functions(
+    tree: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}.{node.name}:{node.lineno}", node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{prefix}.{node.name}")
+
+
+def _function(
+    name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, source: str
+) -> Function | None:
+    docstring = ast.get_docstring(node)
+    if docstring is None or len(docstring.split()) < _MIN_DOCSTRING_WORDS:
+        return None
+    lines = source.splitlines()
+    literal = node.body[0]
+    before = lines[node.lineno - 1 : literal.lineno - 1]
+    after = lines[(literal.end_lineno or literal.lineno) : node.end_lineno]
+    code = textwrap.dedent("\n".join([*before, *after])).strip()
+    if len(code.splitlines()) < _MIN_LINES or not before:
+        return None
+    return Function(name, inspect.cleandoc(docstring), code)

@@ -1,0 +1,88 @@
+"""What jobs will run on: GPUs and memory of this machine, a partition of Slurm."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+
+from revela.common.errors import RevelaError, unknown_name
+
+_SECONDS = 10  # that the driver or Slurm may take for an answer
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What jobs will run on."""
+
+    gpus: int  # of a training, over all its nodes
+    gpu_gb: float | None  # memory of one, None if it is not known
+    ram_gb: float
+    partition: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What jobs compute on."""
+        return "a GPU" if self.gpus else "no GPU here; the machine"
+
+    @property
+    def gb(self) -> float | None:
+        """The memory of what jobs compute on, None if it is not known."""
+        return self.gpu_gb if self.gpus else self.ram_gb
+
+
+def this_machine(
+    gpus: int | None = None, gpu_gb: float | None = None, partition: str | None = None
+) -> Machine:
+    """Return what jobs will run on: what is told of it, and for the rest this machine."""
+    found = _own_gpus()
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    return Machine(
+        len(found) if gpus is None else gpus,
+        min(found, default=None) if gpu_gb is None else gpu_gb,
+        ram,
+        partition,
+    )
+
+
+def _own_gpus() -> list[float]:
+    """Return the memory in GB of each GPU that a process here may use."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(
+            query, capture_output=True, text=True, timeout=_SECONDS, check=True
+        ).stdout
+        every = [float(line) / 1024 for line in told.splitlines()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return every if visible is None else every[: len([v for v in visible.split(",") if v])]
+
+
+def partition_resources(name: str, gpus: bool) -> str:
+    """Return the generic resources of a partition's nodes, as sinfo tells them.
+
+    Args:
+        name: of the partition.
+        gpus: whether some of its nodes must have any.
+
+    Raises:
+        RevelaError: Slurm does not answer, or has no such partition that is up and has GPUs.
+    """
+    try:
+        told = subprocess.run(
+            ["sinfo", "--noheader", "--format=%R|%a|%G"],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RevelaError(f"sinfo does not answer: {error}") from error
+    lines = [line.split("|") for line in told.splitlines()]
+    own = [(state, resources) for partition, state, resources in lines if partition == name]
+    if not own:
+        raise RevelaError(unknown_name("partition", name, {line[0] for line in lines}))
+    if not any(state == "up" for state, _ in own):
+        raise RevelaError("it is not up")
+    if gpus and not any("gpu" in resources for _, resources in own):
+        raise RevelaError("its nodes have no GPU")
+    return ", ".join(sorted({resources for _, resources in own}))

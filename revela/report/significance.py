@@ -1,0 +1,214 @@
+"""Is the best system better than the next? Intervals and tests over the queries of a table.
+
+Any score of a table is a weighted sum over queries: of a task, of the mean of its subsets, of a
+column of several tasks, of the mean of all columns. The queries of one subset of one task, a
+*stratum*, weigh alike in it. So each stratum is resampled once, for all systems together, and
+whatever is asked of a column is asked of the weighted sum of its resampled strata.
+
+A system that was trained with several seeds has, on each query, the mean of their scores.
+"""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from revela.common.errors import RevelaError
+from revela.config.report import Table
+
+RESAMPLES = 10_000
+LEVEL = 0.05
+COLUMNS = ["system", "column", "score", "low", "high", "deviation", "against", "p", "queries"]
+_CELLS = 4_000_000  # resamples × queries that are held at a time
+
+Stratum = tuple[str, str]
+"""Task and subset; the subset is empty in a task that has only one."""
+
+
+def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """Return an interval and a test of each measured system and column, figures × 100.
+
+    Columns: `score`; `low` and `high`, its 95% interval by the bootstrap over queries, stratified
+    by task and subset (percentiles); `deviation`, the sample standard deviation over its seeds,
+    empty where there is one; `against`, the best ranked system of the table (of its group
+    where the table's `bold` says so), and `p`, two-sided, of the paired randomisation test against
+    it (signs of the queries' differences flipped at random), adjusted by Holm for the comparisons
+    of the column; `queries`, how many. The last two are empty for the best itself and for what
+    does not compete.
+
+    Systems without a file of queries for each task of a column have no line there.
+
+    Args:
+        table: rows and columns, benchmarks spelt out (`Config.table`).
+        scores: the folder with `<model>/<task>.queries.csv`.
+        resamples: of the bootstrap, and random sign flips.
+        seed: of both; a stratum is resampled alike in every table.
+
+    Raises:
+        RevelaError: a file is none of queries, or two systems have not the same ones.
+    """
+    names = table.names()
+    strata = _read_strata(table, scores)  # queries × models
+    # (1, S), (R, S), (R, S) for each stratum of S systems, NaN for systems without it.
+    means, bootstrapped, flipped = {}, {}, {}
+    for stratum, frame in strata.items():
+        seeds = (frame.reindex(columns=row.model) for row in table.rows)
+        scores_QS = 100 * np.stack([each.mean(axis=1, skipna=False) for each in seeds], axis=1)
+        random = np.random.default_rng([seed, zlib.crc32("/".join(stratum).encode())])
+        means[stratum] = scores_QS.mean(axis=0, keepdims=True)
+        bootstrapped[stratum] = _reweighted(scores_QS, _counts, random, resamples)
+        flipped[stratum] = _reweighted(scores_QS, _signs, random, resamples)
+    lines = []
+    for column, weights in column_weights(table, strata).items():
+        score_S, bootstrap_RS, null_RS = (
+            np.sum([weight * part[stratum] for stratum, weight in weights.items()], axis=0)
+            for part in (means, bootstrapped, flipped)
+        )
+        found = pd.DataFrame({"system": names, "column": column, "score": score_S[0]})
+        found["low"], found["high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
+        of_models = 100 * sum(weight * strata[s].mean() for s, weight in weights.items())
+        found["deviation"] = [of_models.reindex(row.model).std() for row in table.rows]
+        found[["against", "p"]] = _against_best(table, found["score"], null_RS)
+        found["queries"] = sum(len(strata[stratum]) for stratum in weights)
+        lines.append(found.dropna(subset="score"))
+    return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=COLUMNS)
+
+
+def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
+    """Return (system, column) of all that competes where the best is not better than the next.
+
+    Not better: p of the next best system is `LEVEL` or more.
+    """
+    found = set()
+    tested = analysis.dropna(subset="p")
+    for (column, best), others in tested.groupby(["column", "against"]):
+        if others.loc[others["score"].idxmax(), "p"] >= LEVEL:
+            found |= {(system, column) for system in (best, *others["system"])}
+    return found
+
+
+def column_weights(
+    table: Table, strata: dict[Stratum, pd.DataFrame]
+) -> dict[str, dict[Stratum, float]]:
+    """Return what each stratum weighs in each column and in their mean; a weight's sum is one.
+
+    A column with a task that nobody has queries of is left out, and so is then the mean.
+    """
+    columns: dict[str, dict[Stratum, float]] = {}
+    for heading, entries in table.columns:
+        weights: dict[Stratum, float] = defaultdict(float)
+        for entry in entries:
+            task, _, subset = entry.partition(":")
+            of_task = [s for s in strata if s[0] == task and subset in ("", s[1])]
+            for stratum in of_task:
+                weights[stratum] += 1 / len(entries) / len(of_task)
+        if abs(sum(weights.values()) - 1) < 1e-9:
+            columns[heading] = dict(weights)
+    if columns and len(columns) == len(table.columns):
+        mean: dict[Stratum, float] = defaultdict(float)
+        for weights in columns.values():
+            for stratum, weight in weights.items():
+                mean[stratum] += weight / len(columns)
+        columns[table.mean] = dict(mean)
+    return columns
+
+
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """Return p-values adjusted for their number (Holm 1979), in the order given."""
+    order = np.argsort(p_values)
+    stepped = p_values[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty_like(p_values)
+    adjusted[order] = np.maximum.accumulate(stepped).clip(max=1)
+    return adjusted
+
+
+# ---------------------------------------------------------------------------- parts
+
+
+def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.DataFrame:
+    """Return for each system which best one it is tested against, and the adjusted p."""
+    found = pd.DataFrame({"against": "", "p": np.nan}, index=scores.index)
+    scope = np.array([row.group if table.bold == "group" else "" for row in table.rows])
+    competing = scores.notna() & np.array([row.ranked for row in table.rows])
+    for group in dict.fromkeys(scope):
+        systems = scores[competing & (scope == group)]
+        if len(systems) < 2:
+            continue
+        best = systems.idxmax()
+        others = [system for system in systems.index if system != best]
+        # Flipping the sign of a difference is flipping those of both scores.
+        null_RO = np.abs(null_RS[:, [best]] - null_RS[:, others])
+        # Equal sums count although rounding sets them apart; the observed order is one of all.
+        reached = null_RO >= (systems[best] - systems[others]).to_numpy() - 1e-9
+        p_values = (1 + reached.sum(axis=0)) / (1 + len(null_RO))
+        found.loc[others, "against"] = table.names()[best]
+        found.loc[others, "p"] = holm(p_values)
+    return found
+
+
+def _reweighted(
+    scores_QS: np.ndarray,
+    draw: Callable[[np.random.Generator, int, int], np.ndarray],
+    random: np.random.Generator,
+    resamples: int,
+) -> np.ndarray:
+    """Return the mean scores (R, S) of queries weighed at random, in bounded memory."""
+    size = len(scores_QS)
+    batch = max(1, _CELLS // size)
+    parts = [
+        draw(random, min(batch, resamples - done), size) @ scores_QS
+        for done in range(0, resamples, batch)
+    ]
+    return np.concatenate(parts) / size
+
+
+def _counts(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
+    """Return how often each query is drawn (rows, Q), Q draws with replacement a row."""
+    drawn = random.integers(0, size, (rows, size), dtype=np.int32)
+    drawn += size * np.arange(rows, dtype=np.int32)[:, None]
+    return np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(float)
+
+
+def _signs(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
+    """Return a random sign for each query (rows, Q)."""
+    return 2.0 * random.integers(0, 2, (rows, size), dtype=np.int8) - 1
+
+
+def _read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
+    """Return the scores of each stratum: queries × models that have them."""
+    strata = {}
+    models = dict.fromkeys(model for row in table.rows for model in row.model)
+    for task in table.tasks():
+        paths = {model: scores / model / f"{task}.queries.csv" for model in models}
+        read = {m: _read_queries(p, table.measure) for m, p in paths.items() if p.exists()}
+        found = {model: queries for model, queries in read.items() if queries is not None}
+        if not found:
+            continue
+        first, *others = found
+        for other in others:
+            if len(differing := found[first].index.symmetric_difference(found[other].index)):
+                raise RevelaError(
+                    f"{paths[other]}: not the queries of {paths[first]}: {len(differing)} are in "
+                    f"one of them only, e.g. {'/'.join(differing[0]).lstrip('/')!r}"
+                )
+        frame = pd.DataFrame(found).sort_index()
+        for subset, rows in frame.groupby(level="subset", sort=True):
+            strata[task, str(subset)] = rows
+    return strata
+
+
+def _read_queries(path: Path, measure: str) -> pd.Series | None:
+    """Return scores by (subset, query), None where this measure was not kept."""
+    keys = ["subset", "query"]
+    try:
+        found = pd.read_csv(path, dtype=dict.fromkeys(keys, str), keep_default_na=False)
+        if list(found.columns[:2]) != keys:
+            raise ValueError(f"its header is {','.join(found.columns)}")
+        found = found.set_index(keys, verify_integrity=True)
+        return found[measure].astype(float) if measure in found else None
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise RevelaError(f"{path}: not a CSV of subset, query, {measure}: {reason}") from error

@@ -1,0 +1,1 @@
+"""Corpora in; chunks, batches and query-document pairs out, as Parquet."""

@@ -1,0 +1,248 @@
+"""Chunks: whole sentences of a document, at most so many words (paper, section 4.1)."""
+
+import itertools
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm.auto import tqdm
+
+from revela.common.errors import RevelaError
+from revela.config.steps import Corpus
+from revela.text.corpora import Document, Skipped, read_documents
+
+SCHEMA = pa.schema([("document", pa.string()), ("position", pa.int32()), ("text", pa.string())])
+"""Columns of a chunk file: document id, place of the chunk in it, text."""
+
+_WORD = re.compile(r"\S+")
+_PUNKT_SAMPLE_CHARACTERS = 2_000_000
+_GROUP_CHARACTERS = 500_000  # text that one worker gets at a time
+# Punkt learns abbreviations from the text; a small corpus misses the commonest.
+_ABBREVIATIONS = [
+    "dr",
+    "mr",
+    "mrs",
+    "ms",
+    "prof",
+    "st",
+    "vs",
+    "etc",
+    "e.g",
+    "i.e",
+    "al",
+    "fig",
+    "eq",
+    "sec",
+    "vol",
+    "no",
+    "cf",
+    "approx",
+    "inc",
+    "ltd",
+]
+
+
+@dataclass
+class Counts:
+    """What chunking did, for the manifest."""
+
+    documents: int = 0
+    chunks: int = 0
+    characters: int = 0
+    sentences_cut: int = 0
+    skipped: Skipped = field(default_factory=Skipped)
+    sentence_splitter: str = ""
+
+
+def chunk_corpus(corpus: Any, output: Path, workers: int) -> Counts:
+    """Write the chunks of a corpus to a Parquet file, the same for any number of workers.
+
+    Memory stays constant: documents stream in, groups of them are spread over processes, and
+    their chunks are written in document order.
+
+    Raises:
+        RevelaError: the corpus cannot be read or holds no document.
+    """
+    counts = Counts()
+    documents = read_documents(corpus, counts.skipped)
+    splitter, documents = _splitter(documents, counts)
+    groups = _groups(documents)
+    with (
+        pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer,
+        tqdm(unit="B", unit_scale=True, desc="chunking", mininterval=1) as progress,
+    ):
+        for chunks, group in _in_order(groups, splitter, corpus, workers):
+            writer.write_table(pa.Table.from_pylist(chunks, schema=SCHEMA))
+            counts.documents += group.documents
+            counts.chunks += len(chunks)
+            counts.characters += group.characters
+            counts.sentences_cut += group.sentences_cut
+            progress.update(group.characters)
+    if not counts.chunks:
+        raise RevelaError("the corpus holds no document")
+    return counts
+
+
+def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int]:
+    """Cut a text into chunks of whole sentences, as many as fit into `max_words`.
+
+    Chunks are slices of the text: line breaks and spacing within stay as they are. A sentence
+    longer than `max_words` is cut at word boundaries.
+
+    Args:
+        text: a document.
+        splitter: has Punkt's `span_tokenize`.
+        max_words: words (runs of non-space) of a chunk at most.
+
+    Returns:
+        The chunks in order, and how many sentences had to be cut.
+    """
+    chunks: list[str] = []
+    cut = 0
+    start = end = words = 0  # the open chunk: text[start:end]
+    for sentence_start, sentence_end in splitter.span_tokenize(text):
+        spans = [match.span() for match in _WORD.finditer(text, sentence_start, sentence_end)]
+        if not spans:
+            continue
+        if words and words + len(spans) > max_words:
+            chunks.append(text[start:end])
+            words = 0
+        if len(spans) > max_words:
+            cut += 1
+            while len(spans) > max_words:
+                chunks.append(text[spans[0][0] : spans[max_words - 1][1]])
+                spans = spans[max_words:]
+        if not words:
+            start = spans[0][0]
+        end = spans[-1][1]
+        words += len(spans)
+    if words:
+        chunks.append(text[start:end])
+    return chunks, cut
+
+
+# ---------------------------------------------------------------------------- sentences
+
+
+def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Iterator[Document]]:
+    """Return Punkt, pretrained where it can be had, else trained on the corpus's beginning."""
+    pretrained = _pretrained_punkt()
+    if pretrained is not None:
+        counts.sentence_splitter = "punkt_tab/english"
+        return pretrained, documents
+    sample: list[Document] = []
+    size = 0
+    for document in documents:
+        sample.append(document)
+        size += len(document.text)
+        if size >= _PUNKT_SAMPLE_CHARACTERS:
+            break
+    counts.sentence_splitter = f"punkt trained on the first {len(sample)} documents"
+    texts = (document.text for document in sample)
+    return train_punkt(texts), itertools.chain(sample, documents)
+
+
+def _pretrained_punkt() -> Any:
+    from nltk import data, downloader
+    from nltk.tokenize.punkt import PunktTokenizer
+
+    def load() -> Any:
+        try:
+            return PunktTokenizer("english")
+        except LookupError:
+            return None
+
+    splitter = load()
+    if splitter is None and not os.environ.get("HF_HUB_OFFLINE"):
+        folder = data.path[0] if data.path else None
+        downloader.download("punkt_tab", download_dir=folder, quiet=True)
+        splitter = load()
+    return splitter
+
+
+def train_punkt(texts: Iterable[str]) -> Any:
+    """Train Punkt on at most two million characters of the texts."""
+    from nltk.tokenize.punkt import PunktSentenceTokenizer, PunktTrainer
+
+    trainer = PunktTrainer()
+    size = 0
+    for text in texts:
+        trainer.train(text[: _PUNKT_SAMPLE_CHARACTERS - size], finalize=False)
+        size += len(text)
+        if size >= _PUNKT_SAMPLE_CHARACTERS:
+            break
+    trainer.finalize_training()
+    parameters = trainer.get_params()
+    parameters.abbrev_types.update(_ABBREVIATIONS)
+    return PunktSentenceTokenizer(parameters)
+
+
+# ---------------------------------------------------------------------------- workers
+
+
+@dataclass
+class _Group:
+    documents: int
+    characters: int
+    sentences_cut: int
+
+
+def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if size >= _GROUP_CHARACTERS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _in_order(
+    groups: Iterator[list[Document]], splitter: Any, corpus: Corpus, workers: int
+) -> Iterator[tuple[list[dict[str, Any]], _Group]]:
+    """Chunk groups on all workers, yield in order, never more than a few groups ahead."""
+    if workers == 1:
+        for group in groups:
+            yield _chunk_group(group, splitter, corpus.max_words)
+        return
+    with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
+        waiting: deque[Future[Any]] = deque()
+        for group in groups:
+            waiting.append(pool.submit(_chunk_group, group, None, corpus.max_words))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+_worker_splitter: Any = None
+
+
+def _initialize(splitter: Any) -> None:
+    global _worker_splitter
+    _worker_splitter = splitter
+
+
+def _chunk_group(
+    group: list[Document], splitter: Any, max_words: int
+) -> tuple[list[dict[str, Any]], _Group]:
+    rows: list[dict[str, Any]] = []
+    cut = 0
+    for document in group:
+        chunks, document_cut = chunk_text(document.text, splitter or _worker_splitter, max_words)
+        cut += document_cut
+        rows += [
+            {"document": document.id, "position": position, "text": text}
+            for position, text in enumerate(chunks)
+        ]
+    return rows, _Group(len(group), sum(len(document.text) for document in group), cut)

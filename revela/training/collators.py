@@ -1,0 +1,87 @@
+"""Collators: rows of a batch or pair file become the ids that an objective is trained on."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+
+from revela.common import outputs
+from revela.common.errors import RevelaError
+from revela.config.steps import Experiment
+from revela.encoder import pad, token_ids
+
+
+class BatchCollator:
+    """Turn one row of a batch file into the ids of retriever and language model.
+
+    The chunks are shuffled by the seed and the row, so that no place in a batch means anything.
+    The retriever sees prefix + chunk + EOS in both roles; the language model sees the bare chunk,
+    cut where the retriever's would be (paper, appendix C, and its public code).
+    """
+
+    def __init__(self, experiment: Experiment, tokenizer: Any, language_model_tokenizer: Any):
+        self.experiment = experiment
+        self.tokenizer = tokenizer
+        self.language_model_tokenizer = language_model_tokenizer
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return ids and masks: retriever (2B, L), query forms first; language model (B, L)."""
+        (row,) = rows
+        texts = list(row["texts"])
+        random.Random(f"{self.experiment.seed} {row['index']}").shuffle(texts)
+        return self.tensors(texts, row["source"])
+
+    def tensors(self, texts: list[str], source: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of chunks in the order given."""
+        settings, length = self.experiment.encoding, self.experiment.max_length
+        half = source in self.experiment.first_half
+        queries = token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
+        passages = token_ids(self.tokenizer, texts, "passage", settings, length)
+        retriever_ids, retriever_mask = pad(queries + passages, self.tokenizer.pad_token_id)
+        bare = self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)
+        model_ids, model_mask = pad(bare["input_ids"], self.language_model_tokenizer.pad_token_id)
+        return {
+            "retriever_ids": retriever_ids,
+            "retriever_mask": retriever_mask,
+            "language_model_ids": model_ids,
+            "language_model_mask": model_mask,
+        }
+
+
+class PairCollator:
+    """Turn rows of a pair file into ids: Q queries, and each one's positive and negatives."""
+
+    def __init__(self, experiment: Experiment, tokenizer: Any):
+        self.experiment = experiment
+        self.tokenizer = tokenizer
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return ids and masks of queries (Q, L) and passages (Q · G, L')."""
+        settings, length = self.experiment.encoding, self.experiment.max_length
+        queries = [row["query"] for row in rows]
+        passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
+        pad_id = self.tokenizer.pad_token_id
+        query = pad(token_ids(self.tokenizer, queries, "query", settings, length), pad_id)
+        passage = pad(token_ids(self.tokenizer, passages, "passage", settings, length), pad_id)
+        return {
+            "query_ids": query[0],
+            "query_mask": query[1],
+            "passage_ids": passage[0],
+            "passage_mask": passage[1],
+        }
+
+
+def load_rows(data: Path) -> Any:
+    """Memory-map a batch or pair file and number its rows."""
+    try:
+        rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
+    except Exception as error:
+        if outputs.could_not_write(error) or outputs.could_not_write(error.__cause__):
+            raise RevelaError(
+                f"cannot write the memory-mapped copy of {data}: make room, or set "
+                "HF_DATASETS_CACHE to another folder"
+            ) from error
+        raise RevelaError(f"{data}: not a batch or pair file: {error}") from error
+    return rows.add_column("index", list(range(len(rows))))

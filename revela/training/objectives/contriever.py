@@ -1,0 +1,75 @@
+"""Contriever: InfoNCE over own and in-batch negatives (paper, section 5 and appendix D.1)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from revela.config.steps import ContrieverObjective
+from revela.encoder import Encoder
+
+
+class Contriever(nn.Module):
+    """A retriever that learns to tell a query's passage from all other passages.
+
+    They are those of one forward pass in one process: how many negatives there are is a setting
+    (`batches_per_device`), not a matter of how many processes share a step.
+    """
+
+    def __init__(self, retriever: Encoder, settings: ContrieverObjective) -> None:
+        super().__init__()
+        self.retriever = retriever
+        self.settings = settings
+
+    def forward(
+        self, query_ids: Tensor, query_mask: Tensor, passage_ids: Tensor, passage_mask: Tensor
+    ) -> dict[str, Any]:
+        """Return the InfoNCE loss of Q queries, and its accuracy.
+
+        Args:
+            query_ids: (Q, L).
+            query_mask: (Q, L).
+            passage_ids: (Q · G, L'): each query's positive, then its G − 1 negatives. Passages of
+                all queries are negatives of each other's.
+            passage_mask: (Q · G, L').
+        """
+        query_QD = self._embed(query_ids, query_mask)
+        passage_PD = self._embed(passage_ids, passage_mask)
+        group = len(passage_PD) // len(query_QD)
+        positive_Q = torch.arange(len(query_QD), device=query_QD.device) * group
+        with torch.autocast(query_QD.device.type, enabled=False):
+            scores_QP = query_QD @ passage_PD.T / self.settings.temperature
+        accuracy = (scores_QP.argmax(1) == positive_Q).float().mean()
+        return {
+            "loss": F.cross_entropy(scores_QP, positive_Q),
+            "measures": {
+                "accuracy": accuracy,
+                "top_similarity": scores_QP.detach().softmax(1).max(1).values.mean(),
+            },
+        }
+
+    def _embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return embeddings (N, D), `texts_at_a_time` of them in memory at once.
+
+        Each part is encoded again in the backward pass, when the gradients of all embeddings are
+        known (as GradCache does). Texts of like length share a part, cut to its longest.
+        """
+        size = self.settings.texts_at_a_time
+        if size is None or len(input_ids) <= size:
+            return self.retriever(input_ids, attention_mask)
+        length_N = attention_mask.sum(1)
+        order_N = length_N.argsort(stable=True)
+        longest = length_N[order_N][size - 1 :: size].tolist()
+        longest += [int(length_N.max())] if len(input_ids) % size else []
+        parts = [
+            checkpoint(
+                self.retriever,
+                input_ids[rows, :width],
+                attention_mask[rows, :width],
+                use_reentrant=False,
+            )
+            for rows, width in zip(order_N.split(size), longest, strict=True)
+        ]
+        return torch.cat(parts)[order_N.argsort()]

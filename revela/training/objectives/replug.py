@@ -1,0 +1,144 @@
+"""REPLUG: the retriever learns a frozen language model's preferences (paper, appendix B.3)."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from revela.attention.decoder import prepared, run_packed
+from revela.attention.losses import token_losses
+from revela.attention.packing import Packing, causal_attention
+from revela.config.steps import ReplugObjective
+from revela.encoder import Encoder
+
+
+class Replug(nn.Module):
+    """A retriever distilled from how well each chunk lets a frozen LM predict each other."""
+
+    def __init__(self, retriever: Encoder, language_model: Any, settings: ReplugObjective) -> None:
+        super().__init__()
+        self.retriever = retriever
+        self.language_model = language_model.requires_grad_(False).eval()
+        self.settings = settings
+
+    def train(self, mode: bool = True) -> "Replug":
+        """Set training mode on the retriever only; the language model stays as it is."""
+        super().train(mode)
+        self.language_model.eval()
+        return self
+
+    def forward(
+        self,
+        retriever_ids: Tensor,
+        retriever_mask: Tensor,
+        language_model_ids: Tensor,
+        language_model_mask: Tensor,
+    ) -> dict[str, Any]:
+        """Return mean_i KL(P_LM(·|i) ‖ P_retriever(·|i)) of a batch, and the targets' sharpness.
+
+        Args:
+            retriever_ids: (2B, L) query forms above passage forms.
+            retriever_mask: (2B, L).
+            language_model_ids: (B, L) chunks, padded on the right.
+            language_model_mask: (B, L).
+        """
+        query_BD, passage_BD = self.retriever(retriever_ids, retriever_mask).chunk(2)
+        with torch.autocast(query_BD.device.type, enabled=False):
+            scores_BB = query_BD @ passage_BD.T / self.settings.retriever_temperature
+        loss_BB = cross_losses(self.language_model, language_model_ids, language_model_mask)
+        target_BB = -loss_BB / self.settings.language_model_temperature
+        if not self.settings.include_self:
+            own = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
+            # A finite floor: KL of two zero probabilities must be zero, not NaN.
+            scores_BB = scores_BB.masked_fill(own, torch.finfo(scores_BB.dtype).min)
+            target_BB = target_BB.masked_fill(own, torch.finfo(target_BB.dtype).min)
+        target_BB = target_BB.softmax(dim=-1)
+        predicted_BB = scores_BB.log_softmax(dim=-1)
+        divergence = F.kl_div(predicted_BB, target_BB, reduction="batchmean")
+        return {
+            "loss": divergence,
+            "measures": {
+                "top_similarity": predicted_BB.detach().exp().max(dim=1).values.mean(),
+                "top_target": target_BB.max(dim=1).values.mean(),
+            },
+        }
+
+
+@torch.no_grad()
+def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return ℓ (B, B): ℓ_ij = −log p(D_i | D_j), summed over the real tokens of D_i.
+
+    All prefixes go through the model once; the keys and values of each serve all D_i. The first
+    token of D_i is predicted by the last one of D_j. A BOS belongs to D_j alone: within the
+    sequence it would be a token that no model expects.
+
+    Args:
+        language_model: a causal LM.
+        input_ids: (B, L) chunks, padded on the right.
+        attention_mask: (B, L).
+    """
+    prefix_lengths = attention_mask.sum(1).tolist()
+    model = prepared(language_model, 2 * max(prefix_lengths))
+    head = model.get_output_embeddings()
+    prefixes = Prefixes(Packing(prefix_lengths, input_ids.device))
+    ids_T = prefixes.packing.pack(input_ids[:, : max(prefix_lengths)])
+    hidden_TD = run_packed(model, ids_T, prefixes.packing.position_T, prefixes)
+    last_D = hidden_TD[torch.tensor(prefix_lengths, device=input_ids.device).cumsum(0) - 1]
+    bos = model.config.bos_token_id
+    if bos is not None and bool((input_ids[:, 0] == bos).all()):
+        input_ids, attention_mask = input_ids[:, 1:], attention_mask[:, 1:]
+    first_BB = -head(last_D).float().log_softmax(-1)[:, input_ids[:, 0]].T
+    # The last token of a chunk predicts nothing.
+    lengths = [max(1, n - 1) for n in attention_mask.sum(1).tolist()]
+    packing = Packing(lengths, input_ids.device)
+    rows_T = torch.arange(len(lengths), device=input_ids.device).repeat_interleave(
+        torch.tensor(lengths, device=input_ids.device)
+    )
+    ids_T, targets_T = (packing.pack(x[:, : max(lengths)]) for x in (input_ids, input_ids[:, 1:]))
+    real_T = packing.pack(attention_mask[:, 1 : max(lengths) + 1])
+    columns = []
+    for number, length in enumerate(prefix_lengths):
+        after = AfterPrefix(packing, prefixes, number)
+        hidden_TD = run_packed(model, ids_T, packing.position_T + length, after)
+        losses_T = token_losses(hidden_TD, head, targets_T) * real_T
+        columns.append(losses_T.new_zeros(len(lengths)).index_add(0, rows_T, losses_T))
+    return first_BB + torch.stack(columns, dim=1)
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Rows that remember their keys and values at each layer."""
+
+    packing: Packing
+    remembered: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return causal self-attention (T, H, D)."""
+        padded = [self.packing.pad(x).transpose(1, 2) for x in (query, key, value)]
+        self.remembered[module.layer_idx] = (padded[1], padded[2])
+        return self.packing.pack(causal_attention(*padded).transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class AfterPrefix:
+    """Rows that all stand behind one and the same prefix."""
+
+    packing: Packing
+    prefixes: Prefixes
+    number: int  # of the prefix
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return causal attention (T, H, D) to the prefix and the own row, in one softmax."""
+        query_RHLD, key_RGLD, value_RGLD = (
+            self.packing.pad(x).transpose(1, 2) for x in (query, key, value)
+        )
+        length = self.prefixes.packing.lengths[self.number]
+        joined = [
+            torch.cat([remembered[self.number, :, :length].expand(len(own), -1, -1, -1), own], 2)
+            for remembered, own in zip(
+                self.prefixes.remembered[module.layer_idx], (key_RGLD, value_RGLD), strict=True
+            )
+        ]
+        return self.packing.pack(causal_attention(query_RHLD, *joined).transpose(1, 2))

@@ -1,0 +1,78 @@
+"""Batches that span processes equal one batch in one process.
+
+Each process takes the mean over its own tokens, so that both halves here predict as many.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing as multiprocessing
+
+from revela.attention.cross_document import all_gather
+from revela.attention.in_batch import in_batch_loss, in_batch_similarity
+from revela.encoder import pad
+from tests.conftest import tiny_llama
+
+CHUNKS = [[5, 3, 8, 9], [7, 2], [4, 4, 6], [9, 8, 7], [3, 3, 3, 1], [11, 12]]
+
+
+def losses(
+    rank: int, world: int, temperature: float, folder: str, min_similarity: float = 1e-12
+) -> None:
+    """Compute one process's loss and leave it, with all gradients, in a file."""
+    group = None
+    if world > 1:
+        distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world)
+        group = distributed.group.WORLD
+    size = len(CHUNKS) // world
+    mine = slice(rank * size, (rank + 1) * size)
+    ids, mask = pad(CHUNKS[mine], 0)
+    embedding = torch.rand(
+        len(CHUNKS), 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )[mine].requires_grad_()
+    model = tiny_llama(vocab_size=50).double()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    columns = all_gather(embedding, group) if group else embedding
+    similarity = in_batch_similarity(embedding @ columns.T, temperature, group)
+    loss = in_batch_loss(
+        model, ids, mask, similarity, value_norm=True, group=group, min_similarity=min_similarity
+    )
+    loss.backward()
+    kept = (similarity.detach() >= min_similarity).sum()
+    found = {"loss": loss.detach(), "kept": kept, "embedding": embedding.grad / world}
+    found |= {name: weight.grad / world for name, weight in model.named_parameters()}
+    torch.save(found, Path(folder) / f"{world}-{rank}.pt")
+    if group:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.01])
+def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature):
+    losses(0, 1, temperature, str(tmp_path))
+    multiprocessing.spawn(losses, (2, temperature, str(tmp_path)), nprocs=2)
+    compare(tmp_path)
+
+
+def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path):
+    """At this bound one process keeps a pair for each of its chunks, the other none at all."""
+    bound = 0.36
+    losses(0, 1, 1.0, str(tmp_path), bound)
+    multiprocessing.spawn(losses, (2, 1.0, str(tmp_path), bound), nprocs=2)
+    compare(tmp_path)
+    kept = [torch.load(tmp_path / f"2-{rank}.pt")["kept"] for rank in (0, 1)]
+    assert [int(pairs) for pairs in kept] == [0, 3]
+
+
+def compare(folder: Path) -> None:
+    """Compare what one process and two have left."""
+    whole, first, second = (torch.load(folder / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
+    torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"])
+    torch.testing.assert_close(
+        torch.cat([first.pop("embedding"), second.pop("embedding")]), whole.pop("embedding")
+    )
+    for name, expected in whole.items():
+        if name not in ("loss", "kept"):  # processes' gradients are averaged
+            torch.testing.assert_close(first[name] + second[name], expected, msg=name)

@@ -1,0 +1,148 @@
+"""The rehearsal's local hub, and what the project says of what a hub does not give."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.error import HTTPError
+
+import pytest
+
+from tests.rehearsal import hub
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+LOAD = """
+import json
+from huggingface_hub import dataset_info, get_repo_discussions, list_repo_files
+from revela.text.batching import _download
+from revela.text.corpora import Skipped, read_documents
+from revela.encoder import load_model, load_tokenizer
+from revela.common.errors import RevelaError
+from revela.config.steps import Batches, HubCorpus
+
+def told(call):
+    try:
+        return call()
+    except RevelaError as error:
+        return str(error)
+
+def texts(name, **more):
+    corpus = HubCorpus(source="hub", dataset=name, **more)
+    return [document.text for document in read_documents(corpus, Skipped())]
+
+print(json.dumps({
+    "weights": told(lambda: sum(p.numel() for p in load_model("some/model").parameters())),
+    "ids": told(lambda: load_tokenizer("some/model", "COMMIT")("mud")["input_ids"]),
+    "streamed": told(lambda: texts("some/texts")),
+    "file": told(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
+    "ready-made": told(lambda: _download(Batches(hub="some/batches")).read_text()),
+    "files": sorted(list_repo_files("some/texts", repo_type="dataset")),
+    "converted": told(lambda: sum(p.numel() for p in load_model("some/old").parameters())),
+    "pull requests": [request.num for request in get_repo_discussions("some/old")],
+    "commit": dataset_info("some/texts", revision="COMMIT").sha,
+    "gated model": told(lambda: load_model("some/gated")),
+    "missing model": told(lambda: load_model("some/modle")),
+    "gated set": told(lambda: texts("some/gated")),
+    "missing set": told(lambda: texts("some/text")),
+    "gated file": told(lambda: texts("some/gated", file="a.jsonl")),
+    "missing batches": told(lambda: str(_download(Batches(hub="some/batch")))),
+}))
+""".replace("COMMIT", COMMIT)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, backbone):
+    """A hub with a model, two data sets, and gated ones."""
+    folder = tmp_path_factory.mktemp("hub")
+    shutil.copytree(backbone, folder / "models" / "some" / "model")
+    old = shutil.copytree(backbone, folder / "models" / "some" / "old")
+    (old / ".pulls" / "1").mkdir(parents=True)
+    (old / "pytorch_model.bin").write_bytes(b"a pickle")
+    (old / "model.safetensors").rename(old / ".pulls" / "1" / "model.safetensors")
+    texts = folder / "datasets" / "some" / "texts"
+    texts.mkdir(parents=True)
+    (texts / "train.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n')
+    more = subprocess.run(["gzip"], input=b'{"text": "Three."}\n', capture_output=True, check=True)
+    (texts / "more.jsonl.gz").write_bytes(more.stdout)
+    (texts / "README.md").write_text(
+        "---\nconfigs: [{config_name: default, data_files: train.jsonl}]\n---\n"
+    )
+    batches = folder / "datasets" / "some" / "batches"
+    batches.mkdir()
+    (batches / "train.jsonl").write_text('["a", "b"]\n')
+    for kind in ("models", "datasets"):
+        (folder / kind / "some" / "gated").mkdir()
+        (folder / kind / "some" / "gated" / ".gated").touch()
+    with hub.serving(folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def loaded(address, tmp_path_factory):
+    """What a process gets from the hub that knows no other, and an empty cache."""
+    environment = {
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(tmp_path_factory.mktemp("cache")),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+        "PYTHONPATH": str(ROOT),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
+    assert loaded["weights"] > 1000
+    assert loaded["ids"]
+    assert loaded["pull requests"] == [1]
+    assert loaded["converted"] == loaded["weights"]
+    assert loaded["streamed"] == ["One.", "Two."]
+    assert loaded["file"] == ["Three."]
+    assert loaded["ready-made"] == '["a", "b"]\n'
+    assert loaded["files"] == ["README.md", "more.jsonl.gz", "train.jsonl"]
+    assert loaded["commit"] == COMMIT
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("gated model", "model 'some/gated' is gated"),
+        ("missing model", "model 'some/modle' does not exist on the hub"),
+        ("gated set", "data set 'some/gated' is gated"),
+        ("missing set", "data set 'some/text' does not exist on the hub"),
+        ("gated file", "data set 'some/gated' is gated"),
+        ("missing batches", "data set 'some/batch' does not exist on the hub"),
+    ],
+)
+def test_what_cannot_be_had_is_told_in_one_line(loaded, what, message):
+    assert loaded[what].startswith(message)
+    assert "\n" not in loaded[what]
+
+
+def test_a_part_of_a_file(address):
+    url = f"{address}/datasets/some/texts/resolve/main/train.jsonl"
+    asked = urllib.request.Request(url, headers={"Range": "bytes=10-14"})
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.status == 206
+        assert answer.headers["Content-Range"] == "bytes 10-14/34"
+        assert answer.read() == b'One."'
+    asked.add_header("Range", "bytes=99-")
+    with pytest.raises(HTTPError, match="416"):
+        urllib.request.urlopen(asked)
+
+
+def test_nothing_outside_the_repository_is_served(address):
+    with pytest.raises(HTTPError, match="404"):
+        urllib.request.urlopen(f"{address}/datasets/some/texts/resolve/main/..%2fgated%2f.gated")

@@ -1,0 +1,73 @@
+"""Outputs are whole or absent, and their manifests tell where they came from."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from revela.common.outputs import sha256, whole, write_manifest, write_text
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    path = tmp_path / "out.txt"
+    write_text(path, "first")
+
+    def fail():
+        with whole(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert path.read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    (tmp_path / ".out.txt.1.part").write_text("half")
+    (tmp_path / ".out.txt.2.part").mkdir()
+    write_text(tmp_path / "out.txt", "whole")
+    assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_a_folder_replaces_a_folder(tmp_path):
+    for content in ("one", "two"):
+        with whole(tmp_path / "model") as folder:
+            folder.mkdir()
+            (folder / content).touch()
+    assert [p.name for p in (tmp_path / "model").iterdir()] == ["two"]
+
+
+def test_others_may_read_what_is_written(tmp_path):
+    (tmp_path / "text").touch()
+    usual = (tmp_path / "text").stat().st_mode
+    with whole(tmp_path / "model") as folder:
+        folder.mkdir()
+        save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
+    with whole(tmp_path / "one.safetensors") as file:
+        save_file({"a": torch.zeros(1)}, file)
+    for path in (tmp_path / "model" / "model.safetensors", tmp_path / "one.safetensors"):
+        assert path.stat().st_mode == usual
+    assert (tmp_path / "model").stat().st_mode & 0o111
+
+
+def test_a_manifest_tells_settings_inputs_and_versions(tmp_path):
+    (tmp_path / "in.txt").write_text("in")
+    (tmp_path / "out.parquet").write_text("out")
+    write_manifest(tmp_path / "out.parquet", {"a": 1}, [tmp_path / "in.txt"], chunks=3)
+    manifest = json.loads((tmp_path / "out.manifest.json").read_text())
+    assert manifest["settings"] == {"a": 1}
+    assert manifest["inputs"] == {str(tmp_path / "in.txt"): sha256(tmp_path / "in.txt")}
+    assert manifest["chunks"] == 3
+    assert {"revela", "git_commit", "python", "finished", "seconds"} <= set(manifest)
+
+
+def test_the_hash_of_a_model_is_that_of_its_weights_and_settings(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    before = sha256(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "log.jsonl").write_text("{}")
+    assert sha256(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(b"v")
+    assert sha256(tmp_path) != before

@@ -1,0 +1,238 @@
+"""Configuration: every mistake is one line that names file, key, value and what is allowed."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from revela.common.errors import RevelaError
+from revela.config.file import load_config, parse_config
+from revela.config.steps import experiment_of
+
+ROOT = Path(__file__).parents[2]
+DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
+DEMO["backbones"] = {"small": {"corpora": ["python-packages"], "tokens": 1}}
+DEMO["models"]["lm"] = {"kind": "language-model", "language_model": "data/backbone"}
+LM = {"source": "lm-eval", "tasks": ["copa"]}
+DEMO["benchmarks"]["lm"] = LM
+
+PRINTED = {
+    "caption": "c",
+    "reported": "data/paper/coir.csv",
+    "rows": [{"label": "BM25", "reported": "BM25"}],
+}
+
+
+def changed(path: str, value: object) -> dict:
+    config = copy.deepcopy(DEMO)
+    *parents, last = path.split("/")
+    entry = config
+    for key in parents:
+        entry = entry[int(key)] if isinstance(entry, list) else entry[key]
+    entry[last] = value
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)  # configs name files from there
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("config*.yaml")))
+def test_shipped_configs_are_valid(name):
+    assert load_config(ROOT / name).corpora
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("experimets", {}, "experimets: unknown key 'experimets'; did you mean 'experiments'"),
+        ("experiments/demo-revela/learning_rat", 1, "demo-revela.learning_rat.*'learning_rate'"),
+        ("experiments/demo-revela/learning_rate", -1, r"demo-revela.learning_rate.*got -1"),
+        ("experiments/demo-revela/data", "python-package", "data: unknown batch set.*'python-pack"),
+        ("experiments/demo-revela/retriever", "smal", "retriever.*'small'"),
+        ("experiments/demo-revela/base", "nothing", "base: unknown entry 'nothing'"),
+        ("experiments/demo-revela/base", "demo-replug", "circular"),
+        ("experiments/demo-revela/first_half", ["wiki"], "first_half: unknown corpus 'wiki'"),
+        ("experiments/demo-revela/language_model", None, "language_model is required"),
+        ("experiments/demo-revela/retrievers_at", [0, 9999], "a step behind the last one"),
+        ("experiments/demo-contriever/batches_per_step", 17, "17 is not divisible by"),
+        ("batches/places/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
+        ("batches/places/mix", {"a": 1}, "give exactly one of corpora, mix, file, hub"),
+        ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora: unknown corpus"),
+        ("backbones/small/corpora", ["x"], "backbones.small.corpora: unknown corpus"),
+        ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
+        ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
+        ("benchmarks/x", LM | {"tasks": ["arc_chalenge"]}, "of lm-eval 'arc_chal.*'arc_challenge'"),
+        ("benchmarks/x", LM | {"path": "data/paper"}, "'copa'; allowed: none is defined"),
+        ("models/x", {"kind": "language-model", "language_model": "demo-replug"}, "'demo-revela'"),
+        ("tables/demo/rows/0/model", "lm", "'docs.*' cannot be measured on model 'lm': a language"),
+        ("figures/demo-learning/task", "copa", "unknown retrieval task 'copa'"),
+        ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),
+        ("tables/demo/columns", {"X": "x"}, "demo: give at most one of benchmark, columns"),
+        ("tables/demo/reported", "x.csv", "tables.demo: reported, a CSV file, and rows with"),
+        ("tables/demo/rows", [{"label": "x"}], "demo.rows.0: give model, reported or both"),
+        ("tables/demo/rows/0/label", "Revela", "demo: two rows are called 'Revela'"),
+        ("tables/x", PRINTED | {"columns": {"Apps": "Ap"}}, "x.columns: unknown task or bench.*Ap"),
+        ("tables/x", PRINTED | {"columns": {"X": "pydocs"}}, "coir.csv 'X'"),
+        ("tables/x", PRINTED | {"rows": [{"label": "a", "reported": "BM"}]}, "coir.csv 'BM'; did"),
+        ("tables/x", PRINTED | {"reported": "non.csv"}, "tables.x.reported: non.csv: No such file"),
+        ("batches/x", {"mix": {"python-packages": 1}, "batch_size": 3}, "3 does not divide the 16"),
+        ("tables/demo/rows/4/model", "demo-revel", "unknown model or experiment.*'demo-revela'"),
+        ("figures/demo-dynamics/experiment", "demo", "unknown experiment 'demo'"),
+        ("figures/demo-dynamics/experiment", "demo-replug", "with snapshots"),
+        (
+            "figures/demo-curves/experiments",
+            {"demo": "D"},
+            "demo-curves: unknown experiment 'demo'",
+        ),
+        ("figures/bars", {"kind": "bars", "caption": "c", "tables": {"dmo": "D"}}, "table 'dmo'"),
+        ("listings", {"demo": {"caption": "c", "file": "x.csv"}}, "the name is taken by a table"),
+        (
+            "listings",
+            {"l": {"caption": "c", "file": "x.csv"}},
+            r"listings\.l: x\.csv: No such file",
+        ),
+        ("corpora/python-packages/source", "package", "package"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(path, value, message):
+    with pytest.raises(RevelaError, match=message) as caught:
+        parse_config(changed(path, value), "demo.yaml")
+    assert str(caught.value).startswith("demo.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_experiments_are_those_of_the_paper():
+    config = load_config(Path("config.yaml"))
+    for name, experiment in config.experiments.items():
+        objective, on_code = experiment.objective, "-code-" in name
+        assert (experiment.max_length, experiment.lora.rank) == (157, 256)
+        if objective.name == "contriever":
+            pairs = config.pairs[experiment.data]
+            assert (pairs.pairs, pairs.negatives) == (359_000 if on_code else 500_000, 15)
+            assert (objective.temperature, experiment.batches_per_step) == (0.01, 256)
+            continue
+        size = 8 if name.endswith(("-3b", "-bs8")) else 4 if name.endswith("-bs4") else 16
+        assert config.batches[experiment.data].batch_size == size
+        assert bool(experiment.first_half) != on_code
+        assert experiment.batches_per_step == 32
+        if objective.name == "replug":
+            assert objective.retriever_temperature == objective.language_model_temperature == 1e-3
+            assert (experiment.learning_rate, experiment.steps) == (5e-4, 4500)
+        else:
+            assert (objective.temperature, objective.value_norm) == (1e-4, not on_code)
+            assert (experiment.learning_rate, experiment.steps) == (1e-4, None)
+
+
+def test_the_study_matches_chunks_and_steps():
+    config = load_config(ROOT / "config.study.yaml")
+    for name, experiment in config.experiments.items():
+        size = 1 if experiment.data in config.pairs else config.batches[experiment.data].batch_size
+        assert (size * experiment.batches_per_step, experiment.steps) == (64, 32), name
+        assert len(config.seeds_of(experiment_of(name))) == 3, name
+
+
+def test_prefixes_have_names():
+    named = parse_config(changed("models/demo-untouched/encoding", {"prefixes": "authors"}), "c")
+    encoding = named.models["demo-untouched"].encoding
+    assert (encoding.query_prefix, encoding.passage_prefix) == ("query:  ", "passage:  ")
+    with pytest.raises(RevelaError, match=r"prefixes must be one of paper, train, authors.*'x'"):
+        parse_config(changed("models/demo-untouched/encoding", {"prefixes": "x"}), "c")
+
+
+def test_an_api_is_measured_only_with_its_key(monkeypatch):
+    config = load_config(ROOT / "config.yaml")
+    keys = {row.label: row.model for row in config.tables["coir"].rows}
+    assert keys["Ada-2"] == ["ada-002"]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] == []
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] == ["ada-002"]
+    assert "a key" not in config.table("coir").dump()
+
+
+def test_columns_are_spelt_out():
+    raw = yaml.safe_load((ROOT / "config.yaml").read_text())
+    subset = {"Pony": ["BrightRetrieval:standard/pony", "beir"]}
+    raw["tables"]["mine"] = {
+        "caption": "c",
+        "columns": subset,
+        "rows": [{"label": "BM25", "model": "bm25"}],
+    }
+    table = parse_config(raw, "x").table("mine")
+    assert dict(table.columns)["Pony"][:2] == ["BrightRetrieval:standard/pony", "ArguAna"]
+    assert table.tasks()[:2] == ["BrightRetrieval", "ArguAna"]
+    subset["Pony"] = ["BrightRetrieval:standard/poni"]
+    with pytest.raises(RevelaError, match=r"subset of BrightRetrieval .*'standard/pony'"):
+        parse_config(raw, "x")
+
+
+def test_base_inherits_all_but_what_is_given():
+    config = parse_config(DEMO, "demo.yaml")
+    revela, replug = (config.experiments[f"demo-{name}"] for name in ("revela", "replug"))
+    assert replug.max_length == revela.max_length != 157
+    assert replug.objective.name == "replug"
+
+
+def test_base_merges_within_the_same_objective():
+    raw = changed(
+        "experiments/ablation", {"base": "demo-revela", "objective": {"value_norm": False}}
+    )
+    config = parse_config(raw, "demo.yaml")
+    ablation, original = config.experiments["ablation"], config.experiments["demo-revela"]
+    assert not ablation.objective.value_norm
+    assert ablation.objective.temperature == original.objective.temperature
+    assert ablation.model_copy(update={"objective": original.objective}) == original
+
+
+def test_seeds_are_trainings_of_their_own_and_one_row():
+    raw = changed("experiments/demo-revela/seeds", 3)
+    raw["experiments"]["demo-revela"]["seed"] = 4
+    raw["experiments"]["ablation"] = {"base": "demo-revela", "seeds": 1}
+    config = parse_config(raw, "demo.yaml")
+    names = ["demo-revela", "demo-revela-seed5", "demo-revela-seed6"]
+    assert config.seeds_of("demo-revela") == names
+    assert [config.experiments[name].seed for name in names] == [4, 5, 6]
+    same = {config.experiments[name].model_copy(update={"seed": 0}).dump() for name in names}
+    assert len(same) == 1
+    assert config.seeds_of("ablation") == ["ablation"]
+    assert config.seeds_of("bm25") == ["bm25"]
+    rows = {row.label: row.model for row in config.table("demo").rows}
+    assert rows["Revela"] == names
+    # The first seed is trained on the same words whether there are others or not.
+    raw["experiments"]["demo-revela"]["seeds"] = 1
+    alone = parse_config(raw, "x").experiments["demo-revela"]
+    assert alone.dump() == config.experiments["demo-revela"].dump()
+    assert alone.model_dump() == config.experiments["demo-revela"].model_dump()  # in manifests
+
+
+@pytest.mark.parametrize(("key", "value"), [("seeds", 0), ("seeds", 1.5), ("seed", "a")])
+def test_seeds_that_are_no_number_of_trainings(key, value):
+    raw = changed("experiments/demo-revela/seeds", 2)
+    raw["experiments"]["demo-revela"][key] = value
+    with pytest.raises(RevelaError, match=rf"^x: experiments\.demo-revela\.{key}: Input .* got"):
+        parse_config(raw, "x")
+
+
+def test_a_name_that_is_a_seed_of_another():
+    raw = changed("experiments/demo-revela/seeds", 2)
+    raw["experiments"]["demo-revela-seed1"] = {"base": "demo-replug", "seeds": 1}
+    with pytest.raises(RevelaError, match=r"experiments\.demo-revela-seed1: is seed 1 of 'demo-"):
+        parse_config(raw, "x")
+
+
+def test_settings_do_not_depend_on_the_order_of_keys():
+    turned = dict(reversed(DEMO["experiments"]["demo-revela"].items()))
+    for name in DEMO["experiments"]:
+        settings = parse_config(changed("experiments/demo-revela", turned), "x").experiments[name]
+        assert settings.dump() == parse_config(DEMO, "x").experiments[name].dump()
+
+
+def test_a_missing_or_broken_file(tmp_path):
+    with pytest.raises(RevelaError, match=r"none\.yaml: No such file"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1")
+    with pytest.raises(RevelaError, match=r"broken\.yaml: not valid YAML.*line 1"):
+        load_config(tmp_path / "broken.yaml")

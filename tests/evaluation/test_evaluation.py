@@ -1,0 +1,301 @@
+"""Evaluation along mteb's path, pydocs, and collections that a user brings."""
+
+import csv
+import gzip
+import json
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+import ir_measures
+import mteb
+import pytest
+from ir_measures import nDCG
+from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+
+from revela.common.errors import RevelaError
+from revela.config.steps import (
+    ApiModel,
+    Bm25Model,
+    EncoderModel,
+    Encoding,
+    FolderBenchmark,
+    MtebBenchmark,
+    PydocsBenchmark,
+)
+from revela.evaluation import measure as evaluation
+from revela.evaluation.benchmarks import load_task, local_task
+from revela.evaluation.pydocs import standard_library_functions, write_task
+from tests.conftest import TEXTS, encoder_of
+
+
+@pytest.fixture
+def collection(tmp_path):
+    """Five documents and three queries in BEIR layout, the corpus gzipped."""
+    with gzip.open(tmp_path / "corpus.jsonl.gz", "wt") as stream:
+        for n, text in enumerate(TEXTS):
+            stream.write(json.dumps({"_id": f"d{n}", "title": f"Title {n}", "text": text}) + "\n")
+    queries = ["rivers and mud", "jobs and workers", "transpose of a matrix"]
+    (tmp_path / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": f"q{n}", "text": q}) + "\n" for n, q in enumerate(queries))
+    )
+    (tmp_path / "qrels.tsv").write_text(
+        "query-id\tcorpus-id\tscore\nq0\td2\t1\nq1\td3\t2\nq1\td0\t1\nq2\td4\t1\n"
+    )
+    return tmp_path
+
+
+def model_of(backbone, **changes):
+    return EncoderModel(kind="encoder", retriever=str(backbone), **changes)
+
+
+SUITE = FolderBenchmark(
+    source="folder", path="-", tasks=["tiny-task"], max_length=64, precision="float32"
+)
+
+
+def searcher_of(model, folder):
+    return evaluation.load_searcher(model, "tiny", "r1", SUITE, folder)
+
+
+def rows_of(run):
+    return [line.split() for line in run.splitlines()]
+
+
+def test_scores_are_those_of_the_saved_run_and_of_the_saved_queries(backbone, collection, tmp_path):
+    found = evaluation.evaluate(
+        searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
+    )
+    qrels = [
+        ir_measures.Qrel("q0", "d2", 1),
+        ir_measures.Qrel("q1", "d3", 2),
+        ir_measures.Qrel("q1", "d0", 1),
+        ir_measures.Qrel("q2", "d4", 1),
+    ]
+    rows = rows_of(found.run)
+    run = [ir_measures.ScoredDoc(q, d, float(score)) for q, _, d, _, score, _ in rows]
+    expected = ir_measures.calc_aggregate([nDCG @ 10], qrels, run)[nDCG @ 10]
+    assert found.scores["ndcg_at_10"] == pytest.approx(expected, abs=1e-4)
+    assert rows[0][1] == "Q0"
+    assert [int(row[3]) for row in rows[:5]] == [1, 2, 3, 4, 5]
+    queries = list(csv.DictReader(found.queries.splitlines()))
+    assert [(row["subset"], row["query"]) for row in queries] == [("", f"q{n}") for n in range(3)]
+    mean = sum(float(row["ndcg_at_10"]) for row in queries) / 3
+    assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-4)
+
+
+def test_rankings_are_those_of_the_cosines(backbone, collection, tmp_path):
+    task = local_task("tiny-task", collection)
+    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    encoder = encoder_of(backbone)
+    query = encoder.encode(["rivers and mud"], "query", 64)
+    passages = encoder.encode([f"Title {n} {t}" for n, t in enumerate(TEXTS)], "passage", 64)
+    order = (passages @ query[0]).argsort(descending=True).tolist()
+    assert [row[2] for row in rows_of(found.run)[:5]] == [f"d{n}" for n in order]
+
+
+def test_scores_are_those_of_sentence_transformers(backbone, collection, tmp_path):
+    """The same weights along mteb's own path for sentence-transformers."""
+    transformer = modules.Transformer(str(backbone), max_seq_length=64)
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), "mean")
+    theirs = SentenceTransformer(
+        modules=[transformer, pooling, modules.Normalize()],
+        device="cpu",
+        prompts={"query": "Query: ", "document": "Passage: "},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        result = mteb.evaluate(
+            SentenceTransformerEncoderWrapper(theirs),
+            local_task("tiny-task", collection),
+            cache=None,
+            prediction_folder=folder,
+        )
+        (path,) = Path(folder).rglob("*_predictions.json")
+        predictions = json.loads(path.read_text())["default"]["test"]
+    model = model_of(backbone, encoding=Encoding(pooling="mean", append_eos=False))
+    ours = evaluation.evaluate(searcher_of(model, tmp_path), local_task("tiny-task", collection))
+    for query, _, document, _, score, _ in rows_of(ours.run):
+        assert float(score) == pytest.approx(predictions[query][document], abs=1e-5)
+    (task_result,) = result.task_results
+    for measure, value in task_result.scores["test"][0].items():
+        if isinstance(value, float) and value == value:  # some are not defined here
+            assert ours.scores[measure] == pytest.approx(value, abs=1e-4), measure
+
+
+def test_bm25_finds_what_shares_words(collection, tmp_path):
+    found = evaluation.evaluate(
+        searcher_of(Bm25Model(kind="bm25s"), tmp_path), local_task("tiny-task", collection)
+    )
+    assert found.scores["ndcg_at_10"] > 0.9
+    assert rows_of(found.run)[0][2] == "d2"
+
+
+@pytest.mark.parametrize("kind", ["bm25s", "encoder", "product"])
+def test_excluded_documents_are_not_found_and_make_room(backbone, collection, tmp_path, kind):
+    model = {
+        "bm25s": Bm25Model(kind="bm25s"),
+        "encoder": model_of(backbone),
+        "product": model_of(backbone, times_bm25=True),
+    }[kind]
+    everything = [f"d{n}" for n in range(5)]
+    task = local_task("tiny-task", collection)
+    task.load_data()
+    task.dataset["default"]["test"]["top_ranked"] = {
+        "q0": [d for d in everything if d != "d2"],
+        "q1": everything,
+        "q2": everything,
+    }
+    rows = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "a"), task).run)
+    plain = local_task("tiny-task", collection)
+    free = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "b"), plain).run)
+    lists = {q: [r[2] for r in rows if r[0] == q] for q in ("q0", "q1", "q2")}
+    before = {q: [r[2] for r in free if r[0] == q] for q in ("q0", "q1", "q2")}
+    assert before["q0"][0] == "d2" or kind == "encoder"
+    assert "d2" in before["q0"]
+    assert set(lists["q0"]) <= {"d0", "d1", "d3", "d4"}
+    assert lists["q1"][0] == before["q1"][0]
+
+
+def test_a_product_with_bm25(backbone, collection, tmp_path):
+    """Against both scores of each pair, multiplied."""
+
+    def scores_of(model, folder):
+        task = local_task("tiny-task", collection)
+        found = evaluation.evaluate(searcher_of(model, tmp_path / folder), task)
+        return {(row[0], row[2]): float(row[4]) for row in rows_of(found.run)}
+
+    lexical = scores_of(Bm25Model(kind="bm25s"), "a")
+    dense = scores_of(model_of(backbone), "b")
+    product = scores_of(model_of(backbone, times_bm25=True), "c")
+    assert product.keys() == lexical.keys()
+    for pair, score in product.items():
+        assert score == pytest.approx(lexical[pair] * dense[pair], rel=1e-4, abs=1e-6)
+
+
+def test_a_query_does_not_find_itself_where_the_task_says_so(backbone, collection, tmp_path):
+    with (collection / "queries.jsonl").open("a") as stream:
+        stream.write(json.dumps({"_id": "d1", "text": TEXTS[1]}) + "\n")
+    with (collection / "qrels.tsv").open("a") as stream:
+        stream.write("d1\td0\t1\n")
+    task = local_task("tiny-task", collection)
+    task.ignore_identical_ids = True
+    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    assert "d1" not in [row[2] for row in rows_of(found.run) if row[0] == "d1"]
+    queries = list(csv.DictReader(found.queries.splitlines()))
+    mean = sum(float(row["ndcg_at_10"]) for row in queries) / 4
+    assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-4)
+
+
+def test_queries_without_judgement_are_counted_and_only_such_are_refused(
+    backbone, collection, tmp_path
+):
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td2\t1\n")
+    task = local_task("tiny-task", collection)
+    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    assert found.unjudged == 2
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n")
+    with pytest.raises(RevelaError, match="no query of test/default is judged"):
+        evaluation.evaluate(
+            searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
+        )
+
+
+def test_a_data_set_whose_fields_changed_is_told(backbone, collection, tmp_path, monkeypatch):
+    task = local_task("tiny-task", collection)
+
+    def load(**_):
+        raise KeyError("corpus-id")
+
+    monkeypatch.setattr(task, "load_data", load)
+    with pytest.raises(RevelaError, match=r"data set '.*' has not the fields .*: 'corpus-id'"):
+        evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+
+
+def test_the_prompt_of_a_task():
+    class Metadata:
+        prompt: ClassVar = {"query": "Represent this post: "}
+
+    class Without:
+        prompt = None
+
+    official = MtebBenchmark(source="mteb", tasks=["NQ"], prompts=True)
+    plain = MtebBenchmark(source="mteb", tasks=["NQ"])
+    instructed = Encoding(query_prefix="Instruct: {instruction}\nQuery: ")
+
+    def prefix(encoding, metadata, suite):
+        return evaluation._encoding_for(encoding, metadata, suite).query_prefix
+
+    assert prefix(Encoding(), Metadata, official) == "Query: Represent this post: "
+    assert prefix(Encoding(), Metadata, plain) == "Query: "
+    assert prefix(instructed, Metadata, plain) == "Instruct: Represent this post:\nQuery: "
+    assert "Retrieve text" in prefix(instructed, Without, plain)
+
+
+def test_an_api_without_its_key_is_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    model = ApiModel(kind="api", name="openai/text-embedding-3-large", key="SOME_KEY")
+    with pytest.raises(RevelaError, match="needs the environment variable SOME_KEY"):
+        searcher_of(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("qrels.tsv", "h\nq0\td9\t1\n", r"qrels\.tsv:2: no document 'd9'"),
+        ("qrels.tsv", "h\nq9\td1\t1\n", r"qrels\.tsv:2: no query 'q9'"),
+        ("qrels.tsv", "h\nq0\td1\n", r"qrels\.tsv:2: expected query-id, corpus-id, score"),
+        ("queries.jsonl", '{"id": 1}\n', r"queries\.jsonl:1: unknown field '_id'"),
+        ("queries.jsonl", "{\n", r"queries\.jsonl:1: broken JSON"),
+    ],
+)
+def test_a_broken_collection_is_refused(collection, file, content, message):
+    (collection / file).write_text(content)
+    with pytest.raises(RevelaError, match=message):
+        local_task("tiny-task", collection)
+
+
+def test_an_incomplete_collection_is_refused(collection):
+    (collection / "corpus.jsonl.gz").unlink()
+    with pytest.raises(RevelaError, match=r"neither corpus\.jsonl nor corpus\.jsonl\.gz"):
+        local_task("tiny-task", collection)
+
+
+def test_an_mteb_task_by_name():
+    suite = MtebBenchmark(source="mteb", tasks=["CosQA"])
+    assert load_task(suite, "CosQA", None).metadata.name == "CosQA"
+    with pytest.raises(RevelaError, match=r"unknown mteb retrieval task 'CosQAA'.*'CosQA'"):
+        load_task(suite, "CosQAA", None)
+
+
+# ---------------------------------------------------------------------------- pydocs
+
+TASKS = ["docstring-to-function", "function-to-docstring", "first-to-second-half"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_pydocs_is_deterministic_and_complete(tmp_path, task):
+    settings = PydocsBenchmark(source="pydocs", tasks=TASKS)
+    for name in ("a", "b"):
+        counts = write_task(settings, task, tmp_path / name)
+    for file in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert counts["queries"] >= 500
+    split = local_task(task, tmp_path / "a")
+    split.load_data()
+    data = split.dataset["default"]["test"]
+    assert len(data["queries"]) == len(data["relevant_docs"]) == counts["queries"]
+
+
+def test_pydocs_functions_have_lost_their_docstring():
+    functions = list(standard_library_functions())
+    assert len(functions) > 1000
+    assert len({function.id for function in functions}) == len(functions)
+    for function in functions:
+        assert function.docstring not in function.code
+        assert function.code.lstrip("@").split()[0] != '"""'
+    by_id = {function.id.rpartition(":")[0]: function for function in functions}
+    function = by_id["textwrap.dedent"]
+    assert function.docstring.startswith("Remove any common leading whitespace")
+    assert function.code.startswith("def dedent(text):\n    # Look for")

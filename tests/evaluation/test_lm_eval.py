@@ -1,0 +1,128 @@
+"""Language models on tasks of lm-eval: against a plain loop over log-likelihoods."""
+
+import json
+import random
+import sys
+
+import pytest
+import torch
+
+from revela import cli
+from revela.common.errors import RevelaError
+from revela.config.catalogue import lm_eval_task_files
+from revela.config.steps import LanguageModel, LmEvalBenchmark, Lora
+from revela.encoder import add_lora, load_model, load_tokenizer
+from revela.evaluation import lm_eval
+from tests.conftest import TEXTS, write_choices
+
+SENTENCES = [sentence for text in TEXTS for sentence in text.split(". ")]
+RANDOM = random.Random(0)
+EXAMPLES = [
+    {"question": q, "choices": RANDOM.sample(SENTENCES, 3), "answer": RANDOM.randrange(3)}
+    for q in SENTENCES * 2
+]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return write_choices(tmp_path_factory.mktemp("tasks"), "tiny-choice", EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def trained(backbone, tmp_path_factory):
+    """An adapter that changes what the backbone says."""
+    folder = tmp_path_factory.mktemp("trained") / "language_model"
+    model = add_lora(load_model(str(backbone), causal=True), Lora(rank=4), seed=0)
+    for name, weights in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights)
+    model.save_pretrained(folder)
+    load_tokenizer(str(backbone)).save_pretrained(folder)
+    return model.eval(), folder
+
+
+@torch.no_grad()
+def expected(model, tokenizer, examples):
+    """Accuracy, plain and by log-likelihood a character, one choice at a time."""
+    right = {"acc": 0, "acc_norm": 0}
+    for example in examples:
+        likelihoods = []
+        for choice in example["choices"]:
+            start = len(tokenizer(example["question"])["input_ids"])
+            ids = tokenizer(f"{example['question']} {choice}")["input_ids"]
+            logits = model(input_ids=torch.tensor([ids])).logits[0]
+            likelihood = 0.0
+            for place in range(start, len(ids)):
+                likelihood += logits[place - 1].log_softmax(-1)[ids[place]].item()
+            likelihoods.append(likelihood)
+        by_length = [x / len(c) for x, c in zip(likelihoods, example["choices"], strict=True)]
+        right["acc"] += likelihoods.index(max(likelihoods)) == example["answer"]
+        right["acc_norm"] += by_length.index(max(by_length)) == example["answer"]
+    return {name: count / len(examples) for name, count in right.items()}
+
+
+def measure(folder, tasks, **settings):
+    model = LanguageModel(kind="language-model", language_model=str(folder))
+    suite = LmEvalBenchmark(source="lm-eval", path=str(tasks), tasks=["tiny-choice"], **settings)
+    return lm_eval.evaluate(model, suite, "tiny-choice")
+
+
+def test_accuracy_is_that_of_a_plain_loop(backbone, trained, tasks):
+    tokenizer, plain = load_tokenizer(str(backbone)), load_model(str(backbone), causal=True)
+    found, facts = measure(backbone, tasks)
+    before = expected(plain, tokenizer, EXAMPLES)
+    assert {name: found[name] for name in before} == pytest.approx(before)
+    assert facts["task_version"] == 3.0
+    assert facts["measures"]["acc"] == "acc,none"
+    assert facts["examples"] == {"original": len(EXAMPLES), "effective": len(EXAMPLES)}
+    after = expected(trained[0], tokenizer, EXAMPLES)
+    found, _ = measure(trained[1], tasks)
+    assert {name: found[name] for name in after} == pytest.approx(after)
+    assert before != after
+
+
+def test_a_limit_takes_the_first_examples(backbone, tasks):
+    found, facts = measure(backbone, tasks, limit=7, batch_size=2)
+    model = load_model(str(backbone), causal=True)
+    first = expected(model, load_tokenizer(str(backbone)), EXAMPLES[:7])
+    assert found["acc"] == pytest.approx(first["acc"])
+    assert facts["examples"]["effective"] == 7
+
+
+def test_the_command_writes_scores_and_where_they_come_from(backbone, tasks, tmp_path, capsys):
+    model = json.dumps({"kind": "language-model", "language_model": str(backbone)})
+    suite = {"source": "lm-eval", "path": str(tasks), "tasks": ["tiny-choice"], "limit": 3}
+    scores = tmp_path / "scores.json"
+    cli.evaluate_lm("tiny-choice", model, json.dumps(suite), scores, "tiny")
+    assert set(json.loads(scores.read_text())) >= {"task", "acc", "acc_norm", "acc_stderr"}
+    manifest = json.loads((tmp_path / "scores.manifest.json").read_text())
+    assert manifest["settings"]["benchmark"]["limit"] == 3
+    assert manifest["measures"]["acc"] == "acc,none"
+    assert manifest["versions"]["lm_eval"]
+    assert str(backbone) in manifest["inputs"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("tiny on tiny-choice: acc ")
+
+
+def test_errors_are_one_line(backbone, tasks, tmp_path, monkeypatch):
+    far = (tasks / "tiny-choice.yaml").read_text()
+    far = far.replace("dataset_path: json", "dataset_path: nobody/nothing").replace("tiny", "far")
+    (tmp_path / "far.yaml").write_text(far[far.index("dataset_path") :])
+    model = LanguageModel(kind="language-model", language_model=str(backbone))
+    suite = LmEvalBenchmark(source="lm-eval", path=str(tmp_path), tasks=["far-choice"])
+    for task, message in (
+        ("far-choice", "task 'far-choice': data set 'nobody/nothing' is not in the local cache"),
+        ("fa-choice", "unknown task of lm-eval 'fa-choice'; did you mean 'far-choice'"),
+    ):
+        with pytest.raises(RevelaError, match=message) as caught:
+            lm_eval.evaluate(model, suite, task)
+        assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(RevelaError, match=r"lm-eval is missing: pip install 'revela\[lm-eval\]'"):
+        lm_eval.evaluate(model, suite, "far-choice")
+
+
+def test_tasks_are_found_without_lm_evals_own_index():
+    files = lm_eval_task_files()
+    assert len(files) > 10_000
+    assert files["arc_challenge"].name == "arc_challenge.yaml"
+    assert {"copa", "openbookqa", "piqa", "rte", "wic", "winogrande"} <= set(files)

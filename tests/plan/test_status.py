@@ -1,0 +1,188 @@
+"""What is told of runs from their files: status, cost, trackers."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from revela.common import usage as cost
+from revela.common.errors import RevelaError
+from revela.plan import status
+from revela.training import trackers
+
+NOW = 1_800_000_000.0
+
+
+def part(work: Path, started: float, seen: float, **more: object) -> None:
+    told = {
+        "host": "node1", "process": 1, "started": started, "began": started, "seen": seen,
+        "processes": 4, "gpus": 4, "gpu": "A100", "first_step": 0, "step": 0, "last_step": 100,
+        "ended": False, "joules": None, "peak_gpu_memory_gb": None,
+    }  # fmt: skip
+    folder = work / "parts"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{started:.0f}-{more.get('host', 'node1')}.json"
+    path.write_text(json.dumps(told | more))
+
+
+def test_parts_of_restarts_and_nodes_add_up(tmp_path):
+    hour = 3600
+    part(tmp_path, NOW, NOW + hour, joules=3.6e6, peak_gpu_memory_gb=10.0)
+    part(tmp_path, NOW + 2 * hour, NOW + 2.5 * hour, joules=1.8e6, peak_gpu_memory_gb=12.0)
+    part(tmp_path, NOW + 2 * hour + 5, NOW + 2.5 * hour + 5, host="node2", joules=1.8e6)
+    spent = cost.spent(tmp_path)
+    assert spent["starts"] == 2
+    assert spent["gpus"] == 8  # of the last start
+    assert spent["gpu_hours"] == pytest.approx(4 * 1 + 4 * 0.5 + 4 * 0.5, abs=1e-3)
+    assert spent["hours"] == pytest.approx(1.5, abs=0.01)
+    assert spent["kilowatt_hours"] == pytest.approx(2.0)
+    assert spent["peak_gpu_memory_gb"] == 12.0
+    part(tmp_path, NOW + 9 * hour, NOW + 9 * hour)
+    assert cost.spent(tmp_path)["kilowatt_hours"] is None  # one part does not know
+
+
+def test_energy_is_that_of_the_visible_gpus(monkeypatch):
+    drawn = {0: 5_000, 1: 7_000}
+
+    class NVMLError(Exception):
+        pass
+
+    def by_uuid(uuid):
+        if uuid != "GPU-1":
+            raise NVMLError
+        return 1
+
+    fake = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: drawn[handle],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    for visible, joules in ((None, 12), ("0", 5), ("GPU-1", 7), ("", None), ("MIG-x", None)):
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert cost.energy_joules() == joules
+    assert cost.joules_between(5.0, 7.5) == 2.5
+    assert cost.joules_between(5.0, 1.0) is cost.joules_between(None, 1.0) is None
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    """A training that is done, evaluated twice, one that runs, and an evaluation under way."""
+    done = tmp_path / "models" / "done"
+    done.mkdir(parents=True)
+    manifest = {
+        "settings": {"data": "wikipedia", "objective": {"name": "revela"}},
+        "steps": 7, "hours": 2.0, "starts": 3, "gpus": 4, "gpu": "A100", "gpu_hours": 8.0,
+        "kilowatt_hours": 1.5, "peak_gpu_memory_gb": 30.0, "peak_memory_gb": 5.0,
+        "tokens_per_second": 1234.5,
+    }  # fmt: skip
+    (done / "manifest.json").write_text(json.dumps(manifest))
+    (done / "log.jsonl").write_text('{"step": 7, "loss": 1.5}\n')
+    scores = tmp_path / "scores" / "done"
+    scores.mkdir(parents=True)
+    for task in "ab":
+        told = {"settings": {}, "gpu_hours": 0.5, "kilowatt_hours": 0.25, "peak_memory_gb": 9.0}
+        (scores / f"{task}.manifest.json").write_text(json.dumps(told))
+    work = tmp_path / "models" / "under-way" / "checkpoints" / "0123"
+    (work / "checkpoint-20").mkdir(parents=True)
+    (work / "checkpoint-30").mkdir()  # not whole
+    (work / "checkpoint-20" / "complete.json").write_text("{}")
+    lines = [{"step": n, "loss": 9 - n / 10, "tokens_per_second": 100.0} for n in range(1, 31)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (work / "log.jsonl").write_text(text + '{"step": 31, "lo')
+    shards = tmp_path / "embeddings" / "done" / "c" / "test-default"
+    shards.mkdir(parents=True)
+    (shards / "00000.safetensors").touch()
+    return tmp_path
+
+
+def test_status_of_what_is_done_and_under_way(results):
+    now = time.time()
+    work = results / "models/under-way/checkpoints/0123"
+    part(work, now - 100, now, first_step=20, step=30, last_step=100)
+    done, under_way = status.trainings(results, now + 1)
+    assert (done.name, done.state, done.step, done.loss, done.gpu_hours) == (
+        "done", "done", 7, 1.5, 8.0,
+    )  # fmt: skip
+    assert (under_way.state, under_way.step, under_way.last_step) == ("running", 30, 100)
+    assert under_way.loss == 6.0
+    assert under_way.checkpoint == 20
+    assert under_way.tokens_per_second == 100
+    assert under_way.seconds_left == pytest.approx(10 * 70)
+    assert under_way.gpu_hours == pytest.approx(4 * 100 / 3600, abs=1e-3)
+    # A step of ten seconds: quiet for five minutes is long.
+    assert status.trainings(results, now + 200)[1].state == "running"
+    assert status.trainings(results, now + 400)[1].state == "stalled"
+    part(work, now - 100, now, first_step=20, step=30, ended=True)
+    assert status.trainings(results, now + 400)[1].state == "stopped"
+    part(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
+    assert status.trainings(results, now + 1)[1].state == "stopped"  # killed on this machine
+    (evaluation,) = status.evaluations(results)
+    assert (evaluation.model, evaluation.task, evaluation.shards) == ("done", "c", 1)
+
+
+def test_cost_adds_up_beside_the_paper(results):
+    paper = Path(__file__).parents[2] / "data/paper/cost.csv"
+    rows = list(csv.DictReader(cost.to_csv(cost.cost_rows(results, paper)).splitlines()))
+    assert [row["name"] for row in rows] == ["done", "total"]
+    assert rows[0] == {
+        "name": "done", "gpu": "A100", "gpus": "4", "starts": "3", "training_hours": "2",
+        "training_gpu_hours": "8", "evaluation_gpu_hours": "1", "kilowatt_hours": "2",
+        "peak_gpu_memory_gb": "30", "peak_memory_gb": "9", "paper_gpu_hours": "176",
+    }  # fmt: skip
+    assert (rows[1]["training_gpu_hours"], rows[1]["evaluation_gpu_hours"]) == ("8", "1")
+    assert "| done | A100 | 4 |" in cost.to_markdown(cost.cost_rows(results, paper))
+
+
+def test_the_commands_answer_at_once(results):
+    code = (
+        "import sys; from revela.cli import app; "
+        "app(['status', sys.argv[1]], standalone_mode=False); "
+        "app(['cost', sys.argv[1]], standalone_mode=False); "
+        "print(sorted({'torch', 'transformers', 'pandas', 'numpy'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(results)], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert "under-way" in result.stdout
+    assert "2 scores" in result.stdout
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_trackers_that_are_missing_are_told(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("REVELA_TRACKERS", "tensorboard, wand")
+    with pytest.raises(
+        RevelaError, match=r"REVELA_TRACKERS: unknown tracker 'wand'; did .*'wandb'"
+    ):
+        trackers.prepare(tmp_path, "a")
+    monkeypatch.setenv("REVELA_TRACKERS", "wandb")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RevelaError, match="REVELA_TRACKERS: wandb needs the package wandb"):
+        trackers.prepare(tmp_path, "a")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    with pytest.raises(RevelaError, match="needs WANDB_API_KEY"):
+        trackers.prepare(tmp_path, "a")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    for name in ("WANDB_DIR", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_PROJECT", "WANDB_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what is set here does not stay
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
+    trackers.prepare(tmp_path / "m", "a")
+    assert os.environ["WANDB_RUN_ID"] == "m-a"

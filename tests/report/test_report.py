@@ -1,0 +1,627 @@
+"""Tables and figures: what is measured, reported and missing, in three formats."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from revela import cli
+from revela.common.errors import RevelaError
+from revela.config.file import load_config
+from revela.config.printed import read_listing
+from revela.config.report import (
+    BarsFigure,
+    CostFigure,
+    CurvesFigure,
+    DynamicsFigure,
+    LearningFigure,
+    Listing,
+    Table,
+    TrendFigure,
+)
+from revela.config.steps import parse_settings
+from revela.report import figures, listings, reported, tables
+from revela.training.trainlog import append_line
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def table(tmp_path):
+    scores = {"m1": {"task_a": 0.5, "task_b": 0.25}, "m2": {"task_a": 0.12345}, "m3": {}}
+    for model, found in scores.items():
+        for task, value in found.items():
+            write_score(tmp_path, model, task, value)
+    (tmp_path / "printed.csv").write_text(
+        "task,System,One\ntask_a,90.0,49.2\ntask_b,1.5,30.0\nMean,45.8,40.0\n"
+    )
+    return Table.model_validate(
+        {
+            "caption": "A & B, 100%",
+            "columns": {"task_a": "task_a", "task_b": "task_b"},
+            "reported": str(tmp_path / "printed.csv"),
+            "rows": [
+                {"label": "One", "model": "m1", "reported": "One"},
+                {"label": "Two_2", "size": "2B", "model": "m2"},
+                {"label": "Paper", "model": "m3", "reported": "System", "ranked": False},
+                {"label": "None", "model": "m3"},
+            ],
+        }
+    )
+
+
+def write_score(folder, model, task, value):
+    (folder / model).mkdir(exist_ok=True)
+    (folder / model / f"{task}.json").write_text(json.dumps({"ndcg_at_10": value}))
+
+
+def test_cells_are_measured_reported_or_missing(table, tmp_path):
+    assert tables.to_csv(tables.compile_table(table, tmp_path)).splitlines() == [
+        "system,task_a,task_b,Mean,source",
+        "One,50.0,25.0,37.5,measured",
+        "Two_2 2B,12.3,,,measured",
+        "Paper,90.0,1.5,45.8,reported",
+        "None,,,,missing",
+    ]
+
+
+def test_a_system_of_several_models_is_their_mean(table, tmp_path):
+    write_score(tmp_path, "m2", "task_b", 0.5)
+    row = table.rows[0].model_copy(update={"model": ["m1", "m2"]})
+    several = table.model_copy(update={"rows": [row]})
+    cells = tables.compile_table(several, tmp_path).iloc[0]
+    assert cells["task_a"] == pytest.approx((50 + 12.345) / 2)
+    assert cells["Mean"] == pytest.approx((cells["task_a"] + (25 + 50) / 2) / 2)
+    (tmp_path / "m2" / "task_b.json").unlink()
+    assert tables.compile_table(several, tmp_path).iloc[0].isna()["task_b"]
+
+
+def test_columns_of_several_tasks_and_of_subsets(table, tmp_path):
+    subsets = {"subsets": {"standard/x": {"ndcg_at_10": 0.1}}, "ndcg_at_10": 0.9}
+    (tmp_path / "m1" / "task_c.json").write_text(json.dumps(subsets))
+    columns = [("X", ["task_c:standard/x"]), ("AB", ["task_a", "task_b"])]
+    changes = {"columns": columns, "rows": [table.rows[1].model_copy(update={"model": ["m1"]})]}
+    changed = table.model_copy(update=changes | {"reported": None})
+    frame = tables.compile_table(changed, tmp_path)
+    assert frame.iloc[0].to_list() == [10.0, 37.5, 23.75, "measured"]
+    wrong = changed.model_copy(update={"columns": [("X", ["task_c:standard/y"])]})
+    with pytest.raises(RevelaError, match=r"task_c\.json: unknown subset 'standard/y'; did you"):
+        tables.compile_table(wrong, tmp_path)
+
+
+def test_the_mean_of_fewer_tasks_than_printed_is_recomputed(table):
+    fewer = table.model_copy(update={"columns": [("task_b", ["task_b"])]})
+    assert reported.printed_figures(fewer).loc["Paper"].to_dict() == {"task_b": 1.5, "Mean": 1.5}
+
+
+def test_markdown_marks_the_best(table, tmp_path):
+    lines = tables.to_markdown(table, tables.compile_table(table, tmp_path)).splitlines()
+    assert lines[2:] == [
+        "|  | task_a | task_b | Mean | source |",
+        "|---|---:|---:|---:|---:|",
+        "| One | **50.0** | **25.0** | **37.5** | measured |",
+        "| Two_2 2B | 12.3 | – | – | measured |",
+        "| Paper | 90.0 | 1.5 | 45.8 | reported |",
+        "| None | – | – | – | missing |",
+        "",
+        "Two_2 2B: measured in part; missing: task_b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bold", "expected"),
+    [
+        ("table", "4.0 **5.0** **5.0**"),
+        ("group", "**4.0** **5.0** **5.0**"),
+        ("none", "4.0 5.0 5.0"),
+    ],
+)
+def test_the_best_of_a_table_or_of_each_group(tmp_path, bold, expected):
+    (tmp_path / "p.csv").write_text("model,t\na,4.0\nb,5.04\nc,4.96\n")
+    rows = [
+        {"label": name, "group": group, "reported": name}
+        for name, group in (("a", "g1"), ("b", "g2"), ("c", "g2"))
+    ]
+    table = Table(caption="c", rows=rows, reported=str(tmp_path / "p.csv"), bold=bold)
+    lines = tables.to_markdown(table, tables.compile_table(table, tmp_path)).splitlines()[4:]
+    assert " ".join(line.split(" | ")[1] for line in lines) == expected
+
+
+def test_a_group_is_named_where_one_of_its_rows_would_clash(table):
+    rows = [("one", "g"), ("two", "g"), ("one", "h"), ("three", "k"), ("four", "")]
+    rows = [table.rows[0].model_copy(update={"label": x, "group": g}) for x, g in rows]
+    names = table.model_copy(update={"rows": rows}).names()
+    assert names == ["g / one", "g / two", "h / one", "three", "four"]
+
+
+def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
+    rows = [
+        row.model_copy(update={"group": group, "size": "1B", "shaded": group == "h"})
+        for row, group in zip(table.rows, ("g", "g", "h", "h"), strict=True)
+    ]
+    turned = table.model_copy(update={"rows": rows, "transposed": True})
+    frame = tables.compile_table(turned, tmp_path)
+    assert tables.to_markdown(turned, frame).splitlines()[2:8:2] == [
+        "|  | One 1B | Two_2 1B | Paper 1B | None 1B |",
+        "| task_a | **50.0** | 12.3 | 90.0 | – |",
+        "| Mean | **37.5** | – | 45.8 | – |",
+    ]
+    text = tables.to_latex(turned, frame)
+    grey = "\\cellcolor{gray!20}"
+    for line in (
+        " & \\multicolumn{2}{c}{g} & \\multicolumn{2}{c}{h} \\\\",
+        f" & One & Two\\_2 & {grey}Paper & {grey}None \\\\",
+        f"Model Size & 1B & 1B & {grey}1B & {grey}1B \\\\",
+        f"task\\_a & \\textbf{{50.0}} & 12.3 & {grey}90.0 & {grey}-- \\\\",
+        "source & measured & measured & reported & missing \\\\",
+        "\\par\\smallskip Two\\_2 1B: measured in part; missing: task\\_b",
+    ):
+        assert line in text.splitlines()
+    check_latex(text, tmp_path)
+
+
+def test_latex_escapes(table, tmp_path):
+    text = tables.to_latex(table, tables.compile_table(table, tmp_path))
+    assert "A \\& B, 100\\%" in text
+    assert "Two\\_2 2B & 12.3 & -- & -- & measured \\\\" in text
+    odd = table.model_copy(update={"caption": r"~ ^ \ † – → {x}"})
+    check_latex(tables.to_latex(odd, tables.compile_table(odd, tmp_path)), tmp_path)
+
+
+def check_latex(text, folder):
+    """Compile where there is a LaTeX, else count what must be even."""
+    plain = re.sub(r"\\[{}]", "", text)
+    assert plain.count("{") == plain.count("}")
+    assert text.isascii()
+    body = text[text.index("\\toprule") :]
+    columns = re.search(r"begin\{tabular\}\{([lr]+)\}", text).group(1)
+    for line in body.splitlines():
+        if line.endswith("\\\\"):
+            spans = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+            assert len(re.findall(r"(?<!\\)&", line)) + sum(spans) + 1 == len(columns), line
+    if engine := shutil.which("pdflatex") or shutil.which("tectonic"):
+        head = "\\documentclass{article}\\usepackage{booktabs}\\usepackage[table]{xcolor}"
+        head += "\\usepackage{hyperref}"
+        (folder / "t.tex").write_text(f"{head}\\begin{{document}}{text}\\end{{document}}")
+        options = ["-halt-on-error"] if "pdflatex" in engine else []
+        subprocess.run([engine, *options, "t.tex"], cwd=folder, check=True, capture_output=True)
+
+
+def test_reported_figures_that_are_not_there(table, tmp_path):
+    def changed(**row):
+        return table.model_copy(update={"rows": [table.rows[2].model_copy(update=row)]})
+
+    path = tmp_path / "printed.csv"
+    with pytest.raises(RevelaError, match=r"printed\.csv: unknown system 'Sytem'; did you mean 'S"):
+        tables.compile_table(changed(reported="Sytem"), tmp_path)
+    for text, message in (
+        (
+            "task,System\ntask_a,90.0\n",
+            r"printed\.csv: unknown task 'task_b'; did you mean 'task_a'",
+        ),
+        ("task,System\ntask_a,x\n", r"printed\.csv: not a CSV of figures: .*'x'"),
+        ("", r"printed\.csv: not a CSV of figures: No columns"),
+        ("name,System\ntask_a,1\n", "the first column is headed 'name'; allowed: task, model"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RevelaError, match=message) as caught:
+            tables.compile_table(changed(), tmp_path)
+        assert "\n" not in str(caught.value)
+    path.unlink()
+    with pytest.raises(RevelaError, match=r"printed\.csv: No such file"):
+        tables.compile_table(changed(), tmp_path)
+
+
+def test_a_score_that_is_none(table, tmp_path):
+    for text in ("", "[1]", "{"):
+        (tmp_path / "m1" / "task_a.json").write_text(text)
+        with pytest.raises(RevelaError, match=r"m1/task_a\.json: not a file of scores"):
+            tables.compile_table(table, tmp_path)
+
+
+def test_an_unknown_measure(table, tmp_path):
+    wrong = table.model_copy(update={"measure": "ndcg_at_11"})
+    with pytest.raises(
+        RevelaError, match="unknown measure 'ndcg_at_11'; did you mean 'ndcg_at_10'"
+    ):
+        tables.compile_table(wrong, tmp_path)
+
+
+# ---------------------------------------------------------------------------- beside the paper
+
+
+def test_a_comparison_has_three_figures_and_a_verdict(table, tmp_path):
+    frame = reported.compare(table, tables.measured_figures(table, tmp_path))
+    assert tables.to_csv(frame).splitlines() == [
+        "system,task,printed,recomputed,adds_up,measured,difference,verdict",
+        "One,task_a,49.2,,,50.0,0.8,reproduced",
+        "One,task_b,30.0,,,25.0,-5.0,lower",
+        "One,Mean,40.0,39.6,no,37.5,-2.1,lower",
+        "Paper,task_a,90.0,,,,,not measured",
+        "Paper,task_b,1.5,,,,,not measured",
+        "Paper,Mean,45.8,45.8,yes,,,not measured",
+    ]
+    lines = tables.comparison_to_markdown(table, frame).splitlines()
+    assert lines[4] == "| One | task_a | 49.2 | – |  | 50.0 | 0.8 | reproduced |"
+    tight = table.model_copy(update={"tolerance": 0.5})
+    again = reported.compare(tight, tables.measured_figures(table, tmp_path))
+    assert again["verdict"].iloc[0] == "higher"
+
+
+@pytest.fixture(scope="module")
+def paper():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        config = load_config(Path("config.yaml"))
+        yield {name: config.table(name) for name in config.tables}
+
+
+LISTINGS = ["bright_tasks", "checkpoints", "coir_tasks", "embedding_models"]
+PAPER_TABLES = sorted(
+    path.stem
+    for path in (ROOT / "data" / "paper").glob("*.csv")
+    if path.stem not in [*LISTINGS, "cost"]
+)
+
+
+def rows_of(name):
+    """Return the paper's figures by system, in the order in which they are printed."""
+    with (ROOT / "data" / "paper" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.reader(stream))
+    lines = lines if lines[0][0] == "model" else [list(line) for line in zip(*lines, strict=True)]
+    return lines[0][1:], {line[0]: line[1:] for line in lines[1:]}
+
+
+def test_every_table_of_the_paper_is_an_entry(paper):
+    assert set(PAPER_TABLES) <= set(paper)
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_reported_rows_print_the_paper(paper, name, tmp_path):
+    table = parse_settings(Table, paper[name].dump())
+    headings, rows = rows_of(name)
+    frame = tables.compile_table(table, tmp_path)
+    assert [row.reported for row in table.rows] == list(rows)
+    assert [*frame.columns] == [*headings, "source"]
+    for line, expected in zip(
+        csv.reader(tables.to_csv(frame).splitlines()[1:]), rows.values(), strict=True
+    ):
+        assert line[1:] == [*expected, "reported"]
+    grid = [
+        [cell.strip(" *") for cell in line.strip("|").split("|")]
+        for line in tables.to_markdown(table, frame).splitlines()[2:]
+        if "---" not in line
+    ]
+    grid = [list(line) for line in zip(*grid, strict=True)] if table.transposed else grid
+    printed = [line[1:-1] for line in grid if line[-1] == "reported"]
+    assert printed == list(rows.values())
+    check_latex(tables.to_latex(table, frame), tmp_path)
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_bold_is_what_the_caption_says(paper, name, tmp_path):
+    """Best of the row, among non-API models on CoIR, of a triplet or pair, or nowhere."""
+    table, (_, rows) = paper[name], rows_of(name)
+    apis = {"OpenAI-Ada-002", "Voyage-code-002"} if name == "coir" else set()
+    size = {"lm_size_coir": 3, "lm_size_beir": 3, "contriever_summary": 2}.get(name, len(rows))
+    expected = set()
+    systems = list(rows)
+    for heading in range(len(rows[systems[0]])):
+        for first in range(0, len(systems), size):
+            group = [system for system in systems[first : first + size] if system not in apis]
+            best = max(float(rows[system][heading]) for system in group)
+            expected |= {(s, heading) for s in group if float(rows[s][heading]) == best}
+    if name.startswith("batch_size") or name == "lm_after":
+        expected = set()
+    text = tables.to_latex(table, tables.compile_table(table, tmp_path))
+    lines = [line for line in text.splitlines() if line.endswith(" \\\\")]
+    grid = [line.split(" & ")[1:] for line in lines if re.search(r"\d\.\d\b", line)]
+    turned = grid if not table.transposed else list(zip(*grid, strict=True))
+    assert expected == {
+        (systems[row], column)
+        for row, cells in enumerate(turned)
+        for column, cell in enumerate(cells)
+        if "textbf" in cell
+    }
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_measured_rows_would_print_the_paper(paper, name, tmp_path):
+    table = paper[name]
+    headings, rows = rows_of(name)
+    for row in table.rows:
+        figures = dict(zip(headings, map(float, rows[row.reported]), strict=True))
+        for heading, tasks in table.columns:
+            for task, _, subset in (entry.partition(":") for entry in tasks):
+                if not row.model:
+                    continue
+                path = tmp_path / row.model[0] / f"{task}.json"
+                path.parent.mkdir(exist_ok=True)
+                found = json.loads(path.read_text()) if path.exists() else {"subsets": {}}
+                score = {table.measure: figures[heading] / 100}
+                found.update(score if not subset else {})
+                found["subsets"].update({subset: score})
+                path.write_text(json.dumps(found))
+    frame = tables.compile_table(table, tmp_path)
+    means = reported.check_means(table)
+    for row, (system, cells) in zip(table.rows, frame.iterrows(), strict=True):
+        assert cells["source"] == ("measured" if row.model else "reported")
+        shown = [f"{cells[heading]:.1f}" for heading in headings[:-1]]
+        assert shown == rows[row.reported][:-1]
+        mean = means["recomputed" if row.model else "printed"][system]
+        assert cells[table.mean] == pytest.approx(mean)
+    compared = reported.compare(table, tables.measured_figures(table, tmp_path))
+    assert set(compared["verdict"]) <= {"reproduced", "not measured"}
+
+
+def test_figures_of_the_paper_that_do_not_add_up(paper):
+    found = pd.concat({name: reported.check_means(table) for name, table in paper.items()})
+    found = found.round(1)
+    assert {key: tuple(row) for key, row in found[found["adds_up"] == "no"].iterrows()} == {
+        ("coir", "REPLUG 3B"): (53.9, 51.2, "no"),
+        ("coir", "Ada-2"): (45.6, 40.6, "no"),
+        ("coir", "Voyage-2"): (56.3, 51.2, "no"),
+    }
+    assert sorted(found.index[found["adds_up"] == "rounding"]) == [
+        ("beir", "REPLUG 0.5B"),
+        ("fineweb_beir", "Revela 0.1B"),
+        ("lm_size_beir", "Revela 0.5B / 0.1B"),
+    ]
+
+
+def test_check_paper_prints_what_does_not_add_up(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    cli.check_paper(Path("config.yaml"))
+    lines = capsys.readouterr().out.splitlines()
+    assert "coir: REPLUG 3B: Mean printed 53.9, recomputed 51.2" in lines
+    assert "beir: REPLUG 0.5B: Mean printed 34.2, recomputed 34.1 (rounding)" in lines
+    assert len(lines) == 6
+
+
+# ---------------------------------------------------------------------------- listings
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_listings_of_the_paper_print_every_cell(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    listing = parse_settings(Listing, load_config(Path("config.yaml")).listings[name].dump())
+    with (ROOT / "data" / "paper" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        headings, *rows = csv.reader(stream)
+    shown = [headings.index(heading) for heading in listing.columns or headings]
+    found = read_listing(listing)
+    printed = csv.reader(listings.to_csv(listing, found).splitlines())
+    assert list(printed) == [[row[n] for n in shown] for row in [headings, *rows]]
+    markdown, latex = listings.to_markdown(listing, found), listings.to_latex(listing, found)
+    for row in rows:
+        assert f"| {row[0]} | " in markdown
+        for heading, column in listing.links.items():
+            text, address = row[headings.index(heading)], row[headings.index(column)]
+            assert f"[{text}]({address}) |" in markdown
+            assert f"\\href{{{address}}}{{{text}}}" in latex
+    groups = {row[headings.index(listing.group)] for row in rows} if listing.group else {""}
+    assert latex.count("\\midrule") == len(groups)
+    check_latex(latex, tmp_path)
+
+
+def test_a_listing_without_its_columns(tmp_path):
+    path = tmp_path / "l.csv"
+    path.write_text("Name,URL\na,b\n")
+    for changes, message in (
+        ({"columns": ["Nam"]}, r"l\.csv: unknown column 'Nam'; did you mean 'Name'"),
+        ({"links": {"URL": "Link"}}, r"l\.csv: unknown column 'Link'"),
+        ({"file": str(tmp_path / "none.csv")}, r"none\.csv: No such file"),
+    ):
+        with pytest.raises(RevelaError, match=message):
+            read_listing(Listing.model_validate({"caption": "c", "file": str(path)} | changes))
+
+
+# ---------------------------------------------------------------------------- figures
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for step in range(6):
+        if step:
+            append_line(
+                path,
+                {
+                    "step": step,
+                    "loss": 5 - step,
+                    "plain_loss": 5.0,
+                    "plain_loss_gain": float(step),
+                    "top_similarity": 0.1 * step,
+                },
+            )
+        if step in (0, 5):
+            snapshot = {
+                "texts": ["a", "b$ c$"],
+                "documents": ["first", "second"],
+                "similarity": [[0, 1], [1, 0]],
+                "loss": 1.0,
+                "plain_loss": 2.0,
+            }
+            append_line(path, {"step": step, "snapshot": snapshot})
+    return path
+
+
+COMPILED = """system,task,Mean,source
+Revela 1B / b4,1.0,10.0,measured
+Revela 1B / b16,1.0,30.0,reported
+Revela 2B / b4,1.0,20.0,reported
+Other 2B / b8,,,missing
+"""
+COST = """batch_size,replug_seconds,revela_seconds,replug_memory_gb,revela_memory_gb,machine
+2,1.0,1.0,0.1,0.1,some machine
+8,16.0,4.0,0.4,0.4,some machine
+"""
+
+
+@pytest.fixture
+def inputs(log, tmp_path):
+    (tmp_path / "table.csv").write_text(COMPILED)
+    (tmp_path / "cost.csv").write_text(COST)
+    return {"e": log, "t": tmp_path / "table.csv", "cost": tmp_path / "cost.csv"}
+
+
+FIGURES = [
+    BarsFigure(kind="bars", caption="c", tables={"t": "T"}),
+    TrendFigure(kind="trend", caption="c", tables={"t": "T"}, against="batch size"),
+    CostFigure(kind="cost", caption="c"),
+    CurvesFigure(kind="curves", caption="c", experiments={"e": "label"}),
+    DynamicsFigure(kind="dynamics", caption="c", experiment="e"),
+]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.kind)
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figures_are_drawn_and_repeatable(inputs, tmp_path, figure, kind, magic):
+    files = [tmp_path / f"{n}.{kind}" for n in (1, 2)]
+    for file in files:
+        figures.save(figures.draw(figure, inputs), file, kind)
+    assert files[0].read_bytes().startswith(magic)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_an_input_of_a_figure_that_is_missing(inputs):
+    for figure, name in zip(FIGURES, ("t", "t", "cost", "e", "e"), strict=True):
+        with pytest.raises(RevelaError, match=rf"--input {name}=PATH is missing: .* {figure.kind}"):
+            figures.draw(figure, {"x": inputs["t"]})
+
+
+def test_experiments_of_a_figure_keep_their_order():
+    figure = CurvesFigure(kind="curves", caption="c", experiments={"z": "1", "a": "2"})
+    assert parse_settings(CurvesFigure, figure.dump()).experiments == [("z", "1"), ("a", "2")]
+
+
+def test_bars_print_their_means_and_hatch_what_is_reported(inputs):
+    (axis,) = figures.draw(FIGURES[0], inputs).axes
+    bars = [patch for patch in axis.patches if patch.get_width()]
+    assert [bar.get_height() for bar in bars] == [10, 30, 20, 0]
+    assert [text.get_text() for text in axis.texts] == ["10.0", "30.0", "20.0", "–"]
+    assert [bool(bar.get_hatch()) for bar in bars] == [False, True, True, False]
+    colours = [bar.get_facecolor() for bar in bars]
+    assert colours[0] == colours[1] == colours[2] != colours[3]  # Revela opaque
+
+
+def test_a_trend_is_a_line_a_group_over_the_labels(inputs):
+    drawing = figures.draw(FIGURES[1], inputs)
+    (axis,) = drawing.axes
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["b4", "b16", "b8"]
+    lines = {
+        line.get_label(): list(zip(*line.get_data(), strict=True))
+        for line in axis.lines
+        if line.get_linestyle() != "None"
+    }
+    assert lines["Revela 1B"] == [(0, 10), (1, 30)]
+    assert lines["Revela 2B"] == [(0, 20)]
+    hollow = [line for line in axis.lines if line.get_markerfacecolor() == "white"]
+    assert [line.get_xydata().tolist() for line in hollow][:2] == [[[1, 30]], [[0, 20]]]
+    entries = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
+
+
+def test_groups_of_several_panels_look_the_same_and_unlike_others(inputs, tmp_path):
+    other = COMPILED.replace("Revela 1B / ", "").replace("b16", "b32")
+    (tmp_path / "u.csv").write_text(other)
+    tables = {"u": "U", "t": "T"}
+    figure = TrendFigure(kind="trend", caption="c", tables=tables, against="batch size")
+    drawing = figures.draw(figure, inputs | {"u": tmp_path / "u.csv"})
+    looks = [
+        {line.get_label(): line.get_color() for line in axis.lines if len(line.get_label()) < 10}
+        for axis in drawing.axes
+    ]
+    assert looks[0]["Revela 2B"] == looks[1]["Revela 2B"]
+    assert len({*looks[0].values(), *looks[1].values()}) == 4
+
+
+def test_systems_that_are_numbers_are_drawn(tmp_path):
+    table = "system,task,Mean,source\n4,1.0,10.0,measured\n16,1.0,30.0,measured\n"
+    (tmp_path / "t.csv").write_text(table)
+    beside = "system,column,low,high\n4,Mean,8,13\n16,Mean,25,31\n"
+    (tmp_path / "t_significance.csv").write_text(beside)
+    for figure in FIGURES[:2]:
+        (axis,) = figures.draw(figure, {"t": tmp_path / "t.csv"}).axes
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["4", "16"]
+    bars = [bar for lines in axis.collections for bar in lines.get_segments() if len(bar)]
+    assert [bar.tolist() for bar in bars] == [[[0, 8], [0, 13]], [[1, 25], [1, 31]]]
+
+
+def test_a_trend_has_intervals_where_its_table_has(inputs):
+    beside = "system,column,low,high\nRevela 1B / b4,Mean,8,13\nRevela 1B / b4,task,0,2\n"
+    inputs["t"].with_name("table_significance.csv").write_text(beside)
+    (axis,) = figures.draw(FIGURES[1], inputs).axes
+    bars = [bar for lines in axis.collections for bar in lines.get_segments() if len(bar)]
+    assert [bar.tolist() for bar in bars if not np.isnan(bar).any()] == [[[0, 8], [0, 13]]]
+
+
+def test_learning_is_the_mean_of_seeds_on_their_range(inputs, tmp_path):
+    figure = LearningFigure(kind="learning", caption="c", task="t", experiments={"e": "E"})
+    scores = {"e@0": 0.1, "e": 0.5, "e-seed1@0": 0.2, "e-seed1": 0.3, "e-other": 0.9}
+    paths = {"e.log": inputs["e"]}
+    for name, value in scores.items():
+        write_score(tmp_path, name, "t", value)
+        paths[name] = tmp_path / name / "t.json"
+    (axis,) = figures.draw(figure, paths).axes
+    (line,) = axis.lines
+    assert line.get_xydata() == pytest.approx(np.array([[0, 15], [5, 40]]))
+    (band,) = axis.collections
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6).tolist()}
+    assert corners == {(0, 10), (0, 20), (5, 30), (5, 50)}
+
+
+def test_cost_is_drawn_beside_the_growth_that_the_paper_derives(inputs):
+    time, memory = figures.draw(FIGURES[2], inputs).axes
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in time.lines}
+    assert drawn["REPLUG"] == [1, 16] == drawn["growth with B²"]
+    assert drawn["Revela"] == [1, 4] == drawn["growth with B"]
+    assert {line.get_label() for line in memory.lines} == {"REPLUG", "Revela", "growth with B"}
+
+
+@pytest.mark.parametrize("name", ["bright-beir", "batch-sizes", "lm-sizes"])
+def test_figures_of_the_paper_are_drawn_from_what_it_reports(paper, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    figure = load_config(Path("config.yaml")).figures[name]
+    compiled = {}
+    for table, _ in figure.tables:
+        compiled[table] = tmp_path / f"{table}.csv"
+        frame = tables.compile_table(paper[table], tmp_path)
+        compiled[table].write_text(tables.to_csv(frame))
+    drawing = figures.draw(figure, compiled)
+    shown = {text.get_text() for axis in drawing.axes for text in axis.texts}
+    printed = {mean for table in compiled for *_, mean in rows_of(table)[1].values()}
+    assert shown == printed
+    assert drawing.legends[0].get_texts()[-1].get_text() == "as reported"
+
+
+def test_dynamics_show_each_recorded_step(log):
+    figure = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
+    drawing = figures.draw(figure, {"e": log})
+    titles = [axis.get_title() for axis in drawing.axes if axis.get_title()]
+    assert [title.split("\n")[0] for title in titles] == ["step 0", "step 5"]
+
+
+def test_dynamics_show_whose_document_a_chunk_is(log, tmp_path):
+    drawing = figures.draw_dynamics(figures.read_log(log))
+    labels = drawing.axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == ["a  A0", "b\\$ c\\$  B1"]
+    assert labels[0].get_color() != labels[1].get_color()
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["first", "second"]
+    text = log.read_text().replace('"documents": ["first", "second"]', '"documents": null')
+    (tmp_path / "ready-made.jsonl").write_text(text)
+    drawing = figures.draw_dynamics(figures.read_log(tmp_path / "ready-made.jsonl"))
+    assert drawing.axes[0].get_yticklabels()[0].get_text() == "a  0"
+    assert not drawing.legends
+
+
+def test_a_log_without_snapshots(tmp_path):
+    append_line(tmp_path / "log.jsonl", {"step": 1, "loss": 1.0})
+    figure = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
+    with pytest.raises(RevelaError, match="no snapshot"):
+        figures.draw(figure, {"e": tmp_path / "log.jsonl"})

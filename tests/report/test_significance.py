@@ -1,0 +1,242 @@
+"""Intervals and tests over queries, against plain loops on small tables."""
+
+import itertools
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from revela.common.errors import RevelaError
+from revela.config.report import Table
+from revela.report import significance, tables
+from tests.report.test_report import check_latex
+
+# Two systems; a task of one subset, one of two of unlike sizes.
+QUERIES = {
+    "one": {"a": {"": [0.9, 0.2, 0.7, 0.4]}, "b": {"s/x": [0.5, 1.0], "s/y": [0.3, 0.6, 0.8]}},
+    "two": {"a": {"": [0.5, 0.3, 0.6, 0.1]}, "b": {"s/x": [0.4, 0.6], "s/y": [0.1, 0.7, 0.3]}},
+}
+COLUMNS = {"a": "a", "b": "b", "y": "b:s/y", "both": ["a", "b"]}
+
+
+def write_queries(folder, system, tasks):
+    (folder / system).mkdir(exist_ok=True)
+    for task, subsets in tasks.items():
+        lines = [
+            f"{subset},q{number},{value}"
+            for subset, values in subsets.items()
+            for number, value in enumerate(values)
+        ]
+        text = "\n".join(["subset,query,ndcg_at_10", *lines]) + "\n"
+        (folder / system / f"{task}.queries.csv").write_text(text)
+        means = [statistics.mean(values) for values in subsets.values()]
+        score = json.dumps({"ndcg_at_10": statistics.mean(means)})
+        (folder / system / f"{task}.json").write_text(score)
+
+
+def table_of(*systems, columns=COLUMNS, **changes):
+    rows = [{"label": system, "model": system} for system in systems]
+    return Table.model_validate({"caption": "c", "columns": columns, "rows": rows} | changes)
+
+
+@pytest.fixture
+def scores(tmp_path):
+    for system, tasks in QUERIES.items():
+        write_queries(tmp_path, system, tasks)
+    return tmp_path
+
+
+def score(tasks, column):
+    """Return a column's score as the README says it: means of means, × 100."""
+    values = []
+    for entry in [COLUMNS[column]] if isinstance(COLUMNS[column], str) else COLUMNS[column]:
+        task, _, subset = entry.partition(":")
+        subsets = [v for name, v in tasks[task].items() if subset in ("", name)]
+        values.append(statistics.mean(statistics.mean(s) for s in subsets))
+    return 100 * statistics.mean(values)
+
+
+def flat(tasks):
+    return [value for subsets in tasks.values() for values in subsets.values() for value in values]
+
+
+def unflat(values):
+    """Return values in the order of `flat` as tasks."""
+    values = iter(values)
+    return {
+        task: {subset: [next(values) for _ in old] for subset, old in subsets.items()}
+        for task, subsets in QUERIES["one"].items()
+    }
+
+
+def test_scores_are_weighted_sums_over_queries(scores):
+    found = significance.analyse(table_of("one", "two"), scores, resamples=10)
+    for system, tasks in QUERIES.items():
+        expected = {column: score(tasks, column) for column in COLUMNS}
+        expected["Mean"] = statistics.mean(expected.values())
+        lines = found[found["system"] == system].set_index("column")
+        assert lines["score"].to_dict() == pytest.approx(expected)
+        assert lines["queries"].to_dict() == {"a": 4, "b": 5, "y": 3, "both": 9, "Mean": 9}
+
+
+def test_p_is_that_of_all_sign_flips(scores):
+    found = significance.analyse(table_of("one", "two"), scores)
+    p_values = found[found["system"] == "two"].set_index("column")["p"]
+    differences = np.subtract(flat(QUERIES["one"]), flat(QUERIES["two"]))
+    flips = [unflat(differences * signs) for signs in itertools.product((1, -1), repeat=9)]
+    observed = unflat(differences)
+    for column in (*COLUMNS, "Mean"):
+
+        def statistic(tasks, column=column):
+            columns = COLUMNS if column == "Mean" else [column]
+            return abs(statistics.mean(score(tasks, name) for name in columns))
+
+        reached = [statistic(flip) >= statistic(observed) - 1e-9 for flip in flips]
+        assert p_values[column] == pytest.approx(np.mean(reached), abs=0.02), column
+    assert found[found["system"] == "one"]["p"].isna().all()
+    assert set(found[found["system"] == "two"]["against"]) == {"one"}
+
+
+def test_intervals_are_those_of_a_stratified_bootstrap(scores):
+    found = significance.analyse(table_of("one"), scores).set_index("column")
+    a, b = QUERIES["one"]["a"], QUERIES["one"]["b"]
+    expected = scipy.stats.bootstrap(
+        (a[""], b["s/x"], b["s/y"]),
+        lambda a, x, y, axis: 50 * (a.mean(axis) + (x.mean(axis) + y.mean(axis)) / 2),
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    assert found.loc["both", ["low", "high"]].to_list() == pytest.approx(list(expected), abs=1.5)
+
+
+def test_batches_bound_the_memory_and_not_the_result(scores, monkeypatch):
+    table = table_of("one", "two")
+    whole = significance.analyse(table, scores)
+    assert whole.equals(significance.analyse(table, scores))
+    monkeypatch.setattr(significance, "_CELLS", 40)
+    parts = significance.analyse(table, scores)
+    for column, tolerance in (("p", 0.03), ("low", 2), ("high", 2)):
+        assert parts[column].to_list() == pytest.approx(
+            whole[column].to_list(), abs=tolerance, nan_ok=True
+        )
+
+
+def test_p_is_adjusted_for_several_comparisons(tmp_path):
+    assert significance.holm(np.array([0.01, 0.04, 0.03])) == pytest.approx([0.03, 0.06, 0.06])
+    assert significance.holm(np.array([0.9, 0.5])) == pytest.approx([1, 1])
+    random = np.random.default_rng(0)
+    base = random.random(60)
+    values = {"best": base, "near": base - 0.06 * random.normal(0.2, 1, 60), "far": base / 2}
+    for system, row in values.items():
+        write_queries(tmp_path, system, {"a": {"": row.tolist()}})
+    pair = significance.analyse(table_of("best", "near", columns={"a": "a"}), tmp_path)
+    three = significance.analyse(table_of(*values, columns={"a": "a"}), tmp_path)
+    alone = pair.set_index(["column", "system"])["p"]["a", "near"]
+    adjusted = three.set_index(["column", "system"])["p"]["a"]
+    assert alone > 1e-3
+    assert adjusted["near"] == pytest.approx(max(alone, adjusted["far"]))
+    assert adjusted["far"] == pytest.approx(2 / 10_001)
+
+
+def test_who_competes_with_whom(tmp_path):
+    for number, system in enumerate("wxyz"):
+        write_queries(tmp_path, system, {"a": {"": [0.1 * number, 0.2, 0.3]}})
+    rows = [{"label": s, "model": s, "group": g} for s, g in zip("wxyz", "ggHH", strict=True)]
+    table = table_of(columns={"a": "a"}, rows=rows, bold="group")
+    found = significance.analyse(table, tmp_path, resamples=99).set_index("system")
+    assert found["against"].iloc[:4].to_dict() == {"w": "x", "x": "", "y": "z", "z": ""}
+    rows = [row | {"ranked": row["label"] != "z"} for row in rows]
+    table = table_of(columns={"a": "a"}, rows=rows)
+    found = significance.analyse(table, tmp_path, resamples=99).set_index("system")
+    assert found["against"].iloc[:4].to_dict() == {"w": "y", "x": "y", "y": "", "z": ""}
+    assert found["low"].notna().all()
+
+
+def test_a_system_of_several_seeds_is_their_mean(scores):
+    rows = [{"label": "both", "model": ["one", "two"]}, {"label": "one", "model": "one"}]
+    found = significance.analyse(table_of(rows=rows), scores, resamples=2_000)
+    found = found.set_index(["system", "column"])
+    for column in COLUMNS:
+        each = [score(tasks, column) for tasks in QUERIES.values()]
+        line = found.loc["both", column]
+        assert line["score"] == pytest.approx(statistics.mean(each))
+        assert line["deviation"] == pytest.approx(statistics.stdev(each))
+        assert math.isnan(found.loc["one", column]["deviation"])
+    # The interval is that of the queries' mean over seeds.
+    values = (tasks["a"][""] for tasks in QUERIES.values())
+    mean_Q = [statistics.mean(pair) for pair in zip(*values, strict=True)]
+    spread = statistics.pstdev(mean_Q) / math.sqrt(len(mean_Q))
+    line = found.loc["both", "a"]
+    assert line["high"] - line["low"] == pytest.approx(100 * 2 * 1.96 * spread, rel=0.2)
+    (scores / "two" / "a.queries.csv").unlink()
+    found = significance.analyse(table_of(rows=rows), scores, resamples=9)
+    assert set(found[found["system"] == "both"]["column"]) == {"b", "y"}
+
+
+def test_what_nobody_has_queries_of(scores):
+    (scores / "two" / "a.queries.csv").unlink()
+    found = significance.analyse(table_of("one", "two"), scores, resamples=9)
+    assert set(found[found["system"] == "two"]["column"]) == {"b", "y"}
+    assert not found[found["column"] == "a"]["p"].notna().any()
+    (scores / "one" / "a.queries.csv").unlink()
+    found = significance.analyse(table_of("one", "two"), scores, resamples=9)
+    assert set(found["column"]) == {"b", "y"}
+    other = table_of("one", "two", measure="recall_at_100")
+    assert list(significance.analyse(other, scores)) == significance.COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("subset,query,ndcg_at_10\n,q0,0.5\n", r"not the queries of .*one/a.*: 3 .*e\.g\. 'q1'"),
+        ("query,ndcg_at_10\nq0,0.5\n", "not a CSV of subset, query, ndcg_at_10: its header"),
+        ("subset,query,ndcg_at_10\n,q0,x\n", "not a CSV of subset, query, ndcg_at_10: .*'x'"),
+        ("subset,query,ndcg_at_10\n,q0,1\n,q0,1\n", "not a CSV of .*duplicate"),
+        ("", "not a CSV of subset, query, ndcg_at_10"),
+    ],
+)
+def test_a_file_that_is_none_of_these_queries(scores, text, message):
+    (scores / "two" / "a.queries.csv").write_text(text)
+    with pytest.raises(RevelaError, match=rf"two/a\.queries\.csv: {message}") as caught:
+        significance.analyse(table_of("one", "two"), scores, resamples=9)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------- beside a table
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_best_that_is_not_better_is_marked(tmp_path, transposed):
+    values = np.linspace(0.3, 0.8, 40)
+    for system, shift in (("one", 0.2), ("two", 0.0)):
+        unclear = values if system == "one" else values[::-1] - 0.001
+        tasks = {"clear": {"": (values + shift).tolist()}, "unclear": {"": unclear.tolist()}}
+        write_queries(tmp_path, system, tasks)
+    table = table_of("one", "two", columns={"clear": "clear", "unclear": "unclear"})
+    table = table.model_copy(update={"transposed": transposed})
+    frame = tables.compile_table(table, tmp_path)
+    undecided = significance.undecided(significance.analyse(table, tmp_path))
+    assert undecided == {("one", "unclear"), ("two", "unclear")}
+    markdown = tables.to_markdown(table, frame, undecided)
+    assert "**75.0** |" in markdown
+    assert "**55.0**‡ |" in markdown
+    assert markdown.count("‡") == 2  # the mark and what it means
+    latex = tables.to_latex(table, frame, undecided)
+    assert "\\textbf{55.0}$^{\\ddagger}$" in latex
+    check_latex(latex, tmp_path)
+    assert "‡" not in tables.to_csv(frame)
+    assert "‡" not in tables.to_markdown(table, frame)
+    plain = table.model_copy(update={"bold": "none"})
+    assert "‡" not in tables.to_markdown(plain, frame, undecided)
+
+
+def test_nothing_is_marked_where_there_is_nothing_to_compare(scores):
+    for system in ("one", "two"):
+        table = table_of(system)
+        assert significance.undecided(significance.analyse(table, scores, resamples=9)) == set()
+    empty = significance.analyse(table_of("none"), scores)
+    assert significance.undecided(empty) == set()
+    assert tables.analysis_to_csv(empty) == ",".join(significance.COLUMNS) + "\n"

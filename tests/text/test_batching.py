@@ -1,0 +1,228 @@
+"""Batches: consecutive chunks, sampling, mixing, the authors' format; and Contriever's pairs."""
+
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.common.errors import RevelaError
+from revela.config.steps import Batches, Pairs
+from revela.text import batching, chunking, pairs
+from revela.text.batching import (
+    group_consecutive,
+    make_batches,
+    read_batches,
+    read_jsonl,
+    write_jsonl,
+)
+from tests.conftest import TEXTS
+
+
+def chunk_file(path, count, prefix="c", per_document=5):
+    rows = [
+        {
+            "document": str(n // per_document),
+            "position": n % per_document,
+            "text": f"{prefix}{n} {TEXTS[n % 5]}",
+        }
+        for n in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    return path
+
+
+def made(tmp_path, inputs, **settings):
+    output = tmp_path / "batches.parquet"
+    counts = make_batches(Batches(**settings), inputs, output)
+    return list(read_batches(output)), counts
+
+
+@given(st.lists(st.text(max_size=3), max_size=50), st.integers(1, 7))
+def test_groups_are_consecutive_and_only_the_rest_is_dropped(texts, size):
+    groups = list(group_consecutive(texts, size))
+    assert [text for group in groups for text in group] == texts[: len(texts) // size * size]
+    assert all(len(group) == size for group in groups)
+
+
+def test_batches_span_documents_in_order(tmp_path):
+    chunks = chunk_file(tmp_path / "c.parquet", 35)
+    batches, counts = made(tmp_path, {"c": chunks}, corpora=["c"], batch_size=16)
+    texts = pq.read_table(chunks)["text"].to_pylist()
+    assert [t for b in batches for t in b["texts"]] == texts[:32]
+    documents = pq.read_table(chunks)["document"].to_pylist()
+    assert [d for b in batches for d in b["documents"]] == documents[:32]
+    assert {b["source"] for b in batches} == {"c"}
+    assert (counts.batches, counts.chunks_dropped) == (2, 3)
+
+
+def test_smaller_batches_come_from_the_same_chunks(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 64)}
+    texts = {
+        size: [
+            t for b in made(tmp_path, chunks, corpora=["c"], batch_size=size)[0] for t in b["texts"]
+        ]
+        for size in (4, 8, 16)
+    }
+    assert texts[4] == texts[8] == texts[16]
+
+
+def test_a_sample_is_seeded_ordered_and_without_repeats(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 400)}
+    first, same, other = (
+        [
+            b["texts"][0]
+            for b in made(tmp_path, chunks, corpora=["c"], batch_size=4, sample=30, seed=s)[0]
+        ]
+        for s in (1, 1, 2)
+    )
+    assert first == same != other
+    assert len(set(first)) == 30
+    numbers = [int(text.split()[0][1:]) for text in first]
+    assert numbers == sorted(numbers)
+
+
+def test_runs_come_from_several_places(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 200)}
+    settings = {"corpora": ["c"], "batch_size": 8, "consecutive": 2, "seed": 1}
+    batches, _ = made(tmp_path, chunks, **settings)
+    numbers = [[int(text.split()[0][1:]) for text in batch["texts"]] for batch in batches]
+    for batch in numbers:
+        assert all(batch[n + 1] == batch[n] + 1 for n in range(0, 8, 2))
+    assert sorted(n for batch in numbers for n in batch) == list(range(200))
+    per_document = pq.read_table(chunks["c"])["document"].to_pylist()
+    documents = [document for batch in batches for document in batch["documents"]]
+    assert documents == [per_document[n] for batch in numbers for n in batch]
+    assert any(batch[2] != batch[1] + 1 for batch in numbers)
+    again, _ = made(tmp_path, chunks, **settings)
+    assert again == batches
+
+
+def test_a_mixture_takes_so_many_of_each(tmp_path):
+    sets = {}
+    for name in ("a", "b"):
+        chunks = chunk_file(tmp_path / f"{name}.chunks", 80, name)
+        sets[name] = tmp_path / f"{name}.parquet"
+        make_batches(Batches(corpora=[name], batch_size=4), {name: chunks}, sets[name])
+    batches, _ = made(tmp_path, sets, mix={"a": 3, "b": 5}, batch_size=4)
+    assert [b["source"] for b in batches] == ["a"] * 3 + ["b"] * 5
+    with pytest.raises(RevelaError, match=r"batch set 'a' has batches of 4, not of batch_size 8"):
+        made(tmp_path, sets, mix={"a": 3}, batch_size=8)
+
+
+def test_smaller_batches_of_the_same_chunks(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.chunks", 80)}
+    whole = tmp_path / "whole.parquet"
+    make_batches(Batches(corpora=["c"], batch_size=8, sample=6), chunks, whole)
+    halves, counts = made(tmp_path, {"whole": whole}, mix={"whole": 6}, batch_size=4)
+    assert counts.batches == counts.batches_before_sampling == 12
+    texts = [t for batch in halves for t in batch["texts"]]
+    assert texts == [t for batch in read_batches(whole) for t in batch["texts"]]
+    documents = [d for batch in halves for d in batch["documents"]]
+    assert documents == [d for batch in read_batches(whole) for d in batch["documents"]]
+    some, _ = made(tmp_path, {"whole": whole}, mix={"whole": 6}, batch_size=4, sample=11)
+    assert len(some) == 11
+
+
+def test_the_authors_format_is_read_and_written(tmp_path):
+    path = tmp_path / "authors.jsonl"
+    lines = [["a", "b"], {"src": "stackoverflow", "text": ["c\n  d", "é"]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batches, _ = made(tmp_path, {}, file=str(path), batch_size=2)
+    assert batches == [
+        {"source": "", "texts": ["a", "b"], "documents": None},
+        {"source": "stackoverflow", "texts": ["c\n  d", "é"], "documents": None},
+    ]
+    assert write_jsonl(batches, tmp_path / "again.jsonl") == 2
+    again = list(read_jsonl(tmp_path / "again.jsonl", 2))
+    assert again == [{k: b[k] for k in ("source", "texts")} for b in batches]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('["a"]', r"authors\.jsonl:1: 1 texts, not batch_size 2"),
+        ('{"src": "x"}', r"authors\.jsonl:1: expected a list of texts"),
+        ("[1, 2]", r"authors\.jsonl:1: expected a list of texts"),
+        ("[", r"authors\.jsonl:1: broken JSON"),
+    ],
+)
+def test_broken_batches_are_refused(tmp_path, line, message):
+    (tmp_path / "authors.jsonl").write_text(line)
+    with pytest.raises(RevelaError, match=message):
+        made(tmp_path, {}, file=str(tmp_path / "authors.jsonl"), batch_size=2)
+
+
+def test_too_little_for_a_batch(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 7)}
+    with pytest.raises(RevelaError, match="7 chunks are too few for one batch of 16"):
+        made(tmp_path, chunks, corpora=["c"])
+    with pytest.raises(RevelaError, match="cannot sample 9 batches: there are only 3"):
+        made(tmp_path, chunks, corpora=["c"], batch_size=2, sample=9)
+
+
+# ---------------------------------------------------------------------------- pairs
+
+
+def test_pairs_and_their_negatives(tmp_path):
+    path = tmp_path / "c.parquet"
+    sentence = "{0}alpha {0}beta {0}gamma."  # every word tells its document
+    rows = [
+        {
+            "document": f"d{n // 4}",
+            "position": n % 4,
+            "text": " ".join([sentence.format(f"d{n // 4}-")] * 3),
+        }
+        for n in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    settings = Pairs(corpora=["c"], pairs=40, negatives=15, seed=3)
+    tables = []
+    for _ in range(2):
+        counts = pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
+        tables.append(pq.read_table(tmp_path / "pairs.parquet"))
+    assert tables[0].equals(tables[1])
+    made_pairs = tables[0].to_pylist()
+    assert counts.pairs == len(made_pairs) == 40
+    assert 5 < counts.inverse_cloze < 35
+    for row in made_pairs:
+        assert len(row["negatives"]) == 15
+        (own,) = {word.split("-")[0] for word in (row["query"] + " " + row["positive"]).split()}
+        for negative in row["negatives"]:
+            assert own not in {word.split("-")[0] for word in negative.split()}
+
+
+def test_inverse_cloze_takes_one_sentence_out():
+    text = "One is first. Two is second. Three is third."
+    for seed in range(10):
+        query, rest = pairs.inverse_cloze(text, random.Random(seed))
+        assert query in text
+        assert query not in rest
+        assert sorted((query + " " + rest).split()) == sorted(text.split())
+    assert pairs.inverse_cloze("Only one here.", random.Random(0)) is None
+
+
+@given(st.text(alphabet="ab \n", min_size=1, max_size=80), st.integers(0, 99))
+def test_crops_are_spans_of_whole_words(text, seed):
+    crops = pairs.independent_crops(text, random.Random(seed))
+    words = text.split()
+    if len(words) < 2:
+        assert crops is None
+        return
+    for crop in crops:
+        assert crop in text
+        assert 0 < len(crop.split()) <= max(1, round(0.6 * len(words)))
+
+
+def test_pairs_need_two_documents(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 5)}
+    with pytest.raises(RevelaError, match="at least two documents"):
+        pairs.make_pairs(Pairs(corpora=["c"]), chunks, tmp_path / "pairs.parquet")
+
+
+def test_schemas_name_what_is_written():
+    assert batching.SCHEMA.names == ["source", "texts", "documents"]
+    assert pairs.SCHEMA.names == ["source", "query", "positive", "negatives"]

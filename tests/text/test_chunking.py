@@ -1,0 +1,64 @@
+"""Chunking: whole sentences, at most so many words, nothing lost, the same on any machine."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.common.errors import RevelaError
+from revela.config.steps import FilesCorpus
+from revela.text.chunking import chunk_corpus, chunk_text, train_punkt
+from tests.conftest import TEXTS
+
+PUNKT = train_punkt(TEXTS * 20)
+
+
+def test_chunks_are_whole_sentences():
+    text = "One two three. Four five. Six seven eight nine.\n\nTen eleven."
+    chunks, cut = chunk_text(text, PUNKT, 5)
+    assert chunks == ["One two three. Four five.", "Six seven eight nine.", "Ten eleven."]
+    assert cut == 0
+
+
+def test_line_breaks_stay():
+    text = "def f(x):\n    return x\n\n# The end.  Nearly."
+    assert chunk_text(text, PUNKT, 100)[0] == [text]
+
+
+def test_a_long_sentence_is_cut_at_words_and_counted():
+    text = "Short one. " + " ".join(f"w{n}" for n in range(12)) + ". Last."
+    chunks, cut = chunk_text(text, PUNKT, 5)
+    assert cut == 1
+    assert chunks == ["Short one.", "w0 w1 w2 w3 w4", "w5 w6 w7 w8 w9", "w10 w11. Last."]
+
+
+@given(st.text(alphabet="ab .!?\n", max_size=200), st.integers(1, 7))
+def test_no_word_is_lost_and_no_chunk_too_long(text, max_words):
+    chunks, _ = chunk_text(text, PUNKT, max_words)
+    # Punkt may end a sentence within a run such as "??", so words are compared without spaces.
+    assert "".join("".join(chunks).split()) == "".join(text.split())
+    assert all(0 < len(chunk.split()) <= max_words for chunk in chunks)
+    assert all(chunk in text for chunk in chunks)
+
+
+def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"text": " ".join(TEXTS) * (100 + 5 * n)} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = FilesCorpus(source="files", path=str(path), max_words=20)
+    tables = []
+    for workers in (1, 3):
+        counts = chunk_corpus(corpus, tmp_path / f"{workers}.parquet", workers)
+        tables.append(pq.read_table(tmp_path / f"{workers}.parquet"))
+        assert counts.documents == 30
+        assert counts.chunks == tables[-1].num_rows
+    assert tables[0].equals(tables[1])
+
+
+def test_an_empty_corpus_is_an_error(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text("")
+    corpus = FilesCorpus(source="files", path=str(tmp_path / "corpus.jsonl"))
+    with pytest.raises(RevelaError, match="holds no document"):
+        chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)

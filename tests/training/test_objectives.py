@@ -1,0 +1,205 @@
+"""REPLUG and Contriever against plain loops, and Revela's pieces."""
+
+import math
+
+import pytest
+import torch
+
+from revela.config.steps import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
+from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, pad
+from revela.training.objectives.contriever import Contriever
+from revela.training.objectives.replug import Replug, cross_losses
+from revela.training.objectives.revela import Revela, similarity_measures
+from tests.conftest import TEXTS, encoder_of, tiny_llama
+
+CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
+
+
+def encoder(normalize=True):
+    return Encoder(tiny_llama().model, None, Encoding(normalize=normalize))
+
+
+def test_cross_losses_equal_the_naive_form():
+    model = tiny_llama().double()
+    ids, mask = pad(CHUNKS, 0)
+    losses = cross_losses(model, ids, mask)
+    for i, chunk in enumerate(CHUNKS):
+        for j, prefix in enumerate(CHUNKS):
+            logits = model(input_ids=torch.tensor([prefix + chunk])).logits[0].log_softmax(-1)
+            expected = -sum(logits[len(prefix) + t - 1, token] for t, token in enumerate(chunk))
+            torch.testing.assert_close(losses[i, j].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bos_is_no_part_of_what_is_predicted():
+    model = tiny_llama(bos_token_id=1).double()
+    with_bos = cross_losses(model, *pad([[1, *chunk] for chunk in CHUNKS], 0))
+    for i, chunk in enumerate(CHUNKS):
+        for j, prefix in enumerate(CHUNKS):
+            ids = torch.tensor([[1, *prefix, *chunk]])
+            logits = model(input_ids=ids).logits[0].log_softmax(-1)
+            expected = -sum(logits[len(prefix) + t, token] for t, token in enumerate(chunk))
+            torch.testing.assert_close(with_bos[i, j].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_replug_equals_a_plain_loop(include_self):
+    settings = ReplugObjective(
+        name="replug",
+        retriever_temperature=0.2,
+        language_model_temperature=3.0,
+        include_self=include_self,
+    )
+    replug = Replug(encoder(), tiny_llama(hidden_size=8), settings)
+    ids, mask = pad(CHUNKS + [chunk[::-1] for chunk in CHUNKS], 0)
+    model_ids, model_mask = pad(CHUNKS, 0)
+    loss = replug(ids, mask, model_ids, model_mask)["loss"]
+    embeddings = replug.retriever(ids, mask)
+    losses = cross_losses(replug.language_model, model_ids, model_mask)
+    total = 0.0
+    for i in range(4):
+        others = [j for j in range(4) if include_self or j != i]
+        score = {j: math.exp(float(embeddings[i] @ embeddings[4 + j]) / 0.2) for j in others}
+        target = {j: math.exp(-float(losses[i, j]) / 3.0) for j in others}
+        for j in others:
+            p, q = target[j] / sum(target.values()), score[j] / sum(score.values())
+            total += p * math.log(p / q) if p else 0.0
+    assert float(loss) == pytest.approx(total / 4, rel=1e-4)
+
+
+def test_replug_trains_the_retriever_only():
+    replug = Replug(encoder(), tiny_llama(), ReplugObjective(name="replug", include_self=False))
+    replug.train()
+    assert not replug.language_model.training
+    ids, mask = pad(CHUNKS, 0)
+    replug(torch.cat([ids, ids]), torch.cat([mask, mask]), ids, mask)["loss"].backward()
+    assert all(p.grad is None for p in replug.language_model.parameters())
+    gradient = replug.retriever.model.layers[0].mlp.up_proj.weight.grad
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("texts_at_a_time", [1, 2, 3, 100])
+def test_contriever_in_parts_equals_the_whole(texts_at_a_time):
+    generator = torch.Generator().manual_seed(0)
+    texts = [
+        torch.randint(2, 99, (n,), generator=generator).tolist() for n in (3, 9, 4, 6, 1, 5, 7)
+    ]
+    tensors = *pad(texts[:2], 0), *pad([*texts[2:], [8]], 0)
+    found = []
+    for size in (None, texts_at_a_time):
+        settings = ContrieverObjective(name="contriever", temperature=0.3, texts_at_a_time=size)
+        contriever = Contriever(encoder(), settings).double()
+        rows = []
+        contriever.retriever.model.register_forward_pre_hook(
+            lambda _, args, kwargs, rows=rows: rows.append(len(kwargs["input_ids"])),
+            with_kwargs=True,
+        )
+        loss = contriever(*tensors)["loss"]
+        loss.backward()
+        assert max(rows) <= (size or 6)
+        found.append((loss, *(weight.grad for weight in contriever.parameters())))
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-9)
+
+
+def test_contriever_equals_a_plain_loop():
+    contriever = Contriever(encoder(), ContrieverObjective(name="contriever", temperature=0.3))
+    queries, query_mask = pad(CHUNKS[:2], 0)
+    passages, passage_mask = pad([*CHUNKS, [3, 3], [8, 1]], 0)  # three passages a query
+    result = contriever(queries, query_mask, passages, passage_mask)
+    query, passage = (
+        contriever.retriever(queries, query_mask),
+        contriever.retriever(passages, passage_mask),
+    )
+    total = 0.0
+    for i in range(2):
+        scores = [math.exp(float(query[i] @ passage[j]) / 0.3) for j in range(6)]
+        total -= math.log(scores[3 * i] / sum(scores))
+    assert float(result["loss"]) == pytest.approx(total / 2, rel=1e-5)
+
+
+def test_revela_gives_gradients_to_retriever_and_language_model():
+    settings = RevelaObjective(name="revela", temperature=0.1)
+    revela = Revela(encoder(), tiny_llama(), settings)
+    ids, mask = pad(CHUNKS, 0)
+    revela(torch.cat([ids, ids]), torch.cat([mask, mask]), ids, mask)["loss"].backward()
+    for model in (revela.retriever.model, revela.language_model.model):
+        assert model.layers[0].self_attn.k_proj.weight.grad.abs().max() > 0
+
+
+def test_similarity_is_not_symmetric_and_has_no_diagonal():
+    revela = Revela(encoder(), tiny_llama(), RevelaObjective(name="revela", temperature=0.1))
+    ids, mask = pad(CHUNKS + [[1, *chunk] for chunk in CHUNKS], 0)
+    similarity = revela.similarity(ids, mask)
+    embeddings = revela.retriever(ids, mask)
+    for i in range(4):
+        scores = [float(embeddings[i] @ embeddings[4 + j]) / 0.1 for j in range(4)]
+        total = sum(math.exp(s) for j, s in enumerate(scores) if j != i)
+        for j in range(4):
+            expected = 0.0 if i == j else math.exp(scores[j]) / total
+            assert float(similarity[i, j]) == pytest.approx(expected, rel=1e-4)
+    assert not torch.allclose(similarity, similarity.T)
+
+
+def test_bfloat16_similarities_lose_what_float32_keeps():
+    """A cosine near one has steps of 2^-8 in bfloat16: at the paper's temperature, 39 logits."""
+    cosine = torch.tensor([[0.0, 0.9001, 0.9002], [0.9, 0.0, 0.1], [0.1, 0.9, 0.0]])
+    from revela.attention.in_batch import in_batch_similarity
+
+    exact = in_batch_similarity(cosine, 1e-4)
+    coarse = in_batch_similarity(cosine.bfloat16().float(), 1e-4)
+    assert float(exact[0, 2]) == pytest.approx(1 / (1 + math.exp(-1)), rel=1e-2)
+    assert float(coarse[0, 2]) == 0.5
+
+
+def test_similarity_measures():
+    similarity = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]])
+    measures = similarity_measures(similarity)
+    assert float(measures["top_similarity"]) == pytest.approx(2.5 / 3)
+    assert float(measures["rows_learning"]) == pytest.approx(1 / 3)
+
+
+# ---------------------------------------------------------------------------- encoder
+
+
+def test_token_ids_end_with_one_eos_and_keep_to_the_length(backbone):
+    from revela.encoder import token_ids
+
+    tokenizer = load_tokenizer(str(backbone))
+    rows = token_ids(tokenizer, [*TEXTS, "", "short <|endoftext|>"], "query", Encoding(), 12)
+    assert all(ids[-1] == tokenizer.eos_token_id for ids in rows)
+    assert all(ids.count(tokenizer.eos_token_id) == 1 for ids in rows)
+    assert max(map(len, rows)) == 12
+    assert tokenizer.decode(rows[0]).startswith("Query: The")
+    passage = token_ids(tokenizer, TEXTS[:1], "passage", Encoding(), 99)[0]
+    assert tokenizer.decode(passage) == f"Passage: {TEXTS[0]}<|endoftext|>"
+
+
+def test_the_first_half_is_of_prefix_and_text(backbone):
+    from revela.encoder import token_ids
+
+    tokenizer = load_tokenizer(str(backbone))
+    whole = token_ids(tokenizer, TEXTS, "query", Encoding(), 99)
+    half = token_ids(tokenizer, TEXTS, "query", Encoding(), 99, first_half=True)
+    for full, first in zip(whole, half, strict=True):
+        assert first == [*full[: (len(full) - 1) // 2], tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch):
+    monkeypatch.setitem(_TOKENS_PER_BATCH, "cpu", 150)  # several batches
+    model = encoder_of(backbone, pooling=pooling)
+    texts = [text * n for n, text in enumerate(TEXTS, start=1)]
+    together = model.encode(texts, "passage", 64)
+    alone = torch.cat([model.encode([text], "passage", 64) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(together.norm(dim=1), torch.ones(len(texts)))
+
+
+def test_an_embedding_that_is_not_finite_names_its_text(backbone):
+    from revela.common.errors import RevelaError
+
+    model = encoder_of(backbone)
+    model.model.embed_tokens.weight.data[:] = float("nan")
+    with pytest.raises(RevelaError, match=r"embedding of 'Rivers carry.* is not finite"):
+        model.encode([TEXTS[2]], "query", 32)

@@ -1,0 +1,342 @@
+"""Several processes train what one does, with ZeRO and without, and survive any kill."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from revela.attention.zero import deepspeed_config
+from revela.common import outputs
+from revela.common.errors import RevelaError
+from revela.config.steps import Experiment
+from revela.text import batching, pairs
+from revela.training.checkpoints import ResumableTrainer, check_adapter, last_checkpoint, step_of
+from revela.training.pretraining import train_tokenizer
+from revela.training.trainer import train
+from revela.training.trainlog import read_log
+from tests.conftest import TEXTS, tiny_llama
+
+ROOT = Path(__file__).parents[2]
+# Of a size that ZeRO-3 takes apart.
+LORA = {"rank": 80, "alpha": 8, "dropout": 0.1}
+NAMES = ("lora", "all-weights", "untied", "replug", "contriever")
+ON_FOUR = ("lora-4-0", "replug-4-0", "contriever-4-0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Two backbones (with the head's weights tied and untied), batches and pairs."""
+    folder = tmp_path_factory.mktemp("processes")
+    for name in ("tied", "untied"):
+        tokenizer = train_tokenizer(iter(TEXTS * 5), 300)
+        model = tiny_llama(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            tie_word_embeddings=name == "tied",
+        )
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    rows = [
+        {
+            "source": "code",
+            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
+            "documents": [f"{n}.{k}" for k in range(4)],
+        }
+        for n in range(14)  # the last step of an epoch would have two
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, batching.SCHEMA), folder / "batches.parquet")
+    rows = [
+        {
+            "source": "code",
+            "query": TEXTS[n % 5][:30],
+            "positive": f"{n} {TEXTS[n % 5][30:]}",
+            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
+        }
+        for n in range(66)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, pairs.SCHEMA), folder / "pairs.parquet")
+    return folder
+
+
+def experiment(folder: Path, **changes: object) -> Experiment:
+    settings = {
+        "objective": {"name": "revela", "temperature": 0.1, "plain_loss_every": 2},
+        "data": "x",
+        "retriever": str(folder / "tied"),
+        "language_model": str(folder / "tied"),
+        "lora": None,
+        "max_length": 33,
+        "batches_per_step": 4,
+        "steps": 3,
+        "learning_rate": 5e-3,
+        "warmup_steps": 2,
+        "precision": "float32",
+        "checkpoint_steps": 2,
+    }
+    return Experiment.model_validate(settings | changes)
+
+
+def experiments(folder: Path) -> dict[str, Experiment]:
+    replug = {"name": "replug", "retriever_temperature": 0.1, "language_model_temperature": 1.0}
+    return {
+        "lora": experiment(
+            folder, lora=LORA, gradient_checkpointing=True, snapshots=[0, 2], retrievers_at=[0, 2]
+        ),
+        "all-weights": experiment(folder, weight_decay=0.1, max_gradient_norm=0.5),
+        "untied": experiment(folder, language_model=str(folder / "untied"), steps=None),
+        "replug": experiment(folder, objective=replug, lora=LORA),
+        "contriever": experiment(
+            folder,
+            objective={"name": "contriever", "temperature": 0.1, "texts_at_a_time": 4},
+            language_model=None,
+            batches_per_step=12,
+            batches_per_device=3,
+        ),
+    }
+
+
+def launch(processes: int, *command: str) -> subprocess.Popen:
+    launcher = [sys.executable, "-m", "revela.training.launch", "--standalone", "--nproc_per_node"]
+    return subprocess.Popen(
+        [*launcher, str(processes), "-m", *command],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def long(folder: Path) -> Experiment:
+    """Seven epochs of three steps."""
+    return experiment(folder, lora=LORA, steps=20, checkpoint_steps=3)
+
+
+@pytest.fixture(scope="module")
+def trained(folder) -> Path:
+    """All experiments on one process, here, and on more in each way."""
+
+    def job(name: str, settings: Experiment, processes: int, stage: int) -> dict:
+        return {
+            "settings": settings.model_dump(mode="json"),
+            "data": str(folder / ("pairs" if name == "contriever" else "batches")) + ".parquet",
+            "output": str(folder / f"{name}-{processes}-{stage}"),
+            "zero": stage,
+            # A few tokens at a time: processes then call the head a different number of times.
+            "logits_at_a_time": 2**25 if name == "undisturbed" else 300 * 16,
+        }
+
+    for name, settings in experiments(folder).items():
+        alone = job(name, settings, 1, 0)
+        train(settings, Path(alone["data"]), Path(alone["output"]))
+    several = experiments(folder) | {"undisturbed": long(folder)}
+    two = [(name, stage) for stage in (0, 2, 3) for name in several]
+    two.remove(("undisturbed", 2))
+    together(folder, 2, [job(name, several[name], 2, stage) for name, stage in two])
+    four = [job(name, settings, 4, 0) for name, settings in several.items()]
+    together(folder, 4, [each for each in four if Path(each["output"]).name in ON_FOUR])
+    return folder
+
+
+def together(folder: Path, processes: int, jobs: list[dict]) -> None:
+    """Train one after the other in the same processes: starting some takes longer than training."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    process = launch(processes, "tests.training.train_all", str(folder / "jobs.json"))
+    told, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, told
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{file.parent.relative_to(folder)}/{name}": tensor
+        for file in sorted(folder.rglob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+NUMBERS = {"loss", "plain_loss", "gradient_norm", "learning_rate", "top_similarity", "accuracy"}
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        *(f"{name}-2-{stage}" for stage in (0, 2, 3) for name in NAMES),
+        *ON_FOUR,
+    ],
+)
+def test_the_number_of_processes_changes_nothing(trained, which):
+    name, processes, _ = which.rsplit("-", 2)
+    one, more = trained / f"{name}-1-0", trained / which
+    expected, found = read_log(one / "log.jsonl"), read_log(more / "log.jsonl")
+    assert [entry["step"] for entry in expected] == [entry["step"] for entry in found]
+    for left, right in zip(expected, found, strict=True):
+        assert left.keys() == right.keys()
+        for number in left.keys() & NUMBERS:
+            assert left[number] == pytest.approx(right[number], rel=1e-5)
+    left, right = weights_of(one), weights_of(more)
+    assert left.keys() == right.keys()
+    for weight, tensor in left.items():
+        # Adam's first steps are of one length, whatever the gradient's: rounding shows.
+        torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
+    manifest = json.loads((more / "manifest.json").read_text())
+    alone = json.loads((one / "manifest.json").read_text())
+    assert manifest["processes"] == int(processes)
+    assert manifest["trainable_parameters"] == alone["trainable_parameters"]
+
+
+def start(folder: Path, settings: Experiment, output: Path, stage: int) -> subprocess.Popen:
+    return launch(
+        2, "revela", "train", "--settings", settings.dump(), "--zero", str(stage),
+        "--data", str(folder / "batches.parquet"), "--output", str(output),
+    )  # fmt: skip
+
+
+def run_until(process: subprocess.Popen, output: Path, step: int) -> list[psutil.Process]:
+    """Wait until a step is logged; return the launched processes by their rank."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.glob("checkpoints/*/log.jsonl"))
+        lines = logs[0].read_text().splitlines() if logs else []
+        if len(lines) >= step:
+            workers = psutil.Process(process.pid).children()
+            return sorted(workers, key=lambda worker: worker.environ()["RANK"])
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()[0]}")
+
+
+def gone(workers: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(workers, timeout=30)[1]
+
+
+def checkpoint_of(output: Path) -> int:
+    (work,) = (output / "checkpoints").glob("*/")
+    return step_of(last_checkpoint(work))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_training_that_is_killed_again_and_again_ends_the_same(trained, tmp_path, stage):
+    folder, settings = trained, long(trained)
+    undisturbed, output = folder / f"undisturbed-2-{stage}", tmp_path / "killed"
+
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, 5)
+    workers[1].kill()
+    told, _ = process.communicate(timeout=60)
+    assert told.endswith("revela: error: process 1 was ended by SIGKILL\n")
+    assert "Traceback" not in told
+    assert gone(workers)
+    print(f"kill -9 of rank 1: goes on from {checkpoint_of(output)}")
+
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, 10)
+    process.kill()
+    assert gone(workers), "they train on without their launcher"
+    process.communicate()
+    print(f"kill -9 of the launcher: goes on from {checkpoint_of(output)}")
+
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, 14)
+    process.terminate()
+    told, _ = process.communicate(timeout=60)
+    last = told.splitlines()[-1]
+    assert last.startswith("revela: error: stopped by SIGTERM at step"), told
+    assert gone(workers)
+    stopped_at = len(read_log(next(output.glob("checkpoints/*/log.jsonl"))))
+    assert checkpoint_of(output) == stopped_at, "a signal loses no step"
+
+    if not stage:
+        process = start(folder, settings, output, stage)
+        workers = run_until(process, output, stopped_at + 1)
+        workers[1].send_signal(signal.SIGUSR1)  # the other one is not told
+        told, _ = process.communicate(timeout=60)
+        assert "revela: error: stopped by SIGUSR1 at step" in told
+
+    process = start(folder, settings, output, stage)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    expected, found = weights_of(undisturbed), weights_of(output)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    logs = [read_log(path / "log.jsonl") for path in (undisturbed, output)]
+    for number in {"step", *NUMBERS}:
+        assert [entry.get(number) for entry in logs[0]] == [entry.get(number) for entry in logs[1]]
+    assert not (output / "checkpoints").exists()
+
+
+def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
+    (tmp_path / "m" / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = start(folder, experiment(folder), tmp_path / "m", 0)
+        told, _ = process.communicate(timeout=60)
+    assert told == f"revela: error: {tmp_path / 'm'}: another training is running there\n"
+    assert process.returncode == 1
+
+
+def test_a_failure_of_any_process_is_one_line(folder, tmp_path):
+    """Which of them meets the loss that is not finite first is chance."""
+    settings = experiment(folder, learning_rate=1e30, warmup_steps=0)
+    process = start(folder, settings, tmp_path / "m", 0)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "lower learning_rate" in told
+    assert "Traceback" not in told
+
+
+def test_parts_of_weights_want_as_many_processes(tmp_path):
+    def check(now: tuple[int, int], written: tuple[int, int]) -> None:
+        names = ("zero", "processes")
+        outputs.write_json(tmp_path / "processes.json", dict(zip(names, written, strict=True)))
+        trainer = SimpleNamespace(processes=lambda: dict(zip(names, now, strict=True)))
+        ResumableTrainer.check_processes(trainer, tmp_path)
+
+    check((3, 2), (3, 2))
+    check((0, 4), (0, 2))
+    for now, written in (((3, 4), (3, 2)), ((0, 2), (3, 2)), ((2, 2), (0, 2))):
+        with pytest.raises(RevelaError, match=rf"written with --zero {written[0]} on 2 processes"):
+            check(now, written)
+
+
+def test_zero_wants_a_launcher_and_a_stage_that_exists(monkeypatch):
+    options = {"micro_batch": 1, "accumulation": 1, "max_gradient_norm": 1.0, "bfloat16": False}
+    assert deepspeed_config(0, **options) is None
+    with pytest.raises(RevelaError, match=r"--zero 1: allowed are 0 \(DDP\), 2 and 3"):
+        deepspeed_config(1, **options)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RevelaError, match="--zero 3 needs a launcher, also for one process"):
+        deepspeed_config(3, **options)
+
+
+@pytest.mark.parametrize(
+    ("saved", "problem"),
+    [
+        ({}, "lora_B is missing"),
+        ({"lora_B": torch.zeros(0)}, r"lora_B has shape \(0,\), not \(2, 3\)"),
+        ({"lora_B": torch.zeros(2, 3)}, "lora_B is zero"),
+        ({"lora_B": torch.full((2, 3), torch.nan)}, "lora_B is not finite"),
+    ],
+)
+def test_an_adapter_that_was_not_saved_whole_is_named(tmp_path, saved, problem):
+    file = tmp_path / "adapter_model.safetensors"
+    whole = {"lora_A": torch.ones(3, 4), "lora_B": torch.ones(2, 3)}
+    expected = {name: (tuple(weight.shape), True) for name, weight in whole.items()}
+    save_file(whole, file)
+    check_adapter(file, expected)
+    save_file({"lora_A": whole["lora_A"]} | saved, file)
+    with pytest.raises(RevelaError, match=f"{file}: {problem}"):
+        check_adapter(file, expected)
+    save_file(whole | {"lora_B": torch.zeros(2, 3)}, file)
+    check_adapter(file, expected | {"lora_B": ((2, 3), False)})  # before the first step

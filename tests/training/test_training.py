@@ -1,0 +1,416 @@
+"""Training: every objective learns, resumes where it was killed, and says what went wrong."""
+
+import errno
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from revela.common.errors import RevelaError
+from revela.config.steps import Experiment
+from revela.encoder import load_model, load_tokenizer
+from revela.text import batching, pairs
+from revela.training import trainer as training
+from revela.training.checkpoints import (
+    COMPLETE,
+    ResumableTrainer,
+    end_of_job,
+    last_checkpoint,
+    step_of,
+)
+from revela.training.collators import BatchCollator
+from revela.training.trainer import train
+from revela.training.trainlog import read_log
+from tests.conftest import TEXTS, encoder_of
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Eighty batches of four chunks."""
+    path = tmp_path_factory.mktemp("data") / "batches.parquet"
+    rows = [
+        {
+            "source": "code" if n % 2 else "wiki",
+            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
+            "documents": [f"{n}.{k // 2}" for k in range(4)],
+        }
+        for n in range(80)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=batching.SCHEMA), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair_data(tmp_path_factory) -> Path:
+    """Sixty pairs with two negatives."""
+    path = tmp_path_factory.mktemp("data") / "pairs.parquet"
+    rows = [
+        {
+            "source": "code",
+            "query": TEXTS[n % 5][:30],
+            "positive": TEXTS[n % 5][30:],
+            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
+        }
+        for n in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pairs.SCHEMA), path)
+    return path
+
+
+def experiment(backbone, **changes) -> Experiment:
+    settings = {
+        "objective": {"name": "revela", "temperature": 0.1, "plain_loss_every": 2},
+        "data": "x",
+        "retriever": str(backbone),
+        "language_model": str(backbone),
+        "lora": None,
+        "max_length": 33,
+        "batches_per_step": 1,
+        "steps": 8,
+        "learning_rate": 5e-3,
+        "warmup_steps": 2,
+        "precision": "float32",
+        "checkpoint_steps": 3,
+    }
+    return Experiment.model_validate(settings | changes)
+
+
+REPLUG = {
+    "name": "replug",
+    "retriever_temperature": 0.1,
+    "language_model_temperature": 1.0,
+    "include_self": False,
+}
+
+
+def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
+    train(experiment(backbone, steps=30, snapshots=[0, 15, 30]), data, tmp_path / "m")
+    log = read_log(tmp_path / "m" / "log.jsonl")
+    steps = [entry for entry in log if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, 31))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert {
+        "loss", "learning_rate", "gradient_norm", "top_similarity", "rows_learning",
+        "tokens_per_second", "memory_gb", "plain_loss",
+    } <= set(steps[0])  # fmt: skip
+    assert "plain_loss" not in steps[1]
+    snapshots = {entry["step"]: entry["snapshot"] for entry in log if "snapshot" in entry}
+    assert list(snapshots) == [0, 15, 30]
+    assert snapshots[0]["documents"] == ["0.0", "0.0", "0.1", "0.1"]
+    for row in snapshots[0]["similarity"]:
+        assert sum(row) == pytest.approx(1, abs=1e-5)
+    manifest = json.loads((tmp_path / "m" / "manifest.json").read_text())
+    assert manifest["settings"]["learning_rate"] == 5e-3
+    assert manifest["inputs"][str(data)]
+    assert not (tmp_path / "m" / "checkpoints").exists()
+    retriever = encoder_of(tmp_path / "m" / "retriever")
+    assert retriever.encode(TEXTS, "query", 32).shape == (5, 16)
+    load_model(str(tmp_path / "m" / "language_model"), causal=True)
+
+
+@pytest.mark.parametrize("objective", ["replug", "contriever"])
+def test_the_other_objectives_learn(backbone, data, pair_data, tmp_path, objective):
+    if objective == "replug":
+        settings, rows = experiment(backbone, objective=REPLUG, steps=30), data
+    else:
+        settings = experiment(
+            backbone,
+            objective={"name": "contriever", "temperature": 0.1},
+            batches_per_step=6,
+            batches_per_device=3,
+            language_model=None,
+            steps=9,
+        )
+        rows = pair_data
+    train(settings, rows, tmp_path / "m")
+    losses = [entry["loss"] for entry in read_log(tmp_path / "m" / "log.jsonl")]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    assert not (tmp_path / "m" / "language_model").exists()
+
+
+def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
+    lora = {"rank": 4, "alpha": 8}
+    train(experiment(backbone, lora=lora, learning_rate=0.05), data, tmp_path / "m")
+    weights = load_file(tmp_path / "m" / "retriever" / "adapter_model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+    assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
+    trained = encoder_of(tmp_path / "m" / "retriever")
+    untouched = encoder_of(backbone)
+    difference = trained.encode(TEXTS, "query", 32) - untouched.encode(TEXTS, "query", 32)
+    assert difference.abs().max() > 1e-3
+
+
+def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
+    train(experiment(backbone, steps=2), data, tmp_path / "m")
+    suffixes = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
+    assert suffixes <= {".safetensors", ".json", ".jsonl", ".md", ".jinja"}
+
+
+def test_accumulated_batches_count_alike(backbone, data, tmp_path):
+    """Four batches of one step give the mean of their gradients, hence of their losses."""
+    train(experiment(backbone, steps=1, batches_per_step=4), data, tmp_path / "four")
+    train(experiment(backbone, steps=4, learning_rate=1e-12), data, tmp_path / "one")
+    (together,) = read_log(tmp_path / "four" / "log.jsonl")
+    apart = read_log(tmp_path / "one" / "log.jsonl")
+    mean = sum(entry["loss"] for entry in apart) / 4
+    assert together["loss"] == pytest.approx(mean, rel=1e-4)
+    assert together["gradient_norm"] < max(entry["gradient_norm"] for entry in apart)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{file.parent.name}/{name}": tensor
+        for file in sorted(folder.rglob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def run_until(settings: Experiment, data: Path, output: Path, step: int, how: int) -> str:
+    """Train in a process of its own and send it a signal when it has logged a step."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "revela", "train", "--settings", settings.dump(),
+         "--data", str(data), "--output", str(output)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.rglob("log.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) >= step:
+            process.send_signal(how)
+            break
+        time.sleep(0.01)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0, "the training ended before it could be stopped"
+    return errors
+
+
+LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("how", "lora"),
+    [
+        (signal.SIGKILL, None),
+        (signal.SIGKILL, LORA),
+        (signal.SIGTERM, None),
+        (signal.SIGINT, None),
+        (signal.SIGUSR1, None),
+    ],
+)
+def test_a_killed_training_ends_as_if_it_had_not_been(
+    backbone, data, tmp_path, monkeypatch, how, lora
+):
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=lora)
+    train(settings, data, tmp_path / "undisturbed")
+    errors = run_until(settings, data, tmp_path / "killed", 7, how)
+    if how != signal.SIGKILL:
+        assert f"stopped by {how.name} at step" in errors
+        assert "Traceback" not in errors
+    assert not (tmp_path / "killed" / "retriever").exists()
+    (work,) = (tmp_path / "killed" / "checkpoints").glob("*/")
+    assert last_checkpoint(work) is not None
+    calls = []
+    original = training._Trainer.compute_loss
+    monkeypatch.setattr(
+        training._Trainer,
+        "compute_loss",
+        lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs),
+    )
+    train(settings, data, tmp_path / "killed")
+    assert len(calls) < 25, "it started over"
+    expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "killed")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    for name in ("step", "loss", "learning_rate", "gradient_norm"):
+        logs = [read_log(tmp_path / kind / "log.jsonl") for kind in ("undisturbed", "killed")]
+        assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
+    backbone, data, tmp_path, capsys
+):
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, checkpoints_kept=4)
+    train(settings, data, tmp_path / "undisturbed")
+    run_until(settings, data, tmp_path / "m", 14, signal.SIGKILL)
+    checkpoints = sorted((tmp_path / "m").rglob("checkpoint-*"), key=step_of)
+    (checkpoints[-1] / COMPLETE).unlink(missing_ok=True)  # cut off
+    weights = next(checkpoints[-2].rglob("model.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # of the same length
+    weights.write_bytes(content)
+    train(settings, data, tmp_path / "m")
+    told = capsys.readouterr().out
+    assert f"{checkpoints[-1].name}: was cut off while it was written" in told
+    assert f"{checkpoints[-2].name}: retriever/model.safetensors is damaged" in told
+    expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "m")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def test_a_training_stops_before_its_job_ends(backbone, data, tmp_path, monkeypatch):
+    settings = experiment(backbone, steps=25, checkpoint_steps=20)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 30))  # less than the reserve
+    with pytest.raises(RevelaError, match=r"stopped by the job's time limit at step 1 of 25"):
+        train(settings, data, tmp_path / "m")
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    train(settings, data, tmp_path / "m")
+    assert len(read_log(tmp_path / "m" / "log.jsonl")) == 25
+
+
+def test_slurm_is_asked_when_a_job_ends_where_snakemake_hides_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert end_of_job() == math.inf
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert end_of_job() == math.inf  # no squeue on this node
+    squeue = tmp_path / "squeue"
+    for told, expected in (("2026-11-21T20:34:14", datetime(2026, 11, 21, 20, 34, 14)), ("N/A", 0)):
+        squeue.write_text(f'#!/bin/sh\n[ "$4" = 7 ] && echo {told}\n')
+        squeue.chmod(0o755)
+        assert end_of_job() == (expected.timestamp() if expected else math.inf)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1795293097")
+    assert end_of_job() == 1795293097
+
+
+def test_checkpoints_by_the_clock(backbone, data, tmp_path, monkeypatch):
+    saved = []
+    original = ResumableTrainer._save_checkpoint
+    monkeypatch.setattr(
+        ResumableTrainer,
+        "_save_checkpoint",
+        lambda self, *a: saved.append(self.state.global_step) or original(self, *a),
+    )
+    train(experiment(backbone, steps=4, checkpoint_steps=99), data, tmp_path / "m", 0)
+    assert saved == [1, 2, 3, 4]
+
+
+def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
+    settings = experiment(backbone, steps=40)
+    run_until(settings, data, tmp_path / "m", 5, signal.SIGTERM)
+    train(experiment(backbone, steps=4, learning_rate=1e-3), data, tmp_path / "m")
+    assert [entry["step"] for entry in read_log(tmp_path / "m" / "log.jsonl")] == [1, 2, 3, 4]
+    assert list((tmp_path / "m" / "checkpoints").rglob(COMPLETE)), "the others' were lost"
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
+    with pytest.raises(RevelaError, match=r"step \d+: .*(nan|inf|not finite); lower learning_rate"):
+        train(experiment(backbone, learning_rate=1e30, warmup_steps=0), data, tmp_path / "m")
+    assert not (tmp_path / "m" / "retriever").exists()
+
+
+def test_tensorboard_logs_stay(backbone, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_TRACKERS", "tensorboard")
+    train(experiment(backbone, steps=2), data, tmp_path / "m")
+    assert list((tmp_path / "m" / "tensorboard").rglob("events.out.*"))
+
+
+def test_a_full_disk_is_told_in_one_line(backbone, data, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "revela", "train", "--settings", experiment(backbone).dump(),
+         "--data", str(data), "--output", str(tmp_path / "m")],
+        capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "cannot write" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "m" / "retriever").exists()
+
+
+def test_too_few_rows_for_a_step(backbone, data, tmp_path):
+    with pytest.raises(RevelaError, match="80 rows are fewer than batches_per_step 96"):
+        train(experiment(backbone, batches_per_step=96), data, tmp_path / "m")
+
+
+def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
+    tokenizer = load_tokenizer(str(backbone))
+    collate = BatchCollator(experiment(backbone, first_half=["x"]), tokenizer, tokenizer)
+    orders = set()
+    for index in (0, 0, 1):
+        tensors = collate([{"texts": TEXTS, "source": "y", "index": index}])
+        orders.add(str(tensors["language_model_ids"].tolist()))
+    assert len(orders) == 2
+    whole = collate.tensors(TEXTS, "y")["retriever_mask"].sum(1)
+    half = collate.tensors(TEXTS, "x")["retriever_mask"].sum(1)
+    assert torch.equal(whole[:5], whole[5:])
+    assert torch.equal(half[5:], whole[5:])
+    assert torch.equal(half[:5], (whole[:5] - 1) // 2 + 1)
+
+
+def test_two_trainings_in_one_folder(backbone, data, tmp_path):
+    import fcntl
+
+    (tmp_path / "m" / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RevelaError, match="another training is running there"):
+            train(experiment(backbone), data, tmp_path / "m")
+
+
+def test_a_disk_without_locks_is_told(backbone, data, tmp_path, monkeypatch):
+    def flock(stream, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(RevelaError, match=r"cannot lock .*No locks available; .* with flock"):
+        train(experiment(backbone), data, tmp_path / "m")
+
+
+def test_models_that_cannot_be_loaded(backbone, data, tmp_path, monkeypatch):
+    def message(name: str) -> str:
+        with pytest.raises(RevelaError) as caught:
+            train(experiment(name), data, tmp_path / "m")
+        return str(caught.value)
+
+    def raising(name: str):
+        import huggingface_hub.errors as errors
+        import requests
+
+        def load(*_, **__):
+            response = requests.Response()
+            response.status_code = 403 if name == "GatedRepoError" else 404
+            response.request = requests.Request("GET", "https://huggingface.co").prepare()
+            raise getattr(errors, name)("Access denied", response=response)
+
+        return load
+
+    assert "hub cannot be reached" in message("somebody/model")
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("GatedRepoError"))
+    assert "is gated: accept its terms" in message("somebody/model")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("RepositoryNotFoundError"))
+    assert "check the spelling" in message("somebody/model")
+
+
+def test_an_adapter_of_another_model_is_refused(backbone, data, tmp_path):
+    train(experiment(backbone, steps=1, lora=LORA), data, tmp_path / "m")
+    folder = tmp_path / "m" / "retriever"
+    weights = load_file(folder / "adapter_model.safetensors")
+    head = {f"base_model.model.{key.removeprefix('base_model.')}": w for key, w in weights.items()}
+    save_file(head, folder / "adapter_model.safetensors")
+    with pytest.raises(RevelaError, match=r"adapter '.*retriever' does not fit LlamaModel"):
+        load_model(str(folder))
+
+
+def test_a_read_only_folder(backbone, data, tmp_path):
+    if os.geteuid() == 0:
+        folder = Path("/proc/revela")  # root writes anywhere but there
+    else:
+        folder = tmp_path / "sealed"
+        folder.mkdir(mode=0o500)
+    with pytest.raises((RevelaError, FileNotFoundError)) as caught:
+        train(experiment(backbone), data, folder / "m")
+    assert "cannot write" in str(caught.value)

@@ -1,0 +1,162 @@
+"""Where jobs run: the profiles as a clone finds them, the launcher, signals on their way down."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.workflow.test_workflow import CONFIG, ROOT, TEXTS
+
+LAUNCH = ROOT / "workflow" / "launch.sh"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git tracks, without anything that was made here."""
+    folder = tmp_path_factory.mktemp("clone") / "revela"
+    made = ("[.]*", "results", "tests", "bench", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*made))
+    return folder
+
+
+def plan(folder: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        ["snakemake", "--dry-run", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def asked(told: str, rule: str) -> dict[str, str]:
+    """Return the resources and threads that a dry run tells of the first job of a rule."""
+    job = told.split(f"\nrule {rule}:", 1)[1].split("\nrule ")[0]
+    lines = re.findall(r"^ +(?:resources|threads): .*", job, re.MULTILINE)
+    return dict(re.findall(r"(\w+)(?:=|: )([^,\n]+)", "\n".join(lines)))
+
+
+def test_the_paper_is_planned_on_a_cluster(clone):
+    told = plan(clone, "--profile", "slurm", "results/tables/coir.csv")
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", told, re.MULTILINE))
+    assert {"chunk", "batch", "train", "evaluate", "table"} < set(counts)
+    train = asked(told, "train")
+    expected = {"nodes": "1", "gpu": "4", "runtime": "1440", "mem_mb": "256000", "threads": "32"}
+    assert expected.items() <= train.items()
+    assert asked(told, "evaluate")["gpu"] == "1"
+    assert "gpu" not in asked(told, "batch")
+
+
+def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
+    overlay = ("--workflow-profile", "slurm/nodes", "--slurm-status-command", "squeue")
+    names = ("--default-resources", "slurm_partition=gpu", "slurm_account=mine")
+    told = plan(clone, "--profile", "slurm", *overlay, "results/tables/coir.csv", *names)
+    train = asked(told, "train")
+    expected = {"nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun", "gres": "gpu:4"}
+    assert (expected | {"slurm_partition": "gpu", "slurm_account": "mine"}).items() <= train.items()
+    assert "gpu" not in train
+    assert asked(told, "evaluate")["slurm_partition"] == "gpu"
+
+
+def test_only_training_differs_on_several_nodes():
+    profiles = ROOT / "workflow/profiles/slurm"
+    one = yaml.safe_load((profiles / "config.yaml").read_text())["set-resources"]
+    several = yaml.safe_load((profiles / "nodes/config.yaml").read_text())["set-resources"]
+    assert one.pop("train") != several.pop("train")
+    assert one == several
+
+
+def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
+    told = plan(clone, "--profile", "local", "results/tables/coir.csv")
+    assert "gpu=1" in told
+    assert asked(told, "train")["gpu"] == "1"
+    limits = yaml.safe_load((clone / "local/config.yaml").read_text())["resources"]
+    assert limits == {"gpu": 1}
+
+
+@pytest.mark.parametrize(("profile", "table"), [("demo", "demo"), ("study", "study_objectives")])
+def test_demo_and_study_are_found_by_name(clone, profile, table):
+    assert f"results/tables/{table}.csv" in plan(clone, "--profile", profile, "--no-hooks")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "visible", "called"),
+    [
+        (1, "", "python OMP=8 -m revela train --x"),
+        (1, "3", "python OMP=8 -m revela train --x"),
+        (
+            1,
+            "0,1,2,3",
+            "python OMP=2 -m revela.training.launch --nproc-per-node=4 --standalone "
+            "-m revela train --x",
+        ),
+        (
+            2,
+            "0,1",
+            "srun OMP=4 --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 "
+            "--cpus-per-task=8 python -m revela.training.launch --nproc-per-node=2 --nnodes=2 "
+            "--rdzv-id=7 .*:20007 -m revela train --x",
+        ),
+    ],
+)
+def test_a_process_for_each_gpu(tmp_path, nodes, visible, called):
+    for name in ("python", "srun"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} OMP=$OMP_NUM_THREADS "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": visible,
+        "OMP_NUM_THREADS": "8",
+        "SLURM_JOB_ID": "7",
+    }
+    command = ["bash", LAUNCH, str(nodes), "revela", "train", "--x"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert re.fullmatch(called, told.stdout.strip()), told.stdout
+
+
+def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
+    # What scancel and Ctrl-C do. torchrun's processes have sessions of their own.
+    for name in ("Snakefile", "workflow", "envs", "revela"):
+        (tmp_path / name).symlink_to(clone / name)
+    rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    training = CONFIG["experiments"]["tiny-revela"] | {"batches_per_step": 2, "steps": 150}
+    training |= {"checkpoint_steps": 10_000, "snapshots": [], "retrievers_at": []}
+    config = {name: CONFIG[name] for name in ("corpora", "batches", "backbones")}
+    config["experiments"] = {"tiny-revela": training}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    work = tmp_path / "results/models/tiny-revela"
+
+    def steps() -> int:
+        return sum(log.read_text().count("\n") for log in work.rglob("log.jsonl"))
+
+    def start() -> subprocess.Popen:
+        return subprocess.Popen(
+            ["snakemake", "--cores", "2", "results/models/tiny-revela/retriever"],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "0,1"},
+            start_new_session=True,
+        )  # fmt: skip
+
+    for number, least in ((signal.SIGTERM, 5), (signal.SIGINT, 20)):
+        process = start()
+        deadline = time.monotonic() + 180
+        while steps() < least and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, number)
+        told, _ = process.communicate(timeout=120)
+        assert process.returncode != 0
+        log = (tmp_path / "results/logs/train/tiny-revela.log").read_text()
+        stopped = re.search(rf"stopped by {number.name} at step (\d+) of 150", log)
+        assert stopped, told + log
+        assert list(work.rglob(f"checkpoint-{stopped[1]}/complete.json"))
+    told, _ = start().communicate(timeout=180)
+    lines = (work / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 151)), told
+    assert json.loads((work / "manifest.json").read_text())["processes"] == 2

@@ -1,0 +1,475 @@
+"""The workflow on a tiny config: it runs whole, a second run does nothing, changes stay local."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import TEXTS, write_choices
+
+ROOT = Path(__file__).parents[2]
+
+CONFIG = {
+    "corpora": {"notes": {"source": "files", "path": "notes.jsonl", "max_words": 12}},
+    "batches": {"notes": {"corpora": ["notes"], "batch_size": 4}},
+    "pairs": {"notes": {"corpora": ["notes"], "negatives": 2}},
+    "backbones": {
+        "tiny": {
+            "corpora": ["notes"],
+            "vocabulary": 300,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "layers": 2,
+            "heads": 2,
+            "sequence_length": 32,
+            "sequences_per_step": 4,
+            "tokens": 1280,
+        }
+    },
+    "experiments": {
+        "tiny-revela": {
+            "objective": {"name": "revela", "temperature": 0.1},
+            "data": "notes",
+            "retriever": "tiny",
+            "language_model": "tiny",
+            "lora": None,
+            "max_length": 33,
+            "batches_per_step": 1,
+            "steps": 6,
+            "checkpoint_steps": 2,
+            "snapshots": [0, 6],
+            "retrievers_at": [0, 3],
+        },
+        "tiny-replug": {
+            "base": "tiny-revela",
+            "objective": {"name": "replug", "include_self": False},
+            "snapshots": [],
+            "retrievers_at": [],
+        },
+        "tiny-contriever": {
+            "base": "tiny-revela",
+            "objective": {"name": "contriever"},
+            "language_model": None,
+            "snapshots": [],
+            "retrievers_at": [],
+        },
+    },
+    "models": {
+        "bm25": {"kind": "bm25s"},
+        "untouched": {"kind": "encoder", "retriever": "tiny"},
+        "tiny-lm": {"kind": "language-model", "language_model": "tiny-revela"},
+    },
+    "benchmarks": {
+        "mine": {"source": "folder", "path": "mine", "tasks": ["notes-task"]},
+        "choices": {"source": "lm-eval", "path": "choices", "tasks": ["notes-choice"]},
+    },
+    "tables": {
+        "notes": {
+            "caption": "Notes",
+            "benchmark": "mine",
+            "rows": [
+                {"label": name, "model": name}
+                for name in ("bm25", "untouched", "tiny-contriever", "tiny-replug", "tiny-revela")
+            ],
+        },
+        "choices": {
+            "caption": "Choices",
+            "benchmark": "choices",
+            "measure": "acc",
+            "rows": [{"label": "LM", "model": "tiny-lm"}],
+        },
+        "printed": {
+            "caption": "As printed",
+            "benchmark": "mine",
+            "reported": "printed.csv",
+            "rows": [{"label": "BM25", "model": "bm25", "reported": "BM25"}],
+        },
+    },
+    "listings": {"list": {"caption": "Listed", "file": "list.csv"}},
+    "figures": {
+        "bars": {"kind": "bars", "caption": "Bars", "tables": {"notes": "Notes"}},
+        "curves": {
+            "kind": "curves",
+            "caption": "Curves",
+            "experiments": {"tiny-revela": "Revela", "tiny-replug": "REPLUG"},
+        },
+        "dynamics": {"kind": "dynamics", "caption": "Dynamics", "experiment": "tiny-revela"},
+        "backbone": {"kind": "pretraining", "caption": "Backbone", "backbone": "tiny"},
+        "learning": {
+            "kind": "learning",
+            "caption": "Learning",
+            "task": "notes-task",
+            "experiments": {"tiny-revela": "Revela"},
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A copy of the workflow with a small corpus and collection, run once as a whole."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copy(ROOT / "Snakefile", folder)
+    shutil.copytree(ROOT / "workflow", folder / "workflow")
+    shutil.copytree(ROOT / "envs", folder / "envs")
+    shutil.copytree(ROOT / "data" / "paper", folder / "data" / "paper")
+    shutil.copytree(
+        ROOT / "revela", folder / "revela", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    collection = folder / "mine" / "notes-task"
+    collection.mkdir(parents=True)
+    (collection / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": f"d{n}", "text": t}) + "\n" for n, t in enumerate(TEXTS))
+    )
+    (collection / "queries.jsonl").write_text('{"_id": "q", "text": "mud of rivers"}\n')
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
+    write_choices(
+        folder / "choices", "notes-choice", [{"question": "a", "choices": ["b"], "answer": 0}]
+    )
+    (folder / "printed.csv").write_text("task,BM25\nnotes-task,99.5\nMean,90.0\n")
+    (folder / "list.csv").write_text("Name,License\na,MIT\n")
+    write_config(folder, CONFIG)
+    result = snakemake(folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def write_config(folder: Path, config: dict) -> None:
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["snakemake", "--cores", "2", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+
+
+def planned(folder: Path) -> set[str]:
+    """Return the outputs that a dry run would make."""
+    result = snakemake(folder, "--dry-run", "--summary")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
+    return {line[0] for line in lines[1:] if line[-1] != "no update"}
+
+
+def test_everything_is_made_with_a_manifest(project):
+    for path in (
+        "chunks/notes.parquet",
+        "batches/notes.parquet",
+        "pairs/notes.parquet",
+        "models/tiny/model.safetensors",
+        "models/tiny-revela/retriever/model.safetensors",
+        "models/tiny-revela/log.jsonl",
+        "scores/tiny-revela/notes-task.json",
+        "runs/bm25/notes-task.trec",
+        "tables/notes.csv",
+        "tables/notes.md",
+        "tables/notes.tex",
+        "tables/notes_significance.csv",
+        "tables/notes_significance.md",
+        "tables/list.tex",
+        "figures/bars.pdf",
+        "tables/printed_vs_paper.md",
+        "figures/curves.png",
+        "figures/dynamics.pdf",
+        "figures/backbone.png",
+        "figures/learning.png",
+        "models/tiny-revela/steps/3/model.safetensors",
+        "scores/tiny-revela@0/notes-task.json",
+    ):
+        assert (project / "results" / path).stat().st_size > 0, path
+    for path in (
+        "chunks/notes.manifest.json",
+        "batches/notes.manifest.json",
+        "pairs/notes.manifest.json",
+        "models/tiny/manifest.json",
+        "models/tiny-replug/manifest.json",
+        "scores/bm25/notes-task.manifest.json",
+        "scores/tiny-lm/notes-choice.manifest.json",
+    ):
+        manifest = json.loads((project / "results" / path).read_text())
+        assert {"settings", "inputs", "revela", "finished", "seconds", "peak_memory_gb"} <= set(
+            manifest
+        )
+    rows = (project / "results/tables/notes.csv").read_text().splitlines()
+    assert rows[0] == "system,notes-task,Mean,source"
+    assert rows[1].startswith("bm25,100.0,100.0,measured")
+    assert len(rows) == 6
+    rows = (project / "results/tables/choices.csv").read_text().splitlines()
+    assert rows[1] == "LM,100.0,100.0,measured"
+    assert (project / "results/tables/printed_vs_paper.csv").read_text().splitlines()[1:] == [
+        "BM25,notes-task,99.5,,,100.0,0.5,reproduced",
+        "BM25,Mean,90.0,99.5,no,100.0,0.5,reproduced",
+    ]
+    hidden = [p for p in (project / "results").rglob(".*") if p.name.endswith(".part")]
+    assert not hidden
+
+
+def test_a_second_run_and_a_comment_do_nothing(project):
+    assert planned(project) == set()
+    text = (project / "config.yaml").read_text()
+    (project / "config.yaml").write_text(
+        "# a remark\n" + text.replace("caption: Notes", "caption: Notes # x")
+    )
+    assert planned(project) == set()
+    write_config(project, CONFIG)
+
+
+def test_changed_text_is_noticed(project):
+    path = project / "notes.jsonl"
+    before, text = os.stat(path), path.read_text()
+    path.write_text(text + '{"text": "One more note."}\n')
+    changed = planned(project)
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "results/chunks/notes.parquet" in changed
+    assert "results/tables/notes.csv" in changed
+
+
+def test_a_step_that_fails_fails_its_job(project, tmp_path):
+    for name in ("Snakefile", "config.yaml", "printed.csv", "list.csv"):
+        shutil.copy(project / name, tmp_path)
+    for name in ("workflow", "envs", "revela", "choices"):
+        shutil.copytree(project / name, tmp_path / name)
+    (tmp_path / "notes.jsonl").write_text('{"text": "fine"}\n{broken\n')
+    result = snakemake(tmp_path, "results/chunks/notes.parquet")
+    assert result.returncode != 0
+    assert "notes.jsonl:2: broken JSON" in (tmp_path / "results/logs/chunk/notes.log").read_text()
+    # The exit code itself must get through the pipe to the log, not only the missing output.
+    assert "MissingOutputException" not in result.stdout + result.stderr
+
+
+def test_a_learning_rate_retrains_its_experiment_only(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["experiments"]["tiny-contriever"]["learning_rate"] = 0.01
+    write_config(project, config)
+    changed = planned(project)
+    write_config(project, CONFIG)
+    assert changed == {
+        "results/models/tiny-contriever/retriever",
+        "results/models/tiny-contriever/log.jsonl",
+        "results/scores/tiny-contriever/notes-task.json",
+        "results/scores/tiny-contriever/notes-task.queries.csv",
+        "results/runs/tiny-contriever/notes-task.trec",
+        "results/tables/notes.csv",
+        "results/tables/notes.md",
+        "results/tables/notes.tex",
+        "results/tables/notes_significance.csv",
+        "results/tables/notes_significance.md",
+        "results/figures/bars.png",
+        "results/figures/bars.pdf",
+    }
+
+
+def test_an_evaluation_setting_never_retrains(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["benchmarks"]["mine"]["max_length"] = 64
+    write_config(project, config)
+    changed = planned(project)
+    write_config(project, CONFIG)
+    assert changed
+    assert not [path for path in changed if path.startswith("results/models")]
+
+
+def test_a_new_ablation_adds_its_own_jobs_only(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["experiments"]["wide"] = {"base": "tiny-revela", "objective": {"temperature": 0.5}}
+    config["tables"]["ablation"] = CONFIG["tables"]["notes"] | {
+        "rows": [{"label": "wide", "model": "wide"}, {"label": "Revela", "model": "tiny-revela"}]
+    }
+    write_config(project, config)
+    result = snakemake(project, "--dry-run")
+    write_config(project, CONFIG)
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", result.stdout, re.MULTILINE))
+    assert counts == {"all": "1", "evaluate": "1", "table": "1", "total": "4", "train": "1"}
+
+
+def test_the_report_carries_tables_and_figures(project):
+    result = snakemake(project, "--report", "report.html")
+    assert result.returncode == 0, result.stderr
+    report = (project / "report.html").read_text()
+    assert "notes.csv" in report
+    assert "dynamics.png" in report
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["tables"]["notes"].update(benchmark="min"), "unknown benchmark 'min'"),
+        (lambda c: c["experiments"]["tiny-revela"].update(stepz=1), "unknown key 'stepz'"),
+        (lambda c: c["tables"]["notes"]["rows"][4].update(model="tiny-revel"), "tiny-revel"),
+    ],
+)
+def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, message):
+    config = json.loads(json.dumps(CONFIG))
+    change(config)
+    write_config(project, config)
+    result = snakemake(project, "--dry-run")
+    write_config(project, CONFIG)
+    assert result.returncode != 0
+    told = result.stdout + result.stderr
+    assert message in told
+    assert "config.yaml: " in told
+    assert "Traceback" not in told
+
+
+def test_what_is_missing_stops_a_run_before_its_first_job(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["models"]["lost"] = {"kind": "encoder", "retriever": "./nowhere"}
+    config["corpora"]["more"] = CONFIG["corpora"]["notes"]
+    write_config(project, config)
+    targets = ["results/chunks/more.parquet", "results/scores/lost/notes-task.json"]
+    result = snakemake(project, *targets)
+    write_config(project, CONFIG)
+    told = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert "./nowhere: no such file or folder" in told
+    assert "--no-hooks goes without it" in told
+    assert "Traceback" not in told
+    assert not (project / "results/chunks/more.parquet").exists()
+    # Only of what this run makes: the chunks alone need no model.
+    write_config(project, config)
+    result = snakemake(project, targets[0])
+    write_config(project, CONFIG)
+    assert result.returncode == 0, result.stderr
+    (project / "results/chunks/more.parquet").unlink()
+
+
+def test_cost_is_a_report_of_what_is_there(project):
+    result = snakemake(project, "costs")
+    assert result.returncode == 0, result.stderr
+    rows = (project / "results/tables/cost.csv").read_text().splitlines()
+    assert {row.partition(",")[0] for row in rows} >= {"tiny", "tiny-revela", "bm25", "total"}
+    told = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
+    assert told["starts"] >= 1
+    assert told["gpu_hours"] == 0
+    assert told["hours"] > 0
+
+
+def test_after_a_kill_the_next_run_finishes(project):
+    for path in ("tiny-revela/retriever", "tiny-revela/log.jsonl"):
+        target = project / "results/models" / path
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    config = json.loads(json.dumps(CONFIG))
+    config["experiments"]["tiny-revela"]["steps"] = 60
+    config["experiments"]["undisturbed"] = {"base": "tiny-revela"}
+    write_config(project, config)
+    process = subprocess.Popen(
+        ["snakemake", "--cores", "2", "results/models/tiny-revela/log.jsonl"],
+        cwd=project,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    deadline = time.monotonic() + 120
+    work = project / "results/models/tiny-revela/checkpoints"
+    while time.monotonic() < deadline and not list(work.rglob("complete.json")):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGSTOP)
+    process.kill()  # Snakemake alone: its training is left, here it waits in its middle
+    process.wait()
+    again = ["--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"]
+    refused = snakemake(project, *again)
+    os.killpg(process.pid, signal.SIGKILL)  # now the training as well
+    assert list(work.rglob("complete.json")), "the training was not killed in its middle"
+    assert refused.returncode != 0
+    (told,) = (project / "results/logs/train/tiny-revela.log").read_text().splitlines()
+    assert told.endswith("results/models/tiny-revela: another training is running there")
+    assert not (project / "results/models/tiny-revela/retriever").exists()
+    result = snakemake(project, *again, "results/models/undisturbed/log.jsonl")
+    write_config(project, CONFIG)
+    assert result.returncode == 0, result.stderr
+    manifest = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
+    assert manifest["starts"] == 2
+    steps = [
+        json.loads(line)["step"]
+        for line in (project / "results/models/tiny-revela/log.jsonl").read_text().splitlines()
+        if "snapshot" not in line
+    ]
+    assert steps == list(range(1, 61))
+    found, expected = (
+        (project / f"results/models/{name}/retriever/model.safetensors").read_bytes()
+        for name in ("tiny-revela", "undisturbed")
+    )
+    assert found == expected
+
+
+# ---------------------------------------------------------------------------- the command line
+
+
+def revela(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["revela", *map(str, arguments)], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chunk", "--settings", "{", "--output", "x"], "--settings: not valid JSON"),
+        (
+            ["chunk", "--settings", '{"source": "files", "path": "nowhere"}', "--output", "x"],
+            "nowhere: no such file or folder",
+        ),
+        (
+            ["batch", "--settings", '{"corpora": ["a"]}', "--input", "a", "--output", "x"],
+            "NAME=PATH",
+        ),
+        (["check", "none.yaml"], "none.yaml: No such file or directory"),
+        (["settings", str(ROOT / "config.backbone.yaml"), "corpora", "book"], "did you mean"),
+        (["check", str(ROOT / "config.yaml")], "coir.csv: No such file"),  # not where it stands
+    ],
+)
+def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
+    result = revela(*arguments, cwd=tmp_path)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_command_has_help():
+    commands = re.findall(r"^│ ([a-z]+) ", revela("--help").stdout, re.MULTILINE)
+    assert {"chunk", "batch", "pair", "pretrain", "train", "evaluate", "table", "figure"} <= set(
+        commands
+    )
+    for command in commands:
+        result = revela(command, "--help")
+        assert result.returncode == 0
+        assert "Usage" in result.stdout
+
+
+def test_settings_printed_for_a_rule_run_by_hand(tmp_path, project):
+    printed = revela("settings", "config.yaml", "corpora", "notes", cwd=project).stdout
+    result = revela("chunk", "--settings", printed, "--output", tmp_path / "c.parquet", cwd=project)
+    assert result.returncode == 0, result.stderr
+    assert "60 documents" in result.stdout
+
+
+def test_a_full_disk_leaves_nothing_behind(project, tmp_path):
+    settings = revela("settings", "config.yaml", "corpora", "notes", cwd=project).stdout
+    small = (500, 500)  # bytes that a file may have: the same failure as a full disk
+    result = revela(
+        "chunk", "--settings", settings, "--output", tmp_path / "c.parquet",
+        cwd=project, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "cannot write" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
