@@ -27,7 +27,7 @@ rule all:
 # They take seconds: no job of a cluster is worth it.
 localrules:
     all,
-    costs,
+    usage,
     pydocs,
     table,
     compare,

@@ -130,7 +130,7 @@ def status(results: Annotated[Path, typer.Argument()] = Path("results")) -> None
 
 
 @app.command()
-def cost(
+def usage(
     results: Annotated[Path, typer.Argument()] = Path("results"),
     output: Annotated[
         Path | None, typer.Option(help="Path without suffix: .csv and .md are written.")
@@ -140,14 +140,14 @@ def cost(
     ] = None,
 ) -> None:
     """Add up GPU-hours, energy and peak memory of the manifests that are there, by model."""
-    from revela.common import usage as spending
+    from revela.common.usage import to_csv, to_markdown, usage_rows
 
-    rows = spending.cost_rows(results, paper)
+    rows = usage_rows(results, paper)
     if output:
-        outputs.write_text(output.with_suffix(".md"), spending.to_markdown(rows))
-        outputs.write_text(output.with_suffix(".csv"), spending.to_csv(rows))
+        outputs.write_text(output.with_suffix(".md"), to_markdown(rows))
+        outputs.write_text(output.with_suffix(".csv"), to_csv(rows))
     else:
-        print(spending.to_csv(rows), end="")
+        print(to_csv(rows), end="")
 
 
 @app.command()
@@ -161,7 +161,7 @@ def chunk(
     from revela.text.corpora import local_files
 
     corpus = parse_settings(AnyCorpus, settings)
-    with outputs.whole(output) as temporary:
+    with outputs.atomic_output(output) as temporary:
         counts = chunk_corpus(corpus, temporary, workers)
     inputs = local_files(corpus) if corpus.source == "files" else []
     _finish(output, corpus, inputs, **dict(vars(counts), skipped=vars(counts.skipped)))
@@ -179,7 +179,7 @@ def batch(settings: SettingsJson, output: Output, input: Named = []) -> None:  #
     from revela.text.batching import make_batches
 
     parsed, paths = parse_settings(Batches, settings), _named(input)
-    with outputs.whole(output) as temporary:
+    with outputs.atomic_output(output) as temporary:
         counts = make_batches(parsed, paths, temporary)
     _finish(output, parsed, list(paths.values()), **vars(counts))
     print(
@@ -193,7 +193,7 @@ def export(batches: Path, output: Output) -> None:
     """Write a batch file as JSON lines, the format of the authors' published batches."""
     from revela.text.batching import read_batches, write_jsonl
 
-    with outputs.whole(output) as temporary:
+    with outputs.atomic_output(output) as temporary:
         count = write_jsonl(read_batches(batches), temporary)
     print(f"{count} batches")
 
@@ -204,7 +204,7 @@ def pair(settings: SettingsJson, output: Output, input: Named) -> None:
     from revela.text.pairs import make_pairs
 
     parsed, paths = parse_settings(Pairs, settings), _named(input)
-    with outputs.whole(output) as temporary:
+    with outputs.atomic_output(output) as temporary:
         counts = make_pairs(parsed, paths, temporary)
     _finish(output, parsed, list(paths.values()), **vars(counts))
     print(f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze")
@@ -248,7 +248,7 @@ def pydocs(settings: SettingsJson, task: str, output: Output) -> None:
     from revela.evaluation.pydocs import write_task
 
     parsed = parse_settings(PydocsBenchmark, settings)
-    with outputs.whole(output) as temporary:
+    with outputs.atomic_output(output) as temporary:
         counts = write_task(parsed, task, temporary)
     _finish(output, parsed, [], task=task, **counts)
     print(f"{task}: {counts['queries']} queries, {counts['documents']} documents")
@@ -450,7 +450,7 @@ def figure(
 
     parsed, inputs = parse_settings(AnyFigure, settings), _named(input)
     for suffix in (".png", ".pdf"):
-        with outputs.whole(output.with_suffix(suffix)) as temporary:
+        with outputs.atomic_output(output.with_suffix(suffix)) as temporary:
             figures.save(figures.draw(parsed, inputs), temporary, suffix[1:])
 
 

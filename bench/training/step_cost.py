@@ -6,7 +6,7 @@ objectives take turns, and times are medians. The paper derives a cost quadratic
 and linear for Revela.
 
     python -m bench.training.step_cost                           into RESULTS.md
-    python -m bench.training.step_cost --output cost.csv         for a figure of kind `cost`
+    python -m bench.training.step_cost --output cost.csv         for a figure of kind `step-cost`
 """
 
 import argparse
@@ -119,7 +119,7 @@ def main() -> None:
     if output is None:
         report("REPLUG and Revela as the batch grows", COMMAND, HEADING[:-1], rows)
         return
-    with outputs.whole(output) as temporary, temporary.open("w", newline="") as stream:
+    with outputs.atomic_output(output) as temporary, temporary.open("w", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows(
             [HEADING, *([*cells, machine()] for cells in rows)]
         )

@@ -31,7 +31,7 @@ def process_start() -> float:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_output(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path` and rename it to `path` when the block succeeds.
 
     The block may create a file or a folder under the temporary name. When it fails or is
@@ -97,7 +97,7 @@ def could_not_write(error: BaseException | None) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all."""
-    with whole(path) as temporary:
+    with atomic_output(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -116,7 +116,7 @@ COLUMNS = [
 ]
 
 
-def cost_rows(results: Path, paper: Path | None = None) -> list[dict[str, Any]]:
+def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, Any]]:
     """Return a row for each model that has a manifest of a training or an evaluation, then the sum.
 
     Args:

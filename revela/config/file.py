@@ -20,11 +20,11 @@ from revela.config.printed import read_listing, read_reported
 from revela.config.report import (
     AnyFigure,
     BarsFigure,
-    CostFigure,
     DynamicsFigure,
     LearningFigure,
     Listing,
     PretrainingFigure,
+    StepCostFigure,
     Table,
     TrendFigure,
 )
@@ -63,7 +63,9 @@ class Config(Settings):
 
     def evaluable(self) -> list[str]:
         """Return the names of everything that can be a row of a table."""
-        kept = [f"{n}@{step}" for n, e in self.experiments.items() for step in e.retrievers_at]
+        kept = [
+            f"{n}@{step}" for n, e in self.experiments.items() for step in e.save_retriever_steps
+        ]
         return [*self.experiments, *self.models, *kept]
 
     def model(self, name: str) -> AnyModel:
@@ -91,7 +93,7 @@ class Config(Settings):
 
     def steps_of(self, name: str) -> list[str]:
         """Return the names of all retrievers that an experiment's seeds keep, the last included."""
-        steps = ["", *(f"@{step}" for step in self.experiments[name].retrievers_at)]
+        steps = ["", *(f"@{step}" for step in self.experiments[name].save_retriever_steps)]
         return [f"{seed}{step}" for seed in self.seeds_of(name) for step in steps]
 
     def table(self, name: str) -> Table:
@@ -218,8 +220,8 @@ def _check_names(config: Config, source: str) -> None:
     for name, batches in config.batches.items():
         for corpus in batches.corpora:
             check(f"batches.{name}.corpora", "corpus", corpus, config.corpora)
-        for other in batches.mix:
-            check(f"batches.{name}.mix", "batch set", other, config.batches)
+        for other in batches.sample_from:
+            check(f"batches.{name}.sample_from", "batch set", other, config.batches)
             if (size := config.batches[other].batch_size) % batches.batch_size:
                 raise RevelaError(
                     f"{source}: batches.{name}.batch_size: {batches.batch_size} does not divide "
@@ -308,7 +310,7 @@ def _check_names(config: Config, source: str) -> None:
     for name, figure in config.figures.items():
         key = f"figures.{name}"
         match figure:
-            case CostFigure():
+            case StepCostFigure():
                 pass
             case BarsFigure() | TrendFigure():
                 for table_name, _ in figure.tables:
@@ -318,10 +320,13 @@ def _check_names(config: Config, source: str) -> None:
             case DynamicsFigure():
                 check(key, "experiment", figure.experiment, config.experiments)
                 experiment = config.experiments[figure.experiment]
-                if not experiment.snapshots or experiment.objective.name != "revela":
+                if (
+                    not experiment.similarity_snapshot_steps
+                    or experiment.objective.name != "revela"
+                ):
                     raise RevelaError(
                         f"{source}: {key}.experiment: {figure.experiment!r} must be a revela "
-                        "experiment with snapshots"
+                        "experiment with similarity_snapshot_steps"
                     )
             case _:
                 for experiment_name, _ in figure.experiments:

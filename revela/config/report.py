@@ -168,28 +168,28 @@ class TrendFigure(Settings):
     kind: Literal["trend"]
     caption: str
     tables: Ordered[str] = Field(min_length=1, description="table → title")
-    against: str = Field(description="what the labels are, e.g. batch size")
+    x_label: str = Field(description="what the labels are, e.g. batch size")
 
     def inputs(self) -> list[str]:
         """Return the names of what it is drawn from: tables."""
         return [name for name, _ in self.tables]
 
 
-class CostFigure(Settings):
+class StepCostFigure(Settings):
     """Time and memory of a step of REPLUG and Revela as the batch grows (paper, appendix C.7)."""
 
-    kind: Literal["cost"]
+    kind: Literal["step-cost"]
     caption: str
     sizes: list[Annotated[int, Field(ge=2)]] = Field([2, 4, 8, 16, 32], min_length=2)
 
     def inputs(self) -> list[str]:
         """Return the names of what it is drawn from: a bench."""
-        return ["cost"]
+        return ["step-cost"]
 
 
 AnyFigure = Annotated[
     BarsFigure
-    | CostFigure
+    | StepCostFigure
     | CurvesFigure
     | DynamicsFigure
     | LearningFigure

@@ -1,7 +1,7 @@
 """What each step is told: strict typed settings, unknown keys are errors.
 
 Corpora, batches, pairs, backbones, experiments, models and benchmarks; those of tables and figures
-are in `report_settings`.
+are in `revela.config.report`.
 """
 
 import json
@@ -37,7 +37,7 @@ Temperature = Annotated[float, Field(gt=0)]
 class Corpus(Settings):
     """What all corpora share: how documents are chosen and cut into chunks."""
 
-    documents: Positive | None = Field(None, description="keep a seeded sample of so many")
+    max_documents: Positive | None = Field(None, description="keep a seeded sample of so many")
     exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
     max_words: Positive = Field(120, description="words of a chunk at most")
     seed: int = 0
@@ -99,30 +99,32 @@ AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discrimina
 class Batches(Settings):
     """Batches of B consecutive chunks, from corpora, from other batch sets, or ready-made.
 
-    Exactly one of `corpora`, `mix`, `file` and `hub` says where they come from.
+    Exactly one of `corpora`, `sample_from`, `file` and `hub` says where they come from.
     """
 
     batch_size: int = Field(16, ge=2)
     corpora: list[str] = []
-    mix: dict[str, Positive] = Field(
+    sample_from: dict[str, Positive] = Field(
         {}, description="batch set → batches to sample from it; larger ones are split"
     )
     file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
     source: str = Field("", description="the corpus of ready-made batches that name none")
-    consecutive: Positive | None = Field(
+    run_length: Positive | None = Field(
         None, description="chunks from one place; null: all B, as in the paper"
     )
-    sample: Positive | None = Field(None, description="keep a seeded sample of so many batches")
+    num_batches: Positive | None = Field(
+        None, description="keep a seeded sample of so many batches"
+    )
     seed: int = 0
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [k for k in ("corpora", "mix", "file", "hub") if getattr(self, k)]
+        given = [k for k in ("corpora", "sample_from", "file", "hub") if getattr(self, k)]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of corpora, mix, file, hub; given: {given}")
-        if self.consecutive and (not self.corpora or self.batch_size % self.consecutive):
-            raise ValueError("consecutive needs corpora, and a batch_size that it divides")
+            raise ValueError(f"give exactly one of corpora, sample_from, file, hub; given: {given}")
+        if self.run_length and (not self.corpora or self.batch_size % self.run_length):
+            raise ValueError("run_length needs corpora, and a batch_size that it divides")
         return self
 
 
@@ -130,7 +132,7 @@ class Pairs(Settings):
     """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
 
     corpora: list[str] = Field(min_length=1)
-    pairs: Positive | None = Field(None, description="pairs to make; all chunks if not given")
+    num_pairs: Positive | None = Field(None, description="pairs to make; all chunks if not given")
     negatives: Natural = 15
     inverse_cloze: float = Field(0.5, ge=0, le=1, description="share; the rest is cropping")
     seed: int = 0
@@ -222,7 +224,7 @@ class RevelaObjective(Settings):
     plain_loss_every: Natural = Field(50, description="steps between plain losses; 0: never")
     language_model_loss: bool = Field(False, description="add the e rows' own loss")
     freeze_language_model: bool = False
-    across_processes: bool = Field(
+    gather_across_devices: bool = Field(
         False, description="chunks read those of all processes: B grows with the number of GPUs"
     )
 
@@ -241,7 +243,7 @@ class ContrieverObjective(Settings):
 
     name: Literal["contriever"]
     temperature: Temperature = 0.01
-    texts_at_a_time: Positive | None = Field(
+    encode_batch_size: Positive | None = Field(
         None, description="encode so many at a time: memory for as many, whatever the batch"
     )
 
@@ -275,8 +277,10 @@ class Experiment(Settings):
     gradient_checkpointing: bool = False
     checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
     checkpoints_kept: int = Field(2, ge=2)
-    snapshots: list[Natural] = Field([], description="steps whose similarities are recorded")
-    retrievers_at: list[Natural] = Field(
+    similarity_snapshot_steps: list[Natural] = Field(
+        [], description="steps whose similarities are recorded"
+    )
+    save_retriever_steps: list[Natural] = Field(
         [], description="steps whose retriever is kept too, as <experiment>@<step>"
     )
     seed: int = 0
@@ -295,8 +299,8 @@ class Experiment(Settings):
                 f"batches_per_step {self.batches_per_step} is not divisible by "
                 f"batches_per_device {self.batches_per_device}"
             )
-        if self.steps and max([0, *self.retrievers_at]) > self.steps:
-            raise ValueError(f"retrievers_at has a step behind the last one, {self.steps}")
+        if self.steps and max([0, *self.save_retriever_steps]) > self.steps:
+            raise ValueError(f"save_retriever_steps has a step behind the last one, {self.steps}")
         if self.objective.name != "contriever" and self.batches_per_device != 1:
             raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
         return self
@@ -442,6 +446,21 @@ def parse_settings(model: Any, text: str) -> Any:
         raise RevelaError(f"--settings: {first_problem(error, raw)}") from error
 
 
+RENAMED = {
+    "documents": "max_documents",
+    "sample": "num_batches",
+    "pairs": "num_pairs",
+    "mix": "sample_from",
+    "consecutive": "run_length",
+    "retrievers_at": "save_retriever_steps",
+    "snapshots": "similarity_snapshot_steps",
+    "texts_at_a_time": "encode_batch_size",
+    "across_processes": "gather_across_devices",
+    "against": "x_label",
+}
+"""Keys of version 0.1, and what they are called now."""
+
+
 def first_problem(error: ValidationError, raw: Any) -> str:
     """Tell the first problem in one line: key, what is wrong, the value."""
     problem = error.errors(include_url=False)[0]
@@ -457,6 +476,8 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     last = str(problem["loc"][-1]) if problem["loc"] else ""
     if problem["type"] == "extra_forbidden":
         known = {field for model in _models(Settings) for field in model.model_fields}
+        if last in RENAMED:
+            return f"{'.'.join(keys)}: {last!r} is now called {RENAMED[last]!r}{more}"
         if last in known:
             return f"{'.'.join(keys)}: {last!r} is not a key of this entry{more}"
         return f"{'.'.join(keys)}: {unknown_name('key', last, known)}{more}"

@@ -154,5 +154,5 @@ class _Job:
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):
                     raise RevelaError("an embedding is too large for float16: use float32")
-                with outputs.whole(shard.path) as temporary:
+                with outputs.atomic_output(shard.path) as temporary:
                     save_file({"embeddings": stored}, temporary, {"made_of": self.made_of(texts)})

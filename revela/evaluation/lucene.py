@@ -77,7 +77,7 @@ class LuceneSearch:
         with made.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # whoever else wants this index waits, then finds it
             if not made.is_dir():
-                with outputs.whole(made) as temporary:
+                with outputs.atomic_output(made) as temporary:
                     self._build(corpus, temporary)
 
     def _build(self, corpus: Any, folder: Path) -> None:

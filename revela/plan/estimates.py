@@ -154,7 +154,7 @@ def training_memory(experiment: Experiment, models: Models, row: int, gpu: bool)
     states = frozen * width + trained * 16  # weight, gradient, two moments in float32
 
     texts = row * experiment.batches_per_device
-    at_once = getattr(experiment.objective, "texts_at_a_time", None)
+    at_once = getattr(experiment.objective, "encode_batch_size", None)
     kept, working = 0.0, 0.0
     for shape, is_language_model in shapes:
         forms = 1 if experiment.objective.name == "contriever" else 2  # query and passage; e and h
@@ -225,15 +225,15 @@ def rows_made(config: Config, kind: str, name: str) -> int | None:
 
         return pq.ParquetFile(file).metadata.num_rows
     if kind == "pairs":
-        return config.pairs[name].pairs
+        return config.pairs[name].num_pairs
     batches = config.batches[name]
     counts = [
         count * config.batches[other].batch_size // batches.batch_size
-        for other, count in batches.mix.items()
+        for other, count in batches.sample_from.items()
     ]
     if not counts:
-        return batches.sample
-    return min(sum(counts), batches.sample or sum(counts))
+        return batches.num_batches
+    return min(sum(counts), batches.num_batches or sum(counts))
 
 
 def data_bytes(config: Config, kind: str, name: str) -> float:

@@ -54,7 +54,7 @@ def _need_target(config: Config, needs: Needs, kind: str, rest: Any, target: str
     match kind:
         case "tables":
             name = re.sub(r"_(vs_paper|significance)$", "", name)
-            known = [*config.tables, *config.listings, "cost"]
+            known = [*config.tables, *config.listings, "usage"]
             if name in config.tables:
                 _need_table(config, needs, name)
         case "figures":
@@ -101,7 +101,7 @@ def _need_table(config: Config, needs: Needs, name: str) -> None:
 
 def _need_figure(config: Config, needs: Needs, name: str) -> None:
     figure: Any = config.figures[name]
-    if figure.kind == "cost":
+    if figure.kind == "step-cost":
         return
     if figure.kind in ("bars", "trend"):
         for table in figure.inputs():
@@ -153,7 +153,7 @@ def _need_rows(config: Config, needs: Needs, kind: str, name: str, explicit: boo
     getattr(needs, kind).add(name)
     entry = getattr(config, kind)[name]
     _need_chunks(needs, entry.corpora)
-    for other in getattr(entry, "mix", {}):
+    for other in getattr(entry, "sample_from", {}):
         _need_rows(config, needs, "batches", other)
 
 

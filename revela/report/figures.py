@@ -12,11 +12,11 @@ from revela.common.errors import RevelaError
 from revela.config.report import (
     AnyFigure,
     BarsFigure,
-    CostFigure,
     CurvesFigure,
     DynamicsFigure,
     LearningFigure,
     PretrainingFigure,
+    StepCostFigure,
     TrendFigure,
 )
 from revela.config.steps import experiment_of
@@ -27,7 +27,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 
-from revela.report.table_figures import STYLES, draw_bars, draw_cost, draw_trend
+from revela.report.table_figures import STYLES, draw_bars, draw_step_cost, draw_trend
 
 
 def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
@@ -35,8 +35,8 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
 
     Args:
         figure: what to draw.
-        inputs: training logs by experiment or backbone; tables by name; the `cost` bench; for a
-            learning figure scores by model, and each experiment's log as well.
+        inputs: training logs by experiment or backbone; tables by name; the `step-cost` bench; for
+            a learning figure scores by model, and each experiment's log as well.
 
     Raises:
         RevelaError: an input is missing, or holds no snapshot for `dynamics`.
@@ -49,8 +49,8 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Any:
             return draw_bars(figure, inputs)
         case TrendFigure():
             return draw_trend(figure, inputs)
-        case CostFigure():
-            return draw_cost(inputs["cost"])
+        case StepCostFigure():
+            return draw_step_cost(inputs["step-cost"])
         case LearningFigure():
             return draw_learning(figure, inputs)
         case PretrainingFigure():
@@ -170,7 +170,9 @@ def draw_dynamics(entries: list[dict[str, Any]]) -> Any:
     """
     snapshots = [(entry["step"], entry["snapshot"]) for entry in entries if "snapshot" in entry]
     if not snapshots:
-        raise RevelaError("the training log holds no snapshot: set `snapshots` in the experiment")
+        raise RevelaError(
+            "the training log holds no snapshot: set `similarity_snapshot_steps` in the experiment"
+        )
     texts = snapshots[0][1]["texts"]
     documents = snapshots[0][1].get("documents") or [""] * len(texts)  # none in ready-made batches
     order = list(dict.fromkeys(documents))

@@ -1,4 +1,4 @@
-"""Figures of compiled tables and of a bench: bars, trends, cost."""
+"""Figures of compiled tables and of a bench: bars, trends, the cost of a step."""
 
 import math
 from pathlib import Path
@@ -130,7 +130,7 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
                 )
         shown |= set(found[SOURCE])
         axis.set_xticks(range(len(places)), list(places))
-        axis.set_xlabel(figure.against, fontsize=8)
+        axis.set_xlabel(figure.x_label, fontsize=8)
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=_SMALL)
         axis.margins(x=0.12, y=0.15)
@@ -147,7 +147,7 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
     return drawing
 
 
-def draw_cost(path: Path) -> Any:
+def draw_step_cost(path: Path) -> Any:
     """Draw time and peak memory of a step of REPLUG and Revela over the batch size (log-log).
 
     Thin lines show the growth that the paper derives, with B² of REPLUG's time and with B of

@@ -55,11 +55,11 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
             ready-made batch of another size.
     """
     counts = Counts()
-    if settings.mix:
+    if settings.sample_from:
         batches: Iterator[dict[str, Any]] = _mixed(settings, inputs)
         available = sum(
             count * _batch_size(inputs[name]) // settings.batch_size
-            for name, count in settings.mix.items()
+            for name, count in settings.sample_from.items()
         )
     elif settings.corpora:
         sizes = {name: pq.read_metadata(inputs[name]).num_rows for name in settings.corpora}
@@ -84,8 +84,8 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         batches = read_jsonl(path, settings.batch_size)
         available = sum(1 for _ in read_jsonl(path, settings.batch_size))
     counts.batches_before_sampling = available
-    if settings.sample is not None:
-        batches = sample(batches, available, settings.sample, settings.seed)
+    if settings.num_batches is not None:
+        batches = sample(batches, available, settings.num_batches, settings.seed)
     with pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
         while rows := list(islice(batches, _ROWS)):
             for row in rows:
@@ -114,22 +114,22 @@ def group_consecutive(chunks: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _grouped(chunks: Path, settings: Batches) -> Iterator[list[Chunk]]:
-    if settings.consecutive is None:
+    if settings.run_length is None:
         return group_consecutive(read_chunks(chunks), settings.batch_size)
-    return group_runs(chunks, settings.batch_size, settings.consecutive, settings.seed)
+    return group_runs(chunks, settings.batch_size, settings.run_length, settings.seed)
 
 
-def group_runs(chunks: Path, size: int, consecutive: int, seed: int) -> Iterator[list[Chunk]]:
+def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[list[Chunk]]:
     """Yield groups of `size` chunks: runs of consecutive ones from random places.
 
     No run is used twice. The chunks are read through a memory map, not into memory.
     """
     rows = datasets.load_dataset("parquet", data_files=str(chunks), split="train")
-    starts = list(range(0, len(rows) - consecutive + 1, consecutive))
+    starts = list(range(0, len(rows) - run_length + 1, run_length))
     random.Random(seed).shuffle(starts)
-    runs = size // consecutive
+    runs = size // run_length
     for first in range(0, len(starts) - runs + 1, runs):
-        places = [start + n for start in starts[first : first + runs] for n in range(consecutive)]
+        places = [start + n for start in starts[first : first + runs] for n in range(run_length)]
         found = rows[places]
         yield list(zip(found["text"], found["document"], strict=True))
 
@@ -162,7 +162,7 @@ def _mixed(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any
 
     Batches of a multiple of `batch_size` are split: smaller batches of the same chunks.
     """
-    for name, count in settings.mix.items():
+    for name, count in settings.sample_from.items():
         available = pq.read_metadata(inputs[name]).num_rows
         for row in sample(read_batches(inputs[name]), available, count, settings.seed):
             texts, size = row["texts"], settings.batch_size

@@ -56,12 +56,12 @@ def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     Raises:
         RevelaError: a source cannot be read, or a row is bad and `on_bad_row` is `error`.
     """
-    if corpus.documents is None:
+    if corpus.max_documents is None:
         yield from _all_documents(corpus, skipped)
         return
     # Two passes, so that a sample of millions is never in memory: one counts, one chooses.
     available = sum(1 for _ in _all_documents(corpus, Skipped()))
-    count = min(corpus.documents, available)
+    count = min(corpus.max_documents, available)
     chosen = iter(sorted(random.Random(corpus.seed).sample(range(available), count)))
     following = next(chosen, None)
     for index, document in enumerate(_all_documents(corpus, skipped)):

@@ -52,7 +52,7 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     choose = random.Random(settings.seed)
     counts = Counts()
     available = sum(pq.read_metadata(inputs[name]).num_rows for name in settings.corpora)
-    wanted = settings.pairs or available
+    wanted = settings.num_pairs or available
     chunks = sample(_chunks(settings.corpora, inputs), available, wanted, settings.seed)
     size = min(_POOL, available)
     pool = list(sample(_chunks(settings.corpora, inputs), available, size, settings.seed + 1))

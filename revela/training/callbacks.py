@@ -20,7 +20,7 @@ def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
     if not writes:
         save_weights(model, None)
         return
-    with outputs.whole(path) as folder:
+    with outputs.atomic_output(path) as folder:
         save_weights(model, folder)
         tokenizer.save_pretrained(folder)
 

@@ -39,7 +39,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
         keep_freed_memory()
         transformers.set_seed(settings.seed)
         if not (work / "tokens").exists():
-            with outputs.whole(work / "tokens") as folder:
+            with outputs.atomic_output(work / "tokens") as folder:
                 _tokenize(settings, chunks, folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(work / "tokens")
         length = settings.sequence_length
@@ -68,7 +68,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
         if trainer.args.bf16:
             model.bfloat16()
         loss = trainer.evaluate()["eval_loss"]  # of the weights as they are saved
-        with outputs.whole(work / "model") as folder:
+        with outputs.atomic_output(work / "model") as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
         for file in (work / "model").iterdir():

@@ -94,10 +94,10 @@ def train(
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(Progress())
-        if isinstance(module, Revela) and experiment.snapshots:
-            trainer.add_callback(Snapshots(trainer, experiment.snapshots, rows[0]))
-        if experiment.retrievers_at:
-            trainer.add_callback(KeepRetriever(trainer, experiment.retrievers_at, output))
+        if isinstance(module, Revela) and experiment.similarity_snapshot_steps:
+            trainer.add_callback(Snapshots(trainer, experiment.similarity_snapshot_steps, rows[0]))
+        if experiment.save_retriever_steps:
+            trainer.add_callback(KeepRetriever(trainer, experiment.save_retriever_steps, output))
         run(trainer, checkpoint_minutes)
         _finish(experiment, inputs, output, trainer)
 

@@ -33,8 +33,8 @@ CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
             "batches_per_step": 4,
             "steps": STEPS,
             "checkpoint_steps": 10_000,  # none but those that a signal asks for
-            "snapshots": [],
-            "retrievers_at": [],
+            "similarity_snapshot_steps": [],
+            "save_retriever_steps": [],
         },
         "cancelled": {"base": "undisturbed"},
         "two-nodes": {"base": "undisturbed"},

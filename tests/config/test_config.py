@@ -50,16 +50,21 @@ def test_shipped_configs_are_valid(name):
         ("experimets", {}, "experimets: unknown key 'experimets'; did you mean 'experiments'"),
         ("experiments/demo-revela/learning_rat", 1, "demo-revela.learning_rat.*'learning_rate'"),
         ("experiments/demo-revela/learning_rate", -1, r"demo-revela.learning_rate.*got -1"),
+        ("batches/places/consecutive", 4, "'consecutive' is now called 'run_length'"),
         ("experiments/demo-revela/data", "python-package", "data: unknown batch set.*'python-pack"),
         ("experiments/demo-revela/retriever", "smal", "retriever.*'small'"),
         ("experiments/demo-revela/base", "nothing", "base: unknown entry 'nothing'"),
         ("experiments/demo-revela/base", "demo-replug", "circular"),
         ("experiments/demo-revela/first_half", ["wiki"], "first_half: unknown corpus 'wiki'"),
         ("experiments/demo-revela/language_model", None, "language_model is required"),
-        ("experiments/demo-revela/retrievers_at", [0, 9999], "a step behind the last one"),
+        ("experiments/demo-revela/save_retriever_steps", [0, 9999], "a step behind the last one"),
         ("experiments/demo-contriever/batches_per_step", 17, "17 is not divisible by"),
         ("batches/places/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
-        ("batches/places/mix", {"a": 1}, "give exactly one of corpora, mix, file, hub"),
+        (
+            "batches/places/sample_from",
+            {"a": 1},
+            "give exactly one of corpora, sample_from, file, hub",
+        ),
         ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora: unknown corpus"),
         ("backbones/small/corpora", ["x"], "backbones.small.corpora: unknown corpus"),
         ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
@@ -78,10 +83,14 @@ def test_shipped_configs_are_valid(name):
         ("tables/x", PRINTED | {"columns": {"X": "pydocs"}}, "coir.csv 'X'"),
         ("tables/x", PRINTED | {"rows": [{"label": "a", "reported": "BM"}]}, "coir.csv 'BM'; did"),
         ("tables/x", PRINTED | {"reported": "non.csv"}, "tables.x.reported: non.csv: No such file"),
-        ("batches/x", {"mix": {"python-packages": 1}, "batch_size": 3}, "3 does not divide the 16"),
+        (
+            "batches/x",
+            {"sample_from": {"python-packages": 1}, "batch_size": 3},
+            "3 does not divide the 16",
+        ),
         ("tables/demo/rows/4/model", "demo-revel", "unknown model or experiment.*'demo-revela'"),
         ("figures/demo-dynamics/experiment", "demo", "unknown experiment 'demo'"),
-        ("figures/demo-dynamics/experiment", "demo-replug", "with snapshots"),
+        ("figures/demo-dynamics/experiment", "demo-replug", "with similarity_snapshot_steps"),
         (
             "figures/demo-curves/experiments",
             {"demo": "D"},
@@ -111,7 +120,7 @@ def test_the_experiments_are_those_of_the_paper():
         assert (experiment.max_length, experiment.lora.rank) == (157, 256)
         if objective.name == "contriever":
             pairs = config.pairs[experiment.data]
-            assert (pairs.pairs, pairs.negatives) == (359_000 if on_code else 500_000, 15)
+            assert (pairs.num_pairs, pairs.negatives) == (359_000 if on_code else 500_000, 15)
             assert (objective.temperature, experiment.batches_per_step) == (0.01, 256)
             continue
         size = 8 if name.endswith(("-3b", "-bs8")) else 4 if name.endswith("-bs4") else 16

@@ -129,7 +129,10 @@ def test_the_paper_s_hours(name, hours, monkeypatch):
 
 CONFIG = {
     "corpora": {"wiki": {"source": "hub", "dataset": "some/texts"}},
-    "batches": {"wiki": {"corpora": ["wiki"], "sample": 640}, "ready": {"hub": "some/batches"}},
+    "batches": {
+        "wiki": {"corpora": ["wiki"], "num_batches": 640},
+        "ready": {"hub": "some/batches"},
+    },
     "experiments": {
         "small": {
             "objective": {"name": "revela"},

@@ -1,4 +1,4 @@
-"""What is told of runs from their files: status, cost, trackers."""
+"""What is told of runs from their files: status, usage, trackers."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from revela.common import usage as cost
+from revela.common import usage
 from revela.common.errors import RevelaError
 from revela.plan import status
 from revela.training import trackers
@@ -37,7 +37,7 @@ def test_parts_of_restarts_and_nodes_add_up(tmp_path):
     part(tmp_path, NOW, NOW + hour, joules=3.6e6, peak_gpu_memory_gb=10.0)
     part(tmp_path, NOW + 2 * hour, NOW + 2.5 * hour, joules=1.8e6, peak_gpu_memory_gb=12.0)
     part(tmp_path, NOW + 2 * hour + 5, NOW + 2.5 * hour + 5, host="node2", joules=1.8e6)
-    spent = cost.spent(tmp_path)
+    spent = usage.spent(tmp_path)
     assert spent["starts"] == 2
     assert spent["gpus"] == 8  # of the last start
     assert spent["gpu_hours"] == pytest.approx(4 * 1 + 4 * 0.5 + 4 * 0.5, abs=1e-3)
@@ -45,7 +45,7 @@ def test_parts_of_restarts_and_nodes_add_up(tmp_path):
     assert spent["kilowatt_hours"] == pytest.approx(2.0)
     assert spent["peak_gpu_memory_gb"] == 12.0
     part(tmp_path, NOW + 9 * hour, NOW + 9 * hour)
-    assert cost.spent(tmp_path)["kilowatt_hours"] is None  # one part does not know
+    assert usage.spent(tmp_path)["kilowatt_hours"] is None  # one part does not know
 
 
 def test_energy_is_that_of_the_visible_gpus(monkeypatch):
@@ -73,9 +73,9 @@ def test_energy_is_that_of_the_visible_gpus(monkeypatch):
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert cost.energy_joules() == joules
-    assert cost.joules_between(5.0, 7.5) == 2.5
-    assert cost.joules_between(5.0, 1.0) is cost.joules_between(None, 1.0) is None
+        assert usage.energy_joules() == joules
+    assert usage.joules_between(5.0, 7.5) == 2.5
+    assert usage.joules_between(5.0, 1.0) is usage.joules_between(None, 1.0) is None
 
 
 @pytest.fixture
@@ -135,8 +135,8 @@ def test_status_of_what_is_done_and_under_way(results):
 
 
 def test_cost_adds_up_beside_the_paper(results):
-    paper = Path(__file__).parents[2] / "data/paper/cost.csv"
-    rows = list(csv.DictReader(cost.to_csv(cost.cost_rows(results, paper)).splitlines()))
+    paper = Path(__file__).parents[2] / "data/paper/gpu_hours.csv"
+    rows = list(csv.DictReader(usage.to_csv(usage.usage_rows(results, paper)).splitlines()))
     assert [row["name"] for row in rows] == ["done", "total"]
     assert rows[0] == {
         "name": "done", "gpu": "A100", "gpus": "4", "starts": "3", "training_hours": "2",
@@ -144,14 +144,14 @@ def test_cost_adds_up_beside_the_paper(results):
         "peak_gpu_memory_gb": "30", "peak_memory_gb": "9", "paper_gpu_hours": "176",
     }  # fmt: skip
     assert (rows[1]["training_gpu_hours"], rows[1]["evaluation_gpu_hours"]) == ("8", "1")
-    assert "| done | A100 | 4 |" in cost.to_markdown(cost.cost_rows(results, paper))
+    assert "| done | A100 | 4 |" in usage.to_markdown(usage.usage_rows(results, paper))
 
 
 def test_the_commands_answer_at_once(results):
     code = (
         "import sys; from revela.cli import app; "
         "app(['status', sys.argv[1]], standalone_mode=False); "
-        "app(['cost', sys.argv[1]], standalone_mode=False); "
+        "app(['usage', sys.argv[1]], standalone_mode=False); "
         "print(sorted({'torch', 'transformers', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     result = subprocess.run(

@@ -7,15 +7,15 @@ from typing import Any
 import yaml
 
 _SMALLER: dict[str, Callable[[Any], Any]] = {
-    "documents": lambda count: max(20, count // 10_000),
-    "pairs": lambda count: count // 10_000,
+    "max_documents": lambda count: max(20, count // 10_000),
+    "num_pairs": lambda count: count // 10_000,
     "negatives": lambda count: 2,
-    "sample": lambda count: count // 40_000,
+    "num_batches": lambda count: count // 40_000,
     "batches_per_step": lambda count: max(1, count // 32),
     "batches_per_device": lambda count: max(1, count // 32),
-    "texts_at_a_time": lambda count: count // 32,
+    "encode_batch_size": lambda count: count // 32,
     "steps": lambda count: 2,
-    "snapshots": lambda steps: list(range(len(steps))),
+    "similarity_snapshot_steps": lambda steps: list(range(len(steps))),
     "sizes": lambda sizes: sizes[:2],
 }
 _OF_EVERY_EXPERIMENT = {
@@ -46,8 +46,8 @@ def _cut(entry: dict[str, Any]) -> dict[str, Any]:
     """Cut the sizes of an entry, those of nested settings too."""
     smaller: dict[str, Any] = {}
     for key, value in entry.items():
-        if key == "mix":
-            smaller[key] = {name: _SMALLER["sample"](count) for name, count in value.items()}
+        if key == "sample_from":
+            smaller[key] = {name: _SMALLER["num_batches"](count) for name, count in value.items()}
         elif isinstance(value, dict):
             smaller[key] = _cut(value)
         else:

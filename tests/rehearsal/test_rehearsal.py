@@ -34,7 +34,7 @@ def test_the_miniature_has_every_entry_of_the_paper(tmp_path, monkeypatch):
     for experiment in config.experiments.values():
         assert experiment.lora is None or experiment.lora.rank <= 8
         assert experiment.max_length <= 64
-    counts = [corpus.documents for corpus in config.corpora.values()]
+    counts = [corpus.max_documents for corpus in config.corpora.values()]
     assert all(count is None or count < 1000 for count in counts)
 
 

@@ -17,11 +17,11 @@ from revela.config.file import load_config
 from revela.config.printed import read_listing
 from revela.config.report import (
     BarsFigure,
-    CostFigure,
     CurvesFigure,
     DynamicsFigure,
     LearningFigure,
     Listing,
+    StepCostFigure,
     Table,
     TrendFigure,
 )
@@ -266,7 +266,7 @@ LISTINGS = ["bright_tasks", "checkpoints", "coir_tasks", "embedding_models"]
 PAPER_TABLES = sorted(
     path.stem
     for path in (ROOT / "data" / "paper").glob("*.csv")
-    if path.stem not in [*LISTINGS, "cost"]
+    if path.stem not in [*LISTINGS, "gpu_hours"]
 )
 
 
@@ -467,13 +467,13 @@ COST = """batch_size,replug_seconds,revela_seconds,replug_memory_gb,revela_memor
 def inputs(log, tmp_path):
     (tmp_path / "table.csv").write_text(COMPILED)
     (tmp_path / "cost.csv").write_text(COST)
-    return {"e": log, "t": tmp_path / "table.csv", "cost": tmp_path / "cost.csv"}
+    return {"e": log, "t": tmp_path / "table.csv", "step-cost": tmp_path / "cost.csv"}
 
 
 FIGURES = [
     BarsFigure(kind="bars", caption="c", tables={"t": "T"}),
-    TrendFigure(kind="trend", caption="c", tables={"t": "T"}, against="batch size"),
-    CostFigure(kind="cost", caption="c"),
+    TrendFigure(kind="trend", caption="c", tables={"t": "T"}, x_label="batch size"),
+    StepCostFigure(kind="step-cost", caption="c"),
     CurvesFigure(kind="curves", caption="c", experiments={"e": "label"}),
     DynamicsFigure(kind="dynamics", caption="c", experiment="e"),
 ]
@@ -490,7 +490,7 @@ def test_figures_are_drawn_and_repeatable(inputs, tmp_path, figure, kind, magic)
 
 
 def test_an_input_of_a_figure_that_is_missing(inputs):
-    for figure, name in zip(FIGURES, ("t", "t", "cost", "e", "e"), strict=True):
+    for figure, name in zip(FIGURES, ("t", "t", "step-cost", "e", "e"), strict=True):
         with pytest.raises(RevelaError, match=rf"--input {name}=PATH is missing: .* {figure.kind}"):
             figures.draw(figure, {"x": inputs["t"]})
 
@@ -531,7 +531,7 @@ def test_groups_of_several_panels_look_the_same_and_unlike_others(inputs, tmp_pa
     other = COMPILED.replace("Revela 1B / ", "").replace("b16", "b32")
     (tmp_path / "u.csv").write_text(other)
     tables = {"u": "U", "t": "T"}
-    figure = TrendFigure(kind="trend", caption="c", tables=tables, against="batch size")
+    figure = TrendFigure(kind="trend", caption="c", tables=tables, x_label="batch size")
     drawing = figures.draw(figure, inputs | {"u": tmp_path / "u.csv"})
     looks = [
         {line.get_label(): line.get_color() for line in axis.lines if len(line.get_label()) < 10}

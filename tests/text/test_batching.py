@@ -75,7 +75,7 @@ def test_a_sample_is_seeded_ordered_and_without_repeats(tmp_path):
     first, same, other = (
         [
             b["texts"][0]
-            for b in made(tmp_path, chunks, corpora=["c"], batch_size=4, sample=30, seed=s)[0]
+            for b in made(tmp_path, chunks, corpora=["c"], batch_size=4, num_batches=30, seed=s)[0]
         ]
         for s in (1, 1, 2)
     )
@@ -87,7 +87,7 @@ def test_a_sample_is_seeded_ordered_and_without_repeats(tmp_path):
 
 def test_runs_come_from_several_places(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 200)}
-    settings = {"corpora": ["c"], "batch_size": 8, "consecutive": 2, "seed": 1}
+    settings = {"corpora": ["c"], "batch_size": 8, "run_length": 2, "seed": 1}
     batches, _ = made(tmp_path, chunks, **settings)
     numbers = [[int(text.split()[0][1:]) for text in batch["texts"]] for batch in batches]
     for batch in numbers:
@@ -107,23 +107,25 @@ def test_a_mixture_takes_so_many_of_each(tmp_path):
         chunks = chunk_file(tmp_path / f"{name}.chunks", 80, name)
         sets[name] = tmp_path / f"{name}.parquet"
         make_batches(Batches(corpora=[name], batch_size=4), {name: chunks}, sets[name])
-    batches, _ = made(tmp_path, sets, mix={"a": 3, "b": 5}, batch_size=4)
+    batches, _ = made(tmp_path, sets, sample_from={"a": 3, "b": 5}, batch_size=4)
     assert [b["source"] for b in batches] == ["a"] * 3 + ["b"] * 5
     with pytest.raises(RevelaError, match=r"batch set 'a' has batches of 4, not of batch_size 8"):
-        made(tmp_path, sets, mix={"a": 3}, batch_size=8)
+        made(tmp_path, sets, sample_from={"a": 3}, batch_size=8)
 
 
 def test_smaller_batches_of_the_same_chunks(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.chunks", 80)}
     whole = tmp_path / "whole.parquet"
-    make_batches(Batches(corpora=["c"], batch_size=8, sample=6), chunks, whole)
-    halves, counts = made(tmp_path, {"whole": whole}, mix={"whole": 6}, batch_size=4)
+    make_batches(Batches(corpora=["c"], batch_size=8, num_batches=6), chunks, whole)
+    halves, counts = made(tmp_path, {"whole": whole}, sample_from={"whole": 6}, batch_size=4)
     assert counts.batches == counts.batches_before_sampling == 12
     texts = [t for batch in halves for t in batch["texts"]]
     assert texts == [t for batch in read_batches(whole) for t in batch["texts"]]
     documents = [d for batch in halves for d in batch["documents"]]
     assert documents == [d for batch in read_batches(whole) for d in batch["documents"]]
-    some, _ = made(tmp_path, {"whole": whole}, mix={"whole": 6}, batch_size=4, sample=11)
+    some, _ = made(
+        tmp_path, {"whole": whole}, sample_from={"whole": 6}, batch_size=4, num_batches=11
+    )
     assert len(some) == 11
 
 
@@ -161,7 +163,7 @@ def test_too_little_for_a_batch(tmp_path):
     with pytest.raises(RevelaError, match="7 chunks are too few for one batch of 16"):
         made(tmp_path, chunks, corpora=["c"])
     with pytest.raises(RevelaError, match="cannot sample 9 batches: there are only 3"):
-        made(tmp_path, chunks, corpora=["c"], batch_size=2, sample=9)
+        made(tmp_path, chunks, corpora=["c"], batch_size=2, num_batches=9)
 
 
 # ---------------------------------------------------------------------------- pairs
@@ -179,7 +181,7 @@ def test_pairs_and_their_negatives(tmp_path):
         for n in range(60)
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
-    settings = Pairs(corpora=["c"], pairs=40, negatives=15, seed=3)
+    settings = Pairs(corpora=["c"], num_pairs=40, negatives=15, seed=3)
     tables = []
     for _ in range(2):
         counts = pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")

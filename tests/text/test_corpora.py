@@ -62,14 +62,16 @@ def test_consecutive_passages_of_a_title_are_joined(tmp_path):
 
 def test_documents_are_left_out_by_their_id(tmp_path):
     path = rows_file(tmp_path / "rows.jsonl", ROWS)
-    found = documents(source="files", path=path, fields=FIELDS, exclude=["3", "none"], documents=9)
+    found = documents(
+        source="files", path=path, fields=FIELDS, exclude=["3", "none"], max_documents=9
+    )
     assert [d.id for d in found] == ["0", "1", "2", "4"]
 
 
 def test_a_sample_is_seeded_and_in_order(tmp_path):
     path = rows_file(tmp_path / "rows.jsonl", [{"text": f"{n:03}"} for n in range(100)])
     samples = [
-        [d.text for d in documents(source="files", path=path, documents=10, seed=seed)]
+        [d.text for d in documents(source="files", path=path, max_documents=10, seed=seed)]
         for seed in (0, 0, 1)
     ]
     assert samples[0] == samples[1] != samples[2]

@@ -78,16 +78,16 @@ def test_replug_trains_the_retriever_only():
     assert gradient.abs().max() > 0
 
 
-@pytest.mark.parametrize("texts_at_a_time", [1, 2, 3, 100])
-def test_contriever_in_parts_equals_the_whole(texts_at_a_time):
+@pytest.mark.parametrize("encode_batch_size", [1, 2, 3, 100])
+def test_contriever_in_parts_equals_the_whole(encode_batch_size):
     generator = torch.Generator().manual_seed(0)
     texts = [
         torch.randint(2, 99, (n,), generator=generator).tolist() for n in (3, 9, 4, 6, 1, 5, 7)
     ]
     tensors = *pad(texts[:2], 0), *pad([*texts[2:], [8]], 0)
     found = []
-    for size in (None, texts_at_a_time):
-        settings = ContrieverObjective(name="contriever", temperature=0.3, texts_at_a_time=size)
+    for size in (None, encode_batch_size):
+        settings = ContrieverObjective(name="contriever", temperature=0.3, encode_batch_size=size)
         contriever = Contriever(encoder(), settings).double()
         rows = []
         contriever.retriever.model.register_forward_pre_hook(

@@ -96,14 +96,18 @@ def experiments(folder: Path) -> dict[str, Experiment]:
     replug = {"name": "replug", "retriever_temperature": 0.1, "language_model_temperature": 1.0}
     return {
         "lora": experiment(
-            folder, lora=LORA, gradient_checkpointing=True, snapshots=[0, 2], retrievers_at=[0, 2]
+            folder,
+            lora=LORA,
+            gradient_checkpointing=True,
+            similarity_snapshot_steps=[0, 2],
+            save_retriever_steps=[0, 2],
         ),
         "all-weights": experiment(folder, weight_decay=0.1, max_gradient_norm=0.5),
         "untied": experiment(folder, language_model=str(folder / "untied"), steps=None),
         "replug": experiment(folder, objective=replug, lora=LORA),
         "contriever": experiment(
             folder,
-            objective={"name": "contriever", "temperature": 0.1, "texts_at_a_time": 4},
+            objective={"name": "contriever", "temperature": 0.1, "encode_batch_size": 4},
             language_model=None,
             batches_per_step=12,
             batches_per_device=3,

@@ -96,7 +96,9 @@ REPLUG = {
 
 
 def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
-    train(experiment(backbone, steps=30, snapshots=[0, 15, 30]), data, tmp_path / "m")
+    train(
+        experiment(backbone, steps=30, similarity_snapshot_steps=[0, 15, 30]), data, tmp_path / "m"
+    )
     log = read_log(tmp_path / "m" / "log.jsonl")
     steps = [entry for entry in log if "loss" in entry]
     assert [entry["step"] for entry in steps] == list(range(1, 31))

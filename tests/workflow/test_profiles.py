@@ -127,7 +127,11 @@ def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
     rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     training = CONFIG["experiments"]["tiny-revela"] | {"batches_per_step": 2, "steps": 150}
-    training |= {"checkpoint_steps": 10_000, "snapshots": [], "retrievers_at": []}
+    training |= {
+        "checkpoint_steps": 10_000,
+        "similarity_snapshot_steps": [],
+        "save_retriever_steps": [],
+    }
     config = {name: CONFIG[name] for name in ("corpora", "batches", "backbones")}
     config["experiments"] = {"tiny-revela": training}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

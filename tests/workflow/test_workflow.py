@@ -45,21 +45,21 @@ CONFIG = {
             "batches_per_step": 1,
             "steps": 6,
             "checkpoint_steps": 2,
-            "snapshots": [0, 6],
-            "retrievers_at": [0, 3],
+            "similarity_snapshot_steps": [0, 6],
+            "save_retriever_steps": [0, 3],
         },
         "tiny-replug": {
             "base": "tiny-revela",
             "objective": {"name": "replug", "include_self": False},
-            "snapshots": [],
-            "retrievers_at": [],
+            "similarity_snapshot_steps": [],
+            "save_retriever_steps": [],
         },
         "tiny-contriever": {
             "base": "tiny-revela",
             "objective": {"name": "contriever"},
             "language_model": None,
-            "snapshots": [],
-            "retrievers_at": [],
+            "similarity_snapshot_steps": [],
+            "save_retriever_steps": [],
         },
     },
     "models": {
@@ -351,9 +351,9 @@ def test_what_is_missing_stops_a_run_before_its_first_job(project):
 
 
 def test_cost_is_a_report_of_what_is_there(project):
-    result = snakemake(project, "costs")
+    result = snakemake(project, "usage")
     assert result.returncode == 0, result.stderr
-    rows = (project / "results/tables/cost.csv").read_text().splitlines()
+    rows = (project / "results/tables/usage.csv").read_text().splitlines()
     assert {row.partition(",")[0] for row in rows} >= {"tiny", "tiny-revela", "bm25", "total"}
     told = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
     assert told["starts"] >= 1

@@ -94,7 +94,7 @@ def corpus_files(name):
 def chunks_of(entry):
     """Return the chunk file of each corpus, or the batch file of each set that is mixed."""
     return {name: f"results/chunks/{name}.parquet" for name in entry.corpora} | {
-        name: f"results/batches/{name}.parquet" for name in getattr(entry, "mix", {})
+        name: f"results/batches/{name}.parquet" for name in getattr(entry, "sample_from", {})
     }
 
 
@@ -207,8 +207,8 @@ def figure_inputs(figure):
     entry = CONFIG.figures[figure]
     if entry.kind in ("bars", "trend"):
         return {name: f"results/tables/{name}.csv" for name in entry.inputs()}
-    if entry.kind == "cost":
-        return {"cost": f"results/bench/{figure}.csv"}
+    if entry.kind == "step-cost":
+        return {"step-cost": f"results/bench/{figure}.csv"}
     if entry.kind == "learning":
         experiments = [name for name, _ in entry.experiments]
         models = [model for name in experiments for model in CONFIG.steps_of(name)]

@@ -110,7 +110,7 @@ rule listing:
         " --output {output.csv:q} 2>&1 | record {log:q}"
 
 
-rule cost:
+rule step_cost:
     input:
         backbone="data/backbone/model.safetensors",
         code="bench/training/step_cost.py",
@@ -127,18 +127,18 @@ rule cost:
         "python -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1 | record {log:q}"
 
 
-rule costs:
+rule usage:
     input:
         manifests(),
     output:
-        csv="results/tables/cost.csv",
-        md="results/tables/cost.md",
+        csv="results/tables/usage.csv",
+        md="results/tables/usage.md",
     log:
-        "results/logs/costs.log",
+        "results/logs/usage.log",
     conda:
         "../../envs/evaluate.yaml"
     params:
-        paper=f"{workflow.basedir}/data/paper/cost.csv",
+        paper=f"{workflow.basedir}/data/paper/gpu_hours.csv",
     shell:
-        "python -m revela cost results --paper {params.paper:q}"
+        "python -m revela usage results --paper {params.paper:q}"
         " --output {output.csv:q} 2>&1 | record {log:q}"

@@ -51,12 +51,12 @@ class Contriever(nn.Module):
         }
 
     def _embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return embeddings (N, D), `texts_at_a_time` of them in memory at once.
+        """Return embeddings (N, D), `encode_batch_size` of them in memory at once.
 
         Each part is encoded again in the backward pass, when the gradients of all embeddings are
         known (as GradCache does). Texts of like length share a part, cut to its longest.
         """
-        size = self.settings.texts_at_a_time
+        size = self.settings.encode_batch_size
         if size is None or len(input_ids) <= size:
             return self.retriever(input_ids, attention_mask)
         length_N = attention_mask.sum(1)

@@ -43,7 +43,7 @@ class Revela(nn.Module):
             return in_batch_similarity(cosine_BP, self.settings.temperature, group)
 
     def _group(self) -> Any:
-        together = self.settings.across_processes and distributed.is_initialized()
+        together = self.settings.gather_across_devices and distributed.is_initialized()
         return distributed.group.WORLD if together else None
 
     def forward(
