@@ -74,17 +74,14 @@ def _fail(message: str) -> NoReturn:
 @app.command()
 def settings(config: Path, section: str, name: str) -> None:
     """Print the settings of one entry of a config as the JSON that its step expects."""
-    sections = load_config(config).model_dump(mode="json")
-    for what, key, allowed in (
-        ("section", section, sections),
-        ("entry", name, sections.get(section, {})),
-    ):
-        if key not in allowed:
-            raise RevelaError(f"{config}: {unknown_name(what, key, allowed)}")
-    entry = sections[section][name]
-    if section == "tables":
-        entry = load_config(config).table(name).model_dump(mode="json")
-    print(json.dumps(entry, sort_keys=True))
+    checked = load_config(config)
+    sections = [*type(checked).model_fields, "tasks"]
+    if section not in sections:
+        raise RevelaError(f"{config}: {unknown_name('section', section, sections)}")
+    known = checked.evaluated if section == "models" else getattr(checked, section)
+    if name not in known:
+        raise RevelaError(f"{config}: {unknown_name('entry', name, known)}")
+    print(checked.resolved(section, name).dump())
 
 
 @app.command()

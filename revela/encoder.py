@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from revela.common.errors import RevelaError
 from revela.common.hub import converted_revision, explain
+from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel, Encoding, Lora
 
 Role = Literal["query", "passage"]
@@ -177,7 +178,7 @@ def load_model(
     if (Path(name) / "adapter_config.json").exists():
         base = json.loads((Path(name) / "adapter_config.json").read_text())
         return load_adapter(load_model(base["base_model_name_or_path"], causal, dtype=dtype), name)
-    if name.startswith((".", "/", "data/", "results/")) and not Path(name).is_dir():
+    if ModelRef(name).is_folder and not Path(name).is_dir():
         raise RevelaError(f"model {name!r}: no such folder")
     loader = AutoModelForCausalLM if causal else AutoModel
     wanted = {"dtype": dtype, "use_safetensors": True}

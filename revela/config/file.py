@@ -1,4 +1,4 @@
-"""The configuration: one file that describes what to compute, `base:` inheritance, checked names.
+"""The configuration: one file that describes what to compute, and how its entries depend.
 
 One file describes what to compute (`config.yaml`); the Snakemake profile says on what machines.
 Each entry of a section is one thing to make, named by its key:
@@ -7,7 +7,7 @@ Each entry of a section is one thing to make, named by its key:
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,12 @@ import yaml
 from pydantic import ValidationError
 
 from revela.common.errors import RevelaError, unknown_name
+from revela.config import paths
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
+from revela.config.expand import expand
+from revela.config.names import LanguageModelRef, ModelName, ModelRef, references
 from revela.config.printed import read_listing, read_reported
-from revela.config.report import (
-    AnyFigure,
-    BarsFigure,
-    DynamicsFigure,
-    LearningFigure,
-    Listing,
-    PretrainingFigure,
-    StepCostFigure,
-    Table,
-    TrendFigure,
-)
+from revela.config.report import AnyFigure, DynamicsFigure, Listing, Table
 from revela.config.steps import (
     AnyBenchmark,
     AnyCorpus,
@@ -41,7 +34,7 @@ from revela.config.steps import (
     LmEvalBenchmark,
     MtebBenchmark,
     Pairs,
-    RevelaObjective,
+    PydocsBenchmark,
     Settings,
     first_problem,
 )
@@ -61,40 +54,49 @@ class Config(Settings):
     listings: dict[str, Listing] = {}
     figures: dict[str, AnyFigure] = {}
 
-    def evaluable(self) -> list[str]:
-        """Return the names of everything that can be a row of a table."""
-        kept = [
-            f"{n}@{step}" for n, e in self.experiments.items() for step in e.save_retriever_steps
-        ]
-        return [*self.experiments, *self.models, *kept]
+    # ------------------------------------------------------------------------ names
 
-    def model(self, name: str) -> AnyModel:
-        """Return how to load a model for evaluation; an experiment is its trained encoder."""
-        if name in self.models:
-            return self.models[name]
-        experiment, _, step = name.partition("@")
-        return EncoderModel(
-            kind="encoder",
-            retriever=f"results/models/{experiment}/{f'steps/{step}' if step else 'retriever'}",
-            encoding=self.experiments[experiment].encoding,
-        )
+    @property
+    def evaluated(self) -> list[str]:
+        """The names of everything that can be a row of a table."""
+        return _evaluated(self.model_dump(include={"experiments", "models"}))
 
-    def trains_language_model(self, name: str) -> bool:
-        """Tell whether a name is an experiment that trains its language model too."""
-        objective = self.experiments[name].objective if name in self.experiments else None
-        return isinstance(objective, RevelaObjective) and not objective.freeze_language_model
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The benchmark of each task."""
+        return {task: name for name, suite in self.benchmarks.items() for task in suite.tasks}
+
+    @property
+    def retrieval_tasks(self) -> list[str]:
+        """The tasks of all benchmarks for retrievers."""
+        suites = [s for s in self.benchmarks.values() if not isinstance(s, LmEvalBenchmark)]
+        return [task for suite in suites for task in suite.tasks]
 
     def seeds_of(self, name: str) -> list[str]:
         """Return a model's name, and for an experiment those of its trainings with other seeds."""
         if name not in self.experiments:
             return [name]
         first, count = self.experiments[name].seed, self.experiments[name].seeds
-        return [name, *(f"{name}-seed{seed}" for seed in range(first + 1, first + count))]
+        return [name, *(str(ModelName(name, seed)) for seed in range(first + 1, first + count))]
 
     def steps_of(self, name: str) -> list[str]:
         """Return the names of all retrievers that an experiment's seeds keep, the last included."""
-        steps = ["", *(f"@{step}" for step in self.experiments[name].save_retriever_steps)]
-        return [f"{seed}{step}" for seed in self.seeds_of(name) for step in steps]
+        steps = [None, *self.experiments[name].save_retriever_steps]
+        return [
+            str(ModelName(training, step=step))
+            for training in self.seeds_of(name)
+            for step in steps
+        ]
+
+    # ------------------------------------------------------------------------ entries
+
+    def model(self, name: str) -> AnyModel:
+        """Return how to load a model for evaluation; an experiment is its trained encoder."""
+        if name in self.models:
+            return self.models[name]
+        encoding = self.experiments[ModelName.parse(name).training].encoding
+        folder = ModelRef(paths.retriever(name))
+        return EncoderModel(kind="encoder", retriever=folder, encoding=encoding)
 
     def table(self, name: str) -> Table:
         """Return a table with its columns spelt out, and the seeds of its experiments.
@@ -114,11 +116,89 @@ class Config(Settings):
         rows = [row.model_copy(update={"model": self._measured(row.model)}) for row in table.rows]
         return table.model_copy(update={"benchmark": None, "columns": columns, "rows": rows})
 
-    def _measured(self, models: list[str]) -> list[str]:
+    def _measured(self, models: list[Any]) -> list[str]:
         entries = (self.models.get(model) for model in models)
         if any(isinstance(e, ApiModel) and not os.environ.get(e.key) for e in entries):
             return []
         return [name for model in models for name in self.seeds_of(model)]
+
+    def task(self, name: str) -> AnyBenchmark:
+        """Return a task's benchmark without its other tasks."""
+        return self.benchmarks[self.tasks[name]].model_copy(update={"tasks": [name]})
+
+    def resolved(self, section: str, name: str) -> Settings:
+        """Return an entry as its step expects it: what is made here is named by its path.
+
+        Args:
+            section: of the file; `tasks` as well.
+            name: of the entry; of a table, model or task in the forms of `table`, `model`, `task`.
+        """
+        if section in ("tables", "models", "tasks"):
+            entry = getattr(self, section.removesuffix("s"))(name)
+        else:
+            entry = getattr(self, section)[name]
+        fields = type(entry).model_fields
+        weights = {k: v for k in fields if isinstance(v := getattr(entry, k), ModelRef)}
+        update = {k: self._folder(v) for k, v in weights.items() if v.is_entry}
+        return entry.model_copy(update=update)
+
+    def _folder(self, model: ModelRef) -> str:
+        if isinstance(model, LanguageModelRef) and model in self.experiments:
+            return paths.language_model(model)
+        return paths.backbone(model)
+
+    # ------------------------------------------------------------------------ dependencies
+
+    def inputs(self, section: str, name: str) -> dict[str, str]:
+        """Return the paths that an entry's step reads of what other entries make.
+
+        They are named by those entries; those of experiments and models by the keys that name them.
+        """
+        if section == "figures":
+            return self._figure_inputs(name)
+        if section == "models":
+            entry = self.models.get(name)
+            trained = entry.language_model if isinstance(entry, LanguageModel) else name
+            training = ModelName.parse(trained).training
+            if training not in self.experiments:
+                return _backbones(entry)
+            # LoRA's weights are put on the backbones anew.
+            retriever = {"trained": paths.made("experiments", training)}
+            return retriever | _backbones(self.experiments[training])
+        entry = getattr(self, section)[name]
+        if section == "experiments":
+            return {"data": paths.made(entry.data.section, entry.data)} | _backbones(entry)
+        made = (r for r in references(entry) if r.section in paths.MADE)
+        return {reference: paths.made(reference.section, reference) for reference in made}
+
+    def _figure_inputs(self, name: str) -> dict[str, str]:
+        figure: Any = self.figures[name]
+        if figure.kind == "step-cost":
+            return {"step-cost": paths.bench(name)}
+        if figure.kind == "learning":
+            trained = [experiment for experiment, _ in figure.experiments]
+            models = [model for experiment in trained for model in self.steps_of(experiment)]
+            logs = {f"{experiment}.log": paths.training_log(experiment) for experiment in trained}
+            return {model: paths.scores(model, figure.task) for model in models} | logs
+        return {
+            reference: paths.made("tables", reference)
+            if reference.section == "tables"
+            else paths.training_log(reference)
+            for reference in references(figure)
+        }
+
+    def collection(self, task: str) -> str | None:
+        """Return the folder of a local task's collection, None for one of the hub."""
+        suite = self.benchmarks[self.tasks[task]]
+        if isinstance(suite, PydocsBenchmark):
+            return paths.collection(self.tasks[task], task)
+        return f"{suite.path}/{task}" if suite.source == "folder" else None
+
+
+def _backbones(entry: Any) -> dict[str, str]:
+    """Return the weights of backbones that are pretrained here, by the keys that name them."""
+    used = {key: v for key, v in entry or () if isinstance(v, ModelRef) and v.is_entry}
+    return {key: paths.made("backbones", name) for key, name in used.items()}
 
 
 # ---------------------------------------------------------------------------- reading
@@ -144,198 +224,138 @@ def parse_config(raw: dict[str, Any], source: str) -> Config:
     """Check a configuration that was already read from `source`; see `load_config`."""
     if not isinstance(raw, dict):
         raise RevelaError(f"{source}: expected sections such as corpora and experiments")
-    resolved = {
-        section: _inherit(section, entries, source) if isinstance(entries, dict) else entries
-        for section, entries in raw.items()
-    }
     try:
-        config = Config.model_validate(resolved)
+        spelt_out = expand(raw)
+    except RevelaError as error:
+        raise RevelaError(f"{source}: {error}") from error
+    try:
+        config = Config.model_validate(spelt_out, context=_defined(spelt_out))
     except ValidationError as error:
-        raise RevelaError(f"{source}: {first_problem(error, resolved)}") from error
-    _add_seeds(config, source)
-    _check_names(config, source)
+        raise RevelaError(f"{source}: {first_problem(error, spelt_out)}") from error
+    for problem in _problems(config):
+        raise RevelaError(f"{source}: {problem}")
     return config
 
 
-def _inherit(section: str, entries: dict[str, Any], source: str) -> dict[str, Any]:
-    """Resolve `base:` in the entries of a section: mappings merge, everything else replaces."""
-    done: dict[str, Any] = {}
+def _defined(raw: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the names that each kind of reference may have, of a file that is not checked yet."""
+    names = {s: list(e) if isinstance(e := raw.get(s), dict) else [] for s in Config.model_fields}
 
-    def resolve(name: str, path: tuple[str, ...]) -> Any:
-        where = f"{source}: {section}.{name}"
-        if name in path:
-            raise RevelaError(f"{where}.base: circular: {' → '.join((*path, name))}")
-        if name not in done:
-            entry = entries[name]
-            if isinstance(entry, dict) and "base" in entry:
-                base = entry["base"]
-                if not isinstance(base, str) or base not in entries:
-                    raise RevelaError(f"{where}.base: {unknown_name('entry', str(base), entries)}")
-                own = {key: value for key, value in entry.items() if key != "base"}
-                entry = _merge(resolve(base, (*path, name)), own)
-            done[name] = entry
-        return done[name]
+    def entries(section: str) -> dict[str, Any]:
+        return {n: raw[section][n] for n in names[section] if isinstance(raw[section][n], dict)}
 
-    return {name: resolve(name, ()) for name in entries}
-
-
-def _merge(base: Any, own: Any) -> Any:
-    """Merge two mappings; one that changes what kind of thing it is starts afresh."""
-    if isinstance(base, dict) and isinstance(own, dict):
-        if any(own.get(tag, base.get(tag)) != base.get(tag) for tag in ("name", "source", "kind")):
-            return own
-        return {
-            **base,
-            **{key: _merge(base[key], own[key]) if key in base else own[key] for key in own},
-        }
-    return own
+    trained = [
+        name
+        for name, entry in entries("experiments").items()
+        if isinstance(objective := entry.get("objective"), dict)
+        and objective.get("name") == "revela"
+        and not objective.get("freeze_language_model")
+    ]
+    suites = [s for s in entries("benchmarks").values() if s.get("source") != "lm-eval"]
+    tasks = [s["tasks"] for s in suites if isinstance(s.get("tasks"), list)]
+    sources = [s for b in entries("batches").values() if isinstance(s := b.get("source"), str)]
+    return names | {
+        "sources": [*names["corpora"], *filter(None, sources)],
+        "language_models": [*trained, *names["backbones"]],
+        "retrieval_tasks": [task for of_suite in tasks for task in of_suite],
+        "evaluated": _evaluated({s: entries(s) for s in ("experiments", "models")}),
+    }
 
 
-def _add_seeds(config: Config, source: str) -> None:
-    """Add an entry for each further seed of an experiment with `seeds`."""
-    for name, experiment in list(config.experiments.items()):
-        for seed, other in enumerate(config.seeds_of(name)[1:], experiment.seed + 1):
-            if other in config.experiments:
-                raise RevelaError(f"{source}: experiments.{other}: is seed {seed} of {name!r}")
-            update = {"seed": seed, "seeds": 1}
-            config.experiments[other] = experiment.model_copy(update=update)
+def _evaluated(raw: dict[str, Any]) -> list[str]:
+    steps = {name: entry.get("save_retriever_steps") for name, entry in raw["experiments"].items()}
+    kept = [
+        str(ModelName(name, step=step))
+        for name, of_one in steps.items()
+        for step in (of_one if isinstance(of_one, list) else [])
+    ]
+    return [*raw["experiments"], *raw["models"], *kept]
 
 
-def _check_names(config: Config, source: str) -> None:
-    """Check that every name one entry uses is defined by another.
+# ---------------------------------------------------------------------------- checking
 
-    Raises:
-        RevelaError: with the key, the name and the nearest defined ones.
-    """
 
-    def check(key: str, what: str, name: str, allowed: Iterable[str]) -> None:
-        if name not in set(allowed):
-            raise RevelaError(f"{source}: {key}: {unknown_name(what, name, allowed)}")
-
-    def check_model(key: str, name: str) -> None:
-        """A name without a slash can only be a backbone: hub names and folders have one."""
-        if "/" not in name:
-            check(key, "backbone", name, config.backbones)
-
+def _problems(config: Config) -> Iterator[str]:
+    """Yield what is wrong between entries: key, value and what is allowed, a line each."""
     for name, batches in config.batches.items():
-        for corpus in batches.corpora:
-            check(f"batches.{name}.corpora", "corpus", corpus, config.corpora)
         for other in batches.sample_from:
-            check(f"batches.{name}.sample_from", "batch set", other, config.batches)
             if (size := config.batches[other].batch_size) % batches.batch_size:
-                raise RevelaError(
-                    f"{source}: batches.{name}.batch_size: {batches.batch_size} does not divide "
+                yield (
+                    f"batches.{name}.batch_size: {batches.batch_size} does not divide "
                     f"the {size} of batch set {other!r}"
                 )
-    for name, pairs in config.pairs.items():
-        for corpus in pairs.corpora:
-            check(f"pairs.{name}.corpora", "corpus", corpus, config.corpora)
-    for name, backbone in config.backbones.items():
-        for corpus in backbone.corpora:
-            check(f"backbones.{name}.corpora", "corpus", corpus, config.corpora)
-    for name, experiment in config.experiments.items():
-        key = f"experiments.{name}"
-        if experiment.objective.name == "contriever":
-            check(f"{key}.data", "set of pairs", experiment.data, config.pairs)
-        else:
-            check(f"{key}.data", "batch set", experiment.data, config.batches)
-        check_model(f"{key}.retriever", experiment.retriever)
-        if experiment.language_model is not None:
-            check_model(f"{key}.language_model", experiment.language_model)
-        sources = {batches.source for batches in config.batches.values()} - {""}
-        for corpus in experiment.first_half:
-            check(f"{key}.first_half", "corpus", corpus, {*config.corpora, *sources})
+    for name in config.experiments:
         if name in config.models or name in config.backbones:
-            raise RevelaError(f"{source}: {key}: the name is taken by a model or backbone")
-    for name, model in config.models.items():
-        if isinstance(model, EncoderModel):
-            check_model(f"models.{name}.retriever", model.retriever)
-        if isinstance(model, LanguageModel) and "/" not in model.language_model:
-            trained = filter(config.trains_language_model, config.experiments)
-            known = [*trained, *config.backbones]
-            what = "backbone or experiment that trains a language model"
-            check(f"models.{name}.language_model", what, model.language_model, known)
-    seen: dict[str, str] = {}
-    for name, benchmark in config.benchmarks.items():
-        if isinstance(benchmark, MtebBenchmark):
-            for task in benchmark.tasks:
-                check(f"benchmarks.{name}.tasks", "mteb retrieval task", task, mteb_task_names())
-        if isinstance(benchmark, LmEvalBenchmark):
-            files = lm_eval_task_files(benchmark.path)
-            # Where lm-eval is not installed its tasks are not known: the command says so.
-            for task in benchmark.tasks if files or benchmark.path else []:
-                check(f"benchmarks.{name}.tasks", "task of lm-eval", task, files)
-        for task in benchmark.tasks:
-            if seen.setdefault(task, name) != name:
-                raise RevelaError(
-                    f"{source}: benchmarks.{name}.tasks: {task!r} is a task of {seen[task]!r} too"
-                )
+            yield f"experiments.{name}: the name is taken by a model or backbone"
+    yield from _problems_of_tasks(config)
     for name, table in config.tables.items():
-        key = f"tables.{name}"
-        if table.benchmark:
-            check(f"{key}.benchmark", "benchmark", table.benchmark, config.benchmarks)
-        for entry in (entry for _, entries in table.columns for entry in entries):
-            task, _, subset = entry.partition(":")
-            check(f"{key}.columns", "task or benchmark", task, [*seen, *config.benchmarks])
-            if subset:
-                check(f"{key}.columns", f"subset of {task}", subset, mteb_subsets(task))
-        for row in table.rows:
-            for model_name in row.model:
-                check(f"{key}.rows", "model or experiment", model_name, config.evaluable())
-                is_language_model = isinstance(config.model(model_name), LanguageModel)
-                for task in config.table(name).tasks():
-                    suite = config.benchmarks[seen[task]]
-                    if isinstance(suite, LmEvalBenchmark) != is_language_model:
-                        raise RevelaError(
-                            f"{source}: {key}.rows: task {task!r} of benchmark {seen[task]!r} "
-                            f"cannot be measured on model {model_name!r}: "
-                            f"{'a' if is_language_model else 'no'} language model"
-                        )
+        yield from (f"tables.{name}.{problem}" for problem in _problems_of_table(config, name))
         if table.reported:
-            try:
-                printed = read_reported(Path(table.reported))
-            except RevelaError as error:
-                raise RevelaError(f"{source}: {key}.reported: {error}") from error
-            for system in (row.reported for row in table.rows if row.reported):
-                check(f"{key}.rows", f"system of {table.reported}", system, printed.index)
-            for heading, _ in config.table(name).columns:
-                check(f"{key}.columns", f"task of {table.reported}", heading, printed.columns)
+            printed = _problems_of_reported(config.table(name), table.reported)
+            yield from (f"tables.{name}.{problem}" for problem in printed)
     for name, listing in config.listings.items():
         if name in config.tables:
-            raise RevelaError(f"{source}: listings.{name}: the name is taken by a table")
+            yield f"listings.{name}: the name is taken by a table"
         try:
             read_listing(listing)
         except RevelaError as error:
-            raise RevelaError(f"{source}: listings.{name}: {error}") from error
+            yield f"listings.{name}: {error}"
     for name, figure in config.figures.items():
-        key = f"figures.{name}"
-        match figure:
-            case StepCostFigure():
-                pass
-            case BarsFigure() | TrendFigure():
-                for table_name, _ in figure.tables:
-                    check(f"{key}.tables", "table", table_name, config.tables)
-            case PretrainingFigure():
-                check(f"{key}.backbone", "backbone", figure.backbone, config.backbones)
-            case DynamicsFigure():
-                check(key, "experiment", figure.experiment, config.experiments)
-                experiment = config.experiments[figure.experiment]
-                if (
-                    not experiment.similarity_snapshot_steps
-                    or experiment.objective.name != "revela"
-                ):
-                    raise RevelaError(
-                        f"{source}: {key}.experiment: {figure.experiment!r} must be a revela "
-                        "experiment with similarity_snapshot_steps"
-                    )
-            case _:
-                for experiment_name, _ in figure.experiments:
-                    check(key, "experiment", experiment_name, config.experiments)
-        if isinstance(figure, LearningFigure):
-            tasks = [
-                task
-                for benchmark in config.benchmarks.values()
-                if not isinstance(benchmark, LmEvalBenchmark)
-                for task in benchmark.tasks
-            ]
-            check(f"{key}.task", "retrieval task", figure.task, tasks)
+        if isinstance(figure, DynamicsFigure):
+            shown = config.experiments[figure.experiment]
+            if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
+                yield (
+                    f"figures.{name}.experiment: {figure.experiment!r} must be a revela "
+                    "experiment with similarity_snapshot_steps"
+                )
+
+
+def _problems_of_tasks(config: Config) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for name, suite in config.benchmarks.items():
+        key = f"benchmarks.{name}.tasks"
+        known = None
+        if isinstance(suite, MtebBenchmark):
+            what, known = "mteb retrieval task", mteb_task_names()
+        if isinstance(suite, LmEvalBenchmark):
+            # Where lm-eval is not installed its tasks are not known: the command says so.
+            files = lm_eval_task_files(suite.path)
+            what, known = "task of lm-eval", frozenset(files) if files or suite.path else None
+        for task in suite.tasks:
+            if known is not None and task not in known:
+                yield f"{key}: {unknown_name(what, task, known)}"
+            if seen.setdefault(task, name) != name:
+                yield f"{key}: {task!r} is a task of {seen[task]!r} too"
+
+
+def _problems_of_table(config: Config, name: str) -> Iterator[str]:
+    known = [*config.tasks, *config.benchmarks]
+    for entry in (entry for _, entries in config.tables[name].columns for entry in entries):
+        task, _, subset = entry.partition(":")
+        if task not in known:
+            yield f"columns: {unknown_name('task or benchmark', task, known)}"
+            return
+        if subset and subset not in (subsets := mteb_subsets(task)):
+            yield f"columns: {unknown_name(f'subset of {task}', subset, subsets)}"
+    for model in (model for row in config.tables[name].rows for model in row.model):
+        is_language_model = isinstance(config.model(model), LanguageModel)
+        for task in config.table(name).tasks():
+            if (task not in config.retrieval_tasks) != is_language_model:
+                yield (
+                    f"rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be measured "
+                    f"on model {model!r}: {'a' if is_language_model else 'no'} language model"
+                )
+
+
+def _problems_of_reported(table: Table, file: str) -> Iterator[str]:
+    try:
+        printed = read_reported(Path(file))
+    except RevelaError as error:
+        yield f"reported: {error}"
+        return
+    for system in (row.reported for row in table.rows if row.reported):
+        if system not in printed.index:
+            yield f"rows: {unknown_name(f'system of {file}', system, printed.index)}"
+    for heading, _ in table.columns:
+        if heading not in printed.columns:
+            yield f"columns: {unknown_name(f'task of {file}', heading, printed.columns)}"

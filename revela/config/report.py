@@ -4,18 +4,29 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from revela.config.names import (
+    BackboneName,
+    BenchmarkName,
+    EvaluatedName,
+    ExperimentName,
+    RetrievalTaskName,
+    TableName,
+)
 from revela.config.steps import Settings
 
-OneOrMore = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+_listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+OneOrMore = Annotated[list[str], _listed]
+Evaluated = Annotated[list[EvaluatedName], _listed]
 
 
 def _pairs(value: Any) -> Any:
     return list(value.items()) if isinstance(value, dict) else value
 
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 # A mapping, kept as a list of pairs: its order must survive the sorting of keys that `dump` does.
-Ordered = Annotated[list[tuple[str, T]], BeforeValidator(_pairs)]
+Ordered = Annotated[list[tuple[K, V]], BeforeValidator(_pairs)]
 
 
 class Row(Settings):
@@ -27,7 +38,7 @@ class Row(Settings):
     label: str
     size: str = Field("", description="of the model, printed under the label")
     group: str = Field("", description="a heading over neighbouring systems")
-    model: OneOrMore = Field([], description="of several, e.g. seeds, the mean is shown")
+    model: Evaluated = Field([], description="of several, e.g. seeds, the mean is shown")
     reported: str | None = Field(None, description="its name in the table's `reported` file")
     shaded: bool = Field(False, description="on grey in LaTeX, e.g. what is supervised")
     ranked: bool = Field(True, description="may be in bold; false for what does not compete")
@@ -48,8 +59,8 @@ class Table(Settings):
 
     caption: str
     rows: list[Row] = Field(min_length=1)
-    benchmark: str | None = None
-    columns: Ordered[OneOrMore] = Field(
+    benchmark: BenchmarkName | None = None
+    columns: Ordered[str, OneOrMore] = Field(
         [], description="heading → task, task:split/subset, benchmark, or a list: their mean"
     )
     reported: str | None = Field(
@@ -104,7 +115,9 @@ class CurvesFigure(Settings):
 
     kind: Literal["curves"]
     caption: str
-    experiments: Ordered[str] = Field(min_length=1, description="experiment → label")
+    experiments: Ordered[ExperimentName, str] = Field(
+        min_length=1, description="experiment → label"
+    )
 
     def inputs(self) -> list[str]:
         """Return the names of what it is drawn from: training logs."""
@@ -116,7 +129,7 @@ class DynamicsFigure(Settings):
 
     kind: Literal["dynamics"]
     caption: str
-    experiment: str
+    experiment: ExperimentName
 
     def inputs(self) -> list[str]:
         """Return the names of what it is drawn from: a training log."""
@@ -128,8 +141,10 @@ class LearningFigure(Settings):
 
     kind: Literal["learning"]
     caption: str
-    task: str
-    experiments: Ordered[str] = Field(min_length=1, description="experiment → label")
+    task: RetrievalTaskName
+    experiments: Ordered[ExperimentName, str] = Field(
+        min_length=1, description="experiment → label"
+    )
     measure: str = "ndcg_at_10"
 
     def inputs(self) -> list[str]:
@@ -142,7 +157,7 @@ class PretrainingFigure(Settings):
 
     kind: Literal["pretraining"]
     caption: str
-    backbone: str
+    backbone: BackboneName
 
     def inputs(self) -> list[str]:
         """Return the names of what it is drawn from: a training log."""
@@ -154,7 +169,7 @@ class BarsFigure(Settings):
 
     kind: Literal["bars"]
     caption: str
-    tables: Ordered[str] = Field(min_length=1, description="table → title")
+    tables: Ordered[TableName, str] = Field(min_length=1, description="table → title")
     opaque: str = Field("Revela", description="systems whose name begins so; others are light")
 
     def inputs(self) -> list[str]:
@@ -167,7 +182,7 @@ class TrendFigure(Settings):
 
     kind: Literal["trend"]
     caption: str
-    tables: Ordered[str] = Field(min_length=1, description="table → title")
+    tables: Ordered[TableName, str] = Field(min_length=1, description="table → title")
     x_label: str = Field(description="what the labels are, e.g. batch size")
 
     def inputs(self) -> list[str]:

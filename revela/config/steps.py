@@ -5,12 +5,29 @@ are in `revela.config.report`.
 """
 
 import json
-import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from revela.common.errors import RevelaError, unknown_name
+from revela.config.names import (
+    BatchSetName,
+    CorpusName,
+    LanguageModelRef,
+    ModelRef,
+    Name,
+    PairSetName,
+    SourceName,
+)
 
 
 class Settings(BaseModel):
@@ -103,8 +120,8 @@ class Batches(Settings):
     """
 
     batch_size: int = Field(16, ge=2)
-    corpora: list[str] = []
-    sample_from: dict[str, Positive] = Field(
+    corpora: list[CorpusName] = []
+    sample_from: dict[BatchSetName, Positive] = Field(
         {}, description="batch set → batches to sample from it; larger ones are split"
     )
     file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
@@ -131,7 +148,7 @@ class Batches(Settings):
 class Pairs(Settings):
     """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
 
-    corpora: list[str] = Field(min_length=1)
+    corpora: list[CorpusName] = Field(min_length=1)
     num_pairs: Positive | None = Field(None, description="pairs to make; all chunks if not given")
     negatives: Natural = 15
     inverse_cloze: float = Field(0.5, ge=0, le=1, description="share; the rest is cropping")
@@ -141,7 +158,7 @@ class Pairs(Settings):
 class Backbone(Settings):
     """A small Llama with its own tokenizer, pretrained on the chunks of corpora."""
 
-    corpora: list[str] = Field(min_length=1)
+    corpora: list[CorpusName] = Field(min_length=1)
     vocabulary: Positive = 8192
     hidden_size: Positive = 256
     intermediate_size: Positive = 688
@@ -248,6 +265,11 @@ class ContrieverObjective(Settings):
     )
 
 
+OBJECTIVES: dict[str, type[Settings]] = {
+    "revela": RevelaObjective,
+    "replug": ReplugObjective,
+    "contriever": ContrieverObjective,
+}
 AnyObjective = Annotated[
     RevelaObjective | ReplugObjective | ContrieverObjective, Field(discriminator="name")
 ]
@@ -257,13 +279,13 @@ class Experiment(Settings):
     """One trained retriever; the defaults are the paper's (section 4.1)."""
 
     objective: AnyObjective
-    data: str = Field(description="a batch set; for Contriever a set of pairs")
-    retriever: str = Field(description="a backbone of this file, a hub name or a folder")
-    language_model: str | None = None
+    data: Name = Field(description="a batch set; for Contriever a set of pairs")
+    retriever: ModelRef = Field(description="a backbone of this file, a hub name or a folder")
+    language_model: ModelRef | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
     max_length: int = Field(157, ge=3, description="tokens of a chunk, the EOS included")
-    first_half: list[str] = Field([], description="corpora whose query form is a first half")
+    first_half: list[SourceName] = Field([], description="corpora whose query form is a first half")
     batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
     steps: Positive | None = Field(None, description="one epoch if not given")
@@ -289,6 +311,13 @@ class Experiment(Settings):
         1, exclude=True, description="trainings, from `seed` on; a row of a table is their mean"
     )
 
+    @field_validator("data")
+    @classmethod
+    def _of_its_kind(cls, value: str, info: ValidationInfo) -> Name:
+        objective = info.data.get("objective")
+        pairs = objective is not None and objective.name == "contriever"
+        return (PairSetName if pairs else BatchSetName).checked(value, info)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         needs_model = self.objective.name != "contriever"
@@ -304,11 +333,6 @@ class Experiment(Settings):
         if self.objective.name != "contriever" and self.batches_per_device != 1:
             raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
         return self
-
-
-def experiment_of(model: str) -> str:
-    """Return the experiment whose seed (`-seed1`), kept step (`@100`) or both a name stands for."""
-    return re.sub(r"(-seed\d+)?(@\d+)?$", "", model)
 
 
 # ---------------------------------------------------------------------------- evaluation
@@ -332,8 +356,8 @@ class EncoderModel(Settings):
     """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
 
     kind: Literal["encoder"]
-    retriever: str
-    adapter: str | None = Field(None, description="LoRA weights on it: a hub name or a folder")
+    retriever: ModelRef
+    adapter: ModelRef | None = Field(None, description="LoRA weights on it: a hub name or a folder")
     revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
     encoding: Encoding = Encoding()
     max_length: Positive | None = Field(None, description="tokens that the model can take")
@@ -354,7 +378,7 @@ class LanguageModel(Settings):
     """A language model, for what it can do apart from retrieval."""
 
     kind: Literal["language-model"]
-    language_model: str = Field(
+    language_model: LanguageModelRef = Field(
         description="an experiment (what it trained) or backbone of this file, a hub name or folder"
     )
     revision: str | None = None
@@ -484,7 +508,8 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     if problem["type"] == "missing":
         return f"{'.'.join([*keys, last])}: missing{more}"
     message = problem["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(value, dict) else f"; got {value!r}"
+    named = problem["type"] == "unknown_name"  # its message has the value already
+    shown = "" if named or isinstance(value, dict) else f"; got {value!r}"
     return f"{'.'.join(keys)}: {message}{shown}{more}"
 
 

@@ -62,7 +62,7 @@ def _need_target(config: Config, needs: Needs, kind: str, rest: Any, target: str
             if name in known:
                 _need_figure(config, needs, name)
         case "scores" | "runs":
-            name, known = rest[0], config.evaluable()
+            name, known = rest[0], config.evaluated
             task = re.sub(r"\.(queries\.csv|json|trec)$", "", rest[-1])
             if task not in tasks_of(config):
                 raise RevelaError(

@@ -250,7 +250,7 @@ def _evaluations(
     config: Config, needs: Needs, machine: Machine, shape: ShapeOf, tflops: float
 ) -> list[Finding]:
     found = []
-    for name in config.evaluable():
+    for name in config.evaluated:
         tasks = sorted(task for model, task in needs.scores if model == name)
         if not tasks:
             continue
@@ -284,7 +284,7 @@ def _evaluated_shape(config: Config, name: str, shape: ShapeOf) -> Shape | str |
     elif isinstance(entry, LanguageModel):
         backbone = entry.language_model
         if backbone in config.experiments:
-            backbone = str(config.experiments[backbone].language_model)
+            backbone = config.experiments[backbone].language_model or backbone
     else:
         return None
     return shape(backbone) or "unknown"

@@ -9,6 +9,7 @@ import matplotlib
 import pandas as pd
 
 from revela.common.errors import RevelaError
+from revela.config.names import ModelName
 from revela.config.report import (
     AnyFigure,
     BarsFigure,
@@ -19,7 +20,6 @@ from revela.config.report import (
     StepCostFigure,
     TrendFigure,
 )
-from revela.config.steps import experiment_of
 from revela.training.trainlog import read_log
 
 matplotlib.use("Agg")
@@ -114,10 +114,13 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Any:
     ):
         last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
         scores = [
-            (int(step or last), 100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure])
+            (
+                last if model.step is None else model.step,
+                100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure],
+            )
             for name, path in inputs.items()
-            for model, _, step in [name.partition("@")]
-            if path.suffix == ".json" and experiment in (model, experiment_of(model))
+            for model in [ModelName.parse(name)]
+            if path.suffix == ".json" and experiment in (model.experiment, model.training)
         ]
         by_step = pd.DataFrame(scores, columns=["step", "score"]).groupby("step")["score"]
         mean = by_step.mean()

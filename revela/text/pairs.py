@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     return counts
 
 
-def _chunks(corpora: list[str], inputs: dict[str, Path]) -> Iterator[tuple[str, str, str]]:
+def _chunks(corpora: Sequence[str], inputs: dict[str, Path]) -> Iterator[tuple[str, str, str]]:
     """Yield (corpus, document, text) of all chunks; documents of two corpora never coincide."""
     for name in corpora:
         for rows in pq.ParquetFile(inputs[name]).iter_batches(8192, columns=["document", "text"]):

@@ -8,7 +8,7 @@ import yaml
 
 from revela.common.errors import RevelaError
 from revela.config.file import load_config, parse_config
-from revela.config.steps import experiment_of
+from revela.config.names import ModelName, ModelRef, references
 
 ROOT = Path(__file__).parents[2]
 DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
@@ -55,18 +55,18 @@ def test_shipped_configs_are_valid(name):
         ("experiments/demo-revela/retriever", "smal", "retriever.*'small'"),
         ("experiments/demo-revela/base", "nothing", "base: unknown entry 'nothing'"),
         ("experiments/demo-revela/base", "demo-replug", "circular"),
-        ("experiments/demo-revela/first_half", ["wiki"], "first_half: unknown corpus 'wiki'"),
+        ("experiments/demo-revela/first_half", ["wiki"], "first_half.0: unknown corpus 'wiki'"),
         ("experiments/demo-revela/language_model", None, "language_model is required"),
         ("experiments/demo-revela/save_retriever_steps", [0, 9999], "a step behind the last one"),
         ("experiments/demo-contriever/batches_per_step", 17, "17 is not divisible by"),
         ("batches/places/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
         (
             "batches/places/sample_from",
-            {"a": 1},
+            {"places": 1},
             "give exactly one of corpora, sample_from, file, hub",
         ),
-        ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora: unknown corpus"),
-        ("backbones/small/corpora", ["x"], "backbones.small.corpora: unknown corpus"),
+        ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora.0: unknown corpus"),
+        ("backbones/small/corpora", ["x"], "backbones.small.corpora.0: unknown corpus"),
         ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
         ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
         ("benchmarks/x", LM | {"tasks": ["arc_chalenge"]}, "of lm-eval 'arc_chal.*'arc_challenge'"),
@@ -94,7 +94,7 @@ def test_shipped_configs_are_valid(name):
         (
             "figures/demo-curves/experiments",
             {"demo": "D"},
-            "demo-curves: unknown experiment 'demo'",
+            "demo-curves.experiments: unknown experiment 'demo'",
         ),
         ("figures/bars", {"kind": "bars", "caption": "c", "tables": {"dmo": "D"}}, "table 'dmo'"),
         ("listings", {"demo": {"caption": "c", "file": "x.csv"}}, "the name is taken by a table"),
@@ -140,7 +140,7 @@ def test_the_study_matches_chunks_and_steps():
     for name, experiment in config.experiments.items():
         size = 1 if experiment.data in config.pairs else config.batches[experiment.data].batch_size
         assert (size * experiment.batches_per_step, experiment.steps) == (64, 32), name
-        assert len(config.seeds_of(experiment_of(name))) == 3, name
+        assert len(config.seeds_of(ModelName.parse(name).experiment)) == 3, name
 
 
 def test_prefixes_have_names():
@@ -245,3 +245,113 @@ def test_a_missing_or_broken_file(tmp_path):
     (tmp_path / "broken.yaml").write_text("a: [1")
     with pytest.raises(RevelaError, match=r"broken\.yaml: not valid YAML.*line 1"):
         load_config(tmp_path / "broken.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("a", ("a", None, None)),
+        ("a@0", ("a", None, 0)),
+        ("a-seed2", ("a", 2, None)),
+        ("a-seed2@100", ("a", 2, 100)),
+        ("a-seed-b", ("a-seed-b", None, None)),
+        ("", ("", None, None)),
+    ],
+)
+def test_names_of_trained_retrievers(name, parts):
+    parsed = ModelName.parse(name)
+    assert (parsed.experiment, parsed.seed, parsed.step) == parts
+    assert str(parsed) == name
+    assert parsed.training == name.partition("@")[0]
+
+
+def test_what_a_model_reference_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    kinds = {
+        "small": "entry",
+        "./nowhere": "folder",
+        "/abs/folder": "folder",
+        "~/folder": "folder",
+        "mine/new": "folder",
+        "results/models/x": "folder",
+        "org/name": "hub",
+    }
+    for name, kind in kinds.items():
+        ref = ModelRef(name)
+        assert (ref.is_entry, ref.is_folder, ref.is_hub_name) == (
+            kind == "entry",
+            kind == "folder",
+            kind == "hub",
+        ), name
+
+
+def test_an_entry_knows_what_it_uses():
+    raw = changed("experiments/demo-revela/retriever", "small")
+    config = parse_config(raw, "demo.yaml")
+    used = {(name.section, str(name)) for name in references(config.experiments["demo-revela"])}
+    assert used == {
+        ("batches", "python-packages"),
+        ("backbones", "small"),
+        ("backbones", "data/backbone"),
+    }
+    assert config.inputs("experiments", "demo-revela") == {
+        "data": "results/batches/python-packages.parquet",
+        "retriever": "results/models/small/model.safetensors",
+    }
+    assert config.inputs("models", "demo-revela@8") == {
+        "trained": "results/models/demo-revela/retriever",
+        "retriever": "results/models/small/model.safetensors",
+    }
+    assert config.resolved("experiments", "demo-revela").retriever == "results/models/small"
+    assert config.resolved("models", "demo-revela@8").retriever.endswith("demo-revela/steps/8")
+    contriever = config.inputs("experiments", "demo-contriever")
+    assert contriever["data"] == "results/pairs/python-packages.parquet"
+
+
+def test_a_grid_is_an_entry_a_point():
+    raw = changed("experiments/sweep", {"base": "demo-revela"})
+    raw["experiments"]["sweep"]["grid"] = {"temperature": [1.0e-4, 0.5], "seed": [1, 2]}
+    raw["tables"]["sweep"] = {
+        "caption": "c",
+        "benchmark": "pydocs",
+        "rows": [
+            {"label": "BM25", "model": "bm25"},
+            {"label": "τ {temperature}", "group": "seed {seed}", "model": "sweep"},
+        ],
+    }
+    config = parse_config(raw, "demo.yaml")
+    points = [f"sweep-temperature-{t}-seed-{s}" for t in ("0.0001", "0.5") for s in (1, 2)]
+    assert [name for name in config.experiments if name.startswith("sweep")] == points
+    point = config.experiments["sweep-temperature-0.5-seed-2"]
+    assert (point.objective.temperature, point.seed) == (0.5, 2)
+    assert point.learning_rate == config.experiments["demo-revela"].learning_rate
+    rows = config.table("sweep").rows
+    assert [(row.label, row.group, row.model) for row in rows[1:]] == [
+        (f"τ {t}", f"seed {s}", [f"sweep-temperature-{t}-seed-{s}"])
+        for t in ("0.0001", "0.5")
+        for s in (1, 2)
+    ]
+    del raw["tables"]["sweep"]["rows"][1]["group"]
+    raw["tables"]["sweep"]["rows"][1]["label"] = "Revela"
+    labels = [row.label for row in parse_config(raw, "x").table("sweep").rows]
+    assert labels[1:3] == ["Revela 0.0001 1", "Revela 0.0001 2"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"temperatur": [1]}, "sweep.grid: unknown key 'temperatur'; did you mean 'temperature'"),
+        ({"temperature": 1}, "sweep.grid: expected keys with lists of values; got {'temp"),
+        ({"temperature": [-1]}, r"sweep-temperature--1\.objective.*got -1"),
+        ({"data": ["x"]}, "sweep-data-x.data: unknown batch set 'x'"),
+        ({"steps": [1, 1]}, "sweep.grid: two points are called 'sweep-steps-1'"),
+    ],
+)
+def test_mistakes_in_a_grid(grid, message):
+    raw = changed("experiments/sweep", {"base": "demo-replug", "grid": grid})
+    raw["experiments"]["sweep"]["objective"] = {"name": "contriever"}
+    if "data" in grid or "steps" in grid:
+        raw["experiments"]["sweep"]["objective"] = {"name": "revela"}
+    with pytest.raises(RevelaError, match=message):
+        parse_config(raw, "demo.yaml")

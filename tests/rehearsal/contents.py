@@ -4,15 +4,12 @@ Each has the name, the files, the fields and the nesting of the real one; texts 
 from Python's own documentation and source, weights are random.
 """
 
-import re
 from pathlib import Path
 
 from revela.config.file import Config
+from revela.config.names import ModelRef, references
 from revela.config.steps import HubCorpus, MtebBenchmark
 from tests.rehearsal import corpora, models, tasks
-
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_LOCAL = ("data/", "results/")
 
 
 def make(config: Config, folder: Path) -> None:
@@ -36,14 +33,8 @@ def make(config: Config, folder: Path) -> None:
 
 
 def _hub_names(config: Config) -> set[str]:
-    """Return the hub names among the settings of experiments and models, with adapters' bases."""
-    measured_here = [m for m in config.models.values() if m.kind != "api"]
-    entries = [*config.experiments.values(), *measured_here]
-    found = {
-        value
-        for entry in entries
-        for key, value in entry.model_dump().items()
-        if key != "data" and isinstance(value, str) and _HUB_NAME.fullmatch(value)
-        if not value.startswith(_LOCAL)
-    }
+    """Return the hub names of the models that experiments and models use, with adapters' bases."""
+    entries = [*config.experiments.values(), *config.models.values()]
+    used = (name for name in references(entries) if isinstance(name, ModelRef))
+    found = {str(name) for name in used if name.is_hub_name}
     return found | {base for name in found if (base := models.base_of(name))}

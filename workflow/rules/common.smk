@@ -7,13 +7,12 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from revela.evaluation.benchmarks import collection_files
-from revela.config.file import parse_config
+from revela.config import parse_config, paths
 from revela.text.corpora import local_files
 from revela.common.errors import RevelaError
 from revela.plan.estimates import PAPER_TFLOPS
 from revela.plan.machine import this_machine
 from revela.plan.preflight import run as preflight
-from revela.config.steps import LmEvalBenchmark, MtebBenchmark, PydocsBenchmark
 
 # A failing command fails its job although `tee` succeeds. The checkout's own source runs in
 # whatever environment a job has. The shell and the log outlive a signal to all processes of a job:
@@ -34,17 +33,6 @@ except RevelaError as error:
 
 COMPARED = [name for name, table in CONFIG.tables.items() if table.reported]
 
-TASKS = {
-    task: name
-    for name, benchmark in CONFIG.benchmarks.items()
-    for task in benchmark.tasks
-}
-RETRIEVAL_TASKS = {
-    task
-    for task, name in TASKS.items()
-    if not isinstance(CONFIG.benchmarks[name], LmEvalBenchmark)
-}
-
 
 def one_of(names):
     """Return the pattern of a wildcard that is one of some names."""
@@ -57,32 +45,29 @@ wildcard_constraints:
     pairs=one_of(CONFIG.pairs),
     backbone=one_of(CONFIG.backbones),
     experiment=one_of(CONFIG.experiments),
-    model=one_of(CONFIG.evaluable()),
-    task=one_of(TASKS),
+    model=one_of(CONFIG.evaluated),
+    task=one_of(CONFIG.tasks),
     table=one_of(CONFIG.tables),
     listing=one_of(CONFIG.listings),
     figure=one_of(CONFIG.figures),
 
 
-def named(paths):
-    """Return `--input name=path` for each named path, as the command line expects them."""
+def named(section, name):
+    """Return `--input name=path` for each file of other entries that an entry's step reads."""
+    paths_by_name = CONFIG.inputs(section, name).items()
     return " ".join(
-        f"--input {shlex.quote(f'{name}={path}')}" for name, path in paths.items()
+        f"--input {shlex.quote(f'{n}={path}')}" for n, path in paths_by_name
     )
 
 
-def backbone_path(name):
-    """Return the folder of a backbone made here, or the hub name or folder as it is."""
-    return f"results/models/{name}" if name in CONFIG.backbones else name
+def settings(section, name):
+    """Return what a step is told of an entry."""
+    return CONFIG.resolved(section, name).dump()
 
 
-def local_weights(*names):
-    """Return the files that a job must wait for: those of backbones made here."""
-    return [
-        f"results/models/{name}/model.safetensors"
-        for name in names
-        if name in CONFIG.backbones
-    ]
+def inputs(section, name):
+    """Return the files of other entries that an entry's step reads."""
+    return list(CONFIG.inputs(section, name).values())
 
 
 def corpus_files(name):
@@ -91,136 +76,55 @@ def corpus_files(name):
     return local_files(corpus) if corpus.source == "files" else []
 
 
-def chunks_of(entry):
-    """Return the chunk file of each corpus, or the batch file of each set that is mixed."""
-    return {name: f"results/chunks/{name}.parquet" for name in entry.corpora} | {
-        name: f"results/batches/{name}.parquet" for name in getattr(entry, "sample_from", {})
-    }
+def batch_files(name):
+    """Return the files that a batch set is made of, ready-made batches included."""
+    file = CONFIG.batches[name].file
+    return inputs("batches", name) + ([file] if file else [])
 
 
-def batch_inputs(batches):
-    """Return the files that a batch set is made of."""
-    ready_made = [batches.file] if batches.file else []
-    return [*chunks_of(batches).values(), *ready_made]
+def backbones(experiment):
+    """Return the weights of an experiment's backbones that are pretrained here."""
+    return [
+        path
+        for key, path in CONFIG.inputs("experiments", experiment).items()
+        if key != "data"
+    ]
 
 
-def training_data(experiment):
-    """Return the batch file or pair file that an experiment trains on."""
-    stage = "pairs" if experiment.objective.name == "contriever" else "batches"
-    return f"results/{stage}/{experiment.data}.parquet"
-
-
-def experiment_settings(name):
-    """Return an experiment's settings with its backbones as paths."""
-    experiment = CONFIG.experiments[name]
-    models = {"retriever": backbone_path(experiment.retriever)}
-    if experiment.language_model:
-        models["language_model"] = backbone_path(experiment.language_model)
-    return experiment.model_copy(update=models).dump()
-
-
-def model_settings(name):
-    """Return how to load a model for evaluation, its backbone as a path."""
-    model = CONFIG.model(name)
-    if hasattr(model, "retriever"):
-        path = backbone_path(model.retriever)
-        model = model.model_copy(update={"retriever": path})
-    return model.dump()
-
-
-def model_files(name):
-    """Return what must exist before a model can be evaluated."""
-    name = name.partition("@")[0]  # a retriever kept at a step comes with the last one
-    if name in CONFIG.experiments:
-        experiment = CONFIG.experiments[name]
-        return [f"results/models/{name}/retriever"] + local_weights(
-            experiment.retriever
-        )
-    return local_weights(getattr(CONFIG.model(name), "retriever", ""))
-
-
-def language_model_settings(name):
-    """Return how to load a language model, one that is made here as its folder."""
-    model = CONFIG.model(name)
-    path = backbone_path(model.language_model)
-    if model.language_model in CONFIG.experiments:
-        path = f"results/models/{model.language_model}/language_model"
-    return model.model_copy(update={"language_model": path}).dump()
-
-
-def language_model_files(name):
-    """Return what must exist before a language model can be evaluated."""
-    name = CONFIG.model(name).language_model
-    if name not in CONFIG.experiments:
-        return local_weights(name)
-    # The trained language model comes with the retriever.
-    return model_files(name) + local_weights(CONFIG.experiments[name].language_model)
-
-
-def task_folder(task):
-    """Return the folder of a local task's collection, None for a task of mteb."""
-    benchmark = CONFIG.benchmarks[TASKS[task]]
-    if isinstance(benchmark, MtebBenchmark):
-        return None
-    if isinstance(benchmark, PydocsBenchmark):
-        return f"results/benchmarks/{TASKS[task]}/{task}"
-    return f"{benchmark.path}/{task}"
-
-
-def task_files(task):
+def collection(task):
     """Return the files of a local task's collection: made here, or brought by the user."""
-    benchmark = CONFIG.benchmarks[TASKS[task]]
-    if benchmark.source == "folder":
-        return collection_files(Path(task_folder(task)))
-    return task_folder(task) or []
+    folder = CONFIG.collection(task)
+    if CONFIG.task(task).source == "folder":
+        return collection_files(Path(folder))
+    return folder or []
 
 
-def task_settings(task):
-    """Return the settings of a task's benchmark without its other tasks."""
-    benchmark = CONFIG.benchmarks[TASKS[task]]
-    return benchmark.model_copy(update={"tasks": [task]}).dump()
+def folder_option(task):
+    """Return the option that names the folder of a local task's collection."""
+    folder = CONFIG.collection(task)
+    return f"--folder {shlex.quote(folder)}" if folder else ""
 
 
-def table_scores(table, tasks=TASKS, suffix="json"):
+def table_scores(table, path=paths.scores, tasks=CONFIG.tasks):
     """Return the scores that a table's measured rows need."""
     entry = CONFIG.table(table)
-    return expand(
-        "results/scores/{model}/{task}.{suffix}",
-        model=[model for row in entry.rows for model in row.model],
-        task=[task for task in entry.tasks() if task in tasks],
-        suffix=suffix,
-    )
+    return [
+        path(model, task)
+        for row in entry.rows
+        for model in row.model
+        for task in entry.tasks()
+        if task in tasks
+    ]
 
 
 def table_queries(table):
     """Return each query's measure, for the intervals and tests of a table."""
-    return table_scores(table, RETRIEVAL_TASKS, "queries.csv")
+    return table_scores(table, paths.queries, CONFIG.retrieval_tasks)
 
 
 def reported_file(table):
     """Return the file of a table's printed figures, if there is one."""
     return CONFIG.tables[table].reported or []
-
-
-def figure_inputs(figure):
-    """Return what a figure is drawn from: training logs, scores, tables, a bench."""
-    entry = CONFIG.figures[figure]
-    if entry.kind in ("bars", "trend"):
-        return {name: f"results/tables/{name}.csv" for name in entry.inputs()}
-    if entry.kind == "step-cost":
-        return {"step-cost": f"results/bench/{figure}.csv"}
-    if entry.kind == "learning":
-        experiments = [name for name, _ in entry.experiments]
-        models = [model for name in experiments for model in CONFIG.steps_of(name)]
-        scores = {m: f"results/scores/{m}/{entry.task}.json" for m in models}
-        logs = {f"{name}.log": training_log(name) for name in experiments}
-        return scores | logs
-    return {name: training_log(name) for name in entry.inputs()}
-
-
-def training_log(name):
-    """Return the training log of an experiment or a backbone."""
-    return f"results/models/{name}/log.jsonl"
 
 
 def manifests():

@@ -14,7 +14,7 @@ rule pydocs:
     conda:
         "../../envs/evaluate.yaml"
     params:
-        settings=lambda w: task_settings(w.task),
+        settings=lambda w: settings("tasks", w.task),
     shell:
         "python -m revela pydocs --settings {params.settings:q} {wildcards.task:q}"
         " --output {output:q} 2>&1 | record {log:q}"
@@ -22,8 +22,8 @@ rule pydocs:
 
 rule evaluate:
     input:
-        model=lambda w: model_files(w.model),
-        collection=lambda w: task_files(w.task),
+        model=lambda w: inputs("models", w.model),
+        collection=lambda w: collection(w.task),
         code=[
             "revela/evaluation/benchmarks.py",
             "revela/evaluation/bm25.py",
@@ -40,18 +40,14 @@ rule evaluate:
     log:
         "results/logs/evaluate/{model}.{task}.log",
     wildcard_constraints:
-        task=one_of(RETRIEVAL_TASKS),
+        task=one_of(CONFIG.retrieval_tasks),
     conda:
         "../../envs/evaluate.yaml"
     threads: 1
     params:
-        model=lambda w: model_settings(w.model),
-        benchmark=lambda w: task_settings(w.task),
-        folder=lambda w: (
-            f"--folder {shlex.quote(task_folder(w.task))}"
-            if task_folder(w.task)
-            else ""
-        ),
+        model=lambda w: settings("models", w.model),
+        benchmark=lambda w: settings("tasks", w.task),
+        folder=lambda w: folder_option(w.task),
         cache="results/embeddings/{model}/{task}",
     shell:
         "OMP_NUM_THREADS={threads} python -m revela evaluate {wildcards.task:q} --name {wildcards.model:q}"
@@ -61,20 +57,20 @@ rule evaluate:
 
 rule evaluate_language_model:
     input:
-        model=lambda w: language_model_files(w.model),
+        model=lambda w: inputs("models", w.model),
         code="revela/evaluation/lm_eval.py",
     output:
         "results/scores/{model}/{task}.json",
     log:
         "results/logs/evaluate_language_model/{model}.{task}.log",
     wildcard_constraints:
-        task=one_of(set(TASKS) - RETRIEVAL_TASKS),
+        task=one_of(set(CONFIG.tasks) - set(CONFIG.retrieval_tasks)),
     conda:
         "../../envs/evaluate.yaml"
     threads: 1
     params:
-        model=lambda w: language_model_settings(w.model),
-        benchmark=lambda w: task_settings(w.task),
+        model=lambda w: settings("models", w.model),
+        benchmark=lambda w: settings("tasks", w.task),
     shell:
         "OMP_NUM_THREADS={threads} python -m revela evaluate-lm {wildcards.task:q}"
         " --name {wildcards.model:q} --model {params.model:q}"

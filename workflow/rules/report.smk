@@ -26,7 +26,7 @@ rule table:
     conda:
         "../../envs/evaluate.yaml"
     params:
-        settings=lambda w: CONFIG.table(w.table).dump(),
+        settings=lambda w: settings("tables", w.table),
         caption=lambda w: CONFIG.tables[w.table].caption,
     shell:
         "python -m revela table --settings {params.settings:q} --scores results/scores"
@@ -46,7 +46,7 @@ rule compare:
     conda:
         "../../envs/evaluate.yaml"
     params:
-        settings=lambda w: CONFIG.table(w.table).dump(),
+        settings=lambda w: settings("tables", w.table),
     shell:
         "python -m revela compare --settings {params.settings:q} --scores results/scores"
         " --output {output.csv:q} 2>&1 | record {log:q}"
@@ -68,7 +68,7 @@ rule verify:
 
 rule figure:
     input:
-        data=lambda w: list(figure_inputs(w.figure).values()),
+        data=lambda w: inputs("figures", w.figure),
         code="revela/report/figures.py",
     output:
         png=report(
@@ -83,8 +83,8 @@ rule figure:
     conda:
         "../../envs/evaluate.yaml"
     params:
-        settings=lambda w: CONFIG.figures[w.figure].dump(),
-        inputs=lambda w: named(figure_inputs(w.figure)),
+        settings=lambda w: settings("figures", w.figure),
+        inputs=lambda w: named("figures", w.figure),
         caption=lambda w: CONFIG.figures[w.figure].caption,
     shell:
         "python -m revela figure --settings {params.settings:q} {params.inputs}"
@@ -104,7 +104,7 @@ rule listing:
     conda:
         "../../envs/evaluate.yaml"
     params:
-        settings=lambda w: CONFIG.listings[w.listing].dump(),
+        settings=lambda w: settings("listings", w.listing),
     shell:
         "python -m revela listing --settings {params.settings:q}"
         " --output {output.csv:q} 2>&1 | record {log:q}"

@@ -15,7 +15,7 @@ rule chunk:
         "../../envs/train.yaml"
     threads: workflow.cores
     params:
-        settings=lambda w: CONFIG.corpora[w.corpus].dump(),
+        settings=lambda w: settings("corpora", w.corpus),
     shell:
         "python -m revela chunk --settings {params.settings:q} --output {output:q}"
         " --workers {threads} 2>&1 | record {log:q}"
@@ -23,7 +23,7 @@ rule chunk:
 
 rule batch:
     input:
-        lambda w: batch_inputs(CONFIG.batches[w.batches]),
+        lambda w: batch_files(w.batches),
     output:
         "results/batches/{batches}.parquet",
     log:
@@ -31,8 +31,8 @@ rule batch:
     conda:
         "../../envs/train.yaml"
     params:
-        settings=lambda w: CONFIG.batches[w.batches].dump(),
-        inputs=lambda w: named(chunks_of(CONFIG.batches[w.batches])),
+        settings=lambda w: settings("batches", w.batches),
+        inputs=lambda w: named("batches", w.batches),
     shell:
         "python -m revela batch --settings {params.settings:q} {params.inputs}"
         " --output {output:q} 2>&1 | record {log:q}"
@@ -40,7 +40,7 @@ rule batch:
 
 rule pair:
     input:
-        lambda w: chunks_of(CONFIG.pairs[w.pairs]).values(),
+        lambda w: inputs("pairs", w.pairs),
     output:
         "results/pairs/{pairs}.parquet",
     log:
@@ -48,8 +48,8 @@ rule pair:
     conda:
         "../../envs/train.yaml"
     params:
-        settings=lambda w: CONFIG.pairs[w.pairs].dump(),
-        inputs=lambda w: named(chunks_of(CONFIG.pairs[w.pairs])),
+        settings=lambda w: settings("pairs", w.pairs),
+        inputs=lambda w: named("pairs", w.pairs),
     shell:
         "python -m revela pair --settings {params.settings:q} {params.inputs}"
         " --output {output:q} 2>&1 | record {log:q}"

@@ -8,7 +8,7 @@ throw hours of training away; the manifest records the commit.
 
 rule pretrain:
     input:
-        lambda w: chunks_of(CONFIG.backbones[w.backbone]).values(),
+        lambda w: inputs("backbones", w.backbone),
     output:
         weights="results/models/{backbone}/model.safetensors",
         log="results/models/{backbone}/log.jsonl",
@@ -18,8 +18,8 @@ rule pretrain:
         "../../envs/train.yaml"
     threads: workflow.cores
     params:
-        settings=lambda w: CONFIG.backbones[w.backbone].dump(),
-        inputs=lambda w: named(chunks_of(CONFIG.backbones[w.backbone])),
+        settings=lambda w: settings("backbones", w.backbone),
+        inputs=lambda w: named("backbones", w.backbone),
         folder=subpath(output.log, parent=True),
     shell:
         "python -m revela pretrain --settings {params.settings:q} {params.inputs}"
@@ -28,11 +28,8 @@ rule pretrain:
 
 rule train:
     input:
-        data=lambda w: training_data(CONFIG.experiments[w.experiment]),
-        backbones=lambda w: local_weights(
-            CONFIG.experiments[w.experiment].retriever,
-            CONFIG.experiments[w.experiment].language_model,
-        ),
+        data=lambda w: CONFIG.inputs("experiments", w.experiment)["data"],
+        backbones=lambda w: backbones(w.experiment),
     output:
         retriever=directory("results/models/{experiment}/retriever"),
         log="results/models/{experiment}/log.jsonl",
@@ -45,7 +42,7 @@ rule train:
         nodes=1,
         zero=0,
     params:
-        settings=lambda w: experiment_settings(w.experiment),
+        settings=lambda w: settings("experiments", w.experiment),
         folder=subpath(output.log, parent=True),
     shell:
         "OMP_NUM_THREADS={threads} launch {resources.nodes} revela train"
