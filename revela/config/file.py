@@ -7,6 +7,7 @@ Each entry of a section is one thing to make, named by its key:
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from revela.config.steps import (
     Settings,
     first_problem,
 )
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
 
 class Config(Settings):
@@ -204,6 +207,41 @@ def _backbones(entry: Any) -> dict[str, str]:
 # ---------------------------------------------------------------------------- reading
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses a key that a mapping has twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, its keys in order."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                problem = f"key {key!r} stands there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file.
+
+    Raises:
+        RevelaError: it cannot be read, is not YAML, or has a key twice; with line and column.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise RevelaError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RevelaError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise RevelaError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise RevelaError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
 def load_config(path: Path) -> Config:
     """Read and check a configuration file.
 
@@ -211,13 +249,10 @@ def load_config(path: Path) -> Config:
         RevelaError: it cannot be read, has an unknown key, a bad value or an unknown name; the
             message gives the file, the key, the value and what is allowed.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise RevelaError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    return parse_config(raw or {}, str(path))
+    raw = read_yaml(path)
+    if raw is None:
+        raise RevelaError(f"{path}: is empty; allowed: {', '.join(Config.model_fields)}")
+    return parse_config(raw, str(path))
 
 
 def parse_config(raw: dict[str, Any], source: str) -> Config:
@@ -228,6 +263,14 @@ def parse_config(raw: dict[str, Any], source: str) -> Config:
         spelt_out = expand(raw)
     except RevelaError as error:
         raise RevelaError(f"{source}: {error}") from error
+    for section, entries in spelt_out.items():
+        for name in entries if isinstance(entries, dict) else ():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise RevelaError(
+                    f"{source}: {section}: a name must be letters, digits, '.', '_' and '-' and "
+                    f"begin with a letter or digit; got {name!r}"
+                    + (" (quote a number)" if isinstance(name, int | float) else "")
+                )
     try:
         config = Config.model_validate(spelt_out, context=_defined(spelt_out))
     except ValidationError as error:

@@ -33,7 +33,7 @@ from revela.config.names import (
 class Settings(BaseModel):
     """Base of every entry: immutable, unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def dump(self) -> str:
         """Return the settings as one line of JSON with sorted keys, as rules pass them on.
@@ -43,8 +43,9 @@ class Settings(BaseModel):
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
-Positive = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
+# Strict: `true` is no number.
+Positive = Annotated[int, Field(gt=0, strict=True)]
+Natural = Annotated[int, Field(ge=0, strict=True)]
 Temperature = Annotated[float, Field(gt=0)]
 
 
@@ -57,7 +58,7 @@ class Corpus(Settings):
     max_documents: Positive | None = Field(None, description="keep a seeded sample of so many")
     exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
     max_words: Positive = Field(120, description="words of a chunk at most")
-    seed: int = 0
+    seed: Natural = 0
 
 
 class FieldNames(Settings):
@@ -119,7 +120,7 @@ class Batches(Settings):
     Exactly one of `corpora`, `sample_from`, `file` and `hub` says where they come from.
     """
 
-    batch_size: int = Field(16, ge=2)
+    batch_size: int = Field(16, ge=2, strict=True)
     corpora: list[CorpusName] = []
     sample_from: dict[BatchSetName, Positive] = Field(
         {}, description="batch set → batches to sample from it; larger ones are split"
@@ -133,7 +134,7 @@ class Batches(Settings):
     num_batches: Positive | None = Field(
         None, description="keep a seeded sample of so many batches"
     )
-    seed: int = 0
+    seed: Natural = 0
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -152,7 +153,7 @@ class Pairs(Settings):
     num_pairs: Positive | None = Field(None, description="pairs to make; all chunks if not given")
     negatives: Natural = 15
     inverse_cloze: float = Field(0.5, ge=0, le=1, description="share; the rest is cropping")
-    seed: int = 0
+    seed: Natural = 0
 
 
 class Backbone(Settings):
@@ -172,7 +173,7 @@ class Backbone(Settings):
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     compile: bool = Field(False, description="torch.compile: pays off on a GPU")
     checkpoint_steps: Positive = Field(200, description="and steps between held-out losses")
-    seed: int = 0
+    seed: Natural = 0
 
 
 # ---------------------------------------------------------------------------- experiments
@@ -284,7 +285,9 @@ class Experiment(Settings):
     language_model: ModelRef | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: int = Field(157, ge=3, description="tokens of a chunk, the EOS included")
+    max_length: int = Field(
+        157, ge=8, strict=True, description="tokens of a chunk, the EOS included"
+    )
     first_half: list[SourceName] = Field([], description="corpora whose query form is a first half")
     batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
@@ -298,14 +301,14 @@ class Experiment(Settings):
     )
     gradient_checkpointing: bool = False
     checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
-    checkpoints_kept: int = Field(2, ge=2)
+    checkpoints_kept: int = Field(2, ge=2, strict=True)
     similarity_snapshot_steps: list[Natural] = Field(
         [], description="steps whose similarities are recorded"
     )
     save_retriever_steps: list[Natural] = Field(
         [], description="steps whose retriever is kept too, as <experiment>@<step>"
     )
-    seed: int = 0
+    seed: Natural = 0
     # Left out of `dump`: what one training is told does not depend on how many there are.
     seeds: Positive = Field(
         1, exclude=True, description="trainings, from `seed` on; a row of a table is their mean"
@@ -410,7 +413,7 @@ class PydocsBenchmark(Benchmark):
     ] = Field(min_length=1)
     max_queries: Positive = 500
     max_length: Positive = 512
-    seed: int = 0
+    seed: Natural = 0
 
 
 class MtebBenchmark(Benchmark):

@@ -243,7 +243,7 @@ def test_a_missing_or_broken_file(tmp_path):
     with pytest.raises(RevelaError, match=r"none\.yaml: No such file"):
         load_config(tmp_path / "none.yaml")
     (tmp_path / "broken.yaml").write_text("a: [1")
-    with pytest.raises(RevelaError, match=r"broken\.yaml: not valid YAML.*line 1"):
+    with pytest.raises(RevelaError, match=r"broken\.yaml:1:6: not valid YAML: expected"):
         load_config(tmp_path / "broken.yaml")
 
 
@@ -355,3 +355,40 @@ def test_mistakes_in_a_grid(grid, message):
         raw["experiments"]["sweep"]["objective"] = {"name": "revela"}
     with pytest.raises(RevelaError, match=message):
         parse_config(raw, "demo.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"c\.yaml: is empty; allowed: corpora, batches"),
+        (
+            "corpora: {a: {source: files, path: x}\n",
+            r"c\.yaml:2:1: not valid YAML: expected ',' or",
+        ),
+        ("corpora:\n  a: 1\n  a: 2\n", r"c\.yaml:3:3: not valid YAML: key 'a' stands there twice"),
+        ("corpora: {1: {source: files}}", r"corpora: a name must be .*got 1 \(quote a number\)"),
+        ("corpora: {a/b: {source: files}}", "corpora: a name must be .*got 'a/b'"),
+        ("corpora: {a@1: {source: files}}", "corpora: a name must be .*got 'a@1'"),
+        ("- a", "expected sections such as corpora"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(RevelaError, match=message) as caught:
+        load_config(tmp_path / "c.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_in_another_encoding(tmp_path):
+    (tmp_path / "c.yaml").write_bytes("corpora: {}".encode("utf-16"))
+    with pytest.raises(RevelaError, match=r"c\.yaml: not UTF-8: invalid start byte at byte 0"):
+        load_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("steps", True), ("learning_rate", float("inf")), ("seed", -1), ("max_length", 7)],
+)
+def test_values_that_are_no_such_number(key, value):
+    with pytest.raises(RevelaError, match=rf"demo-revela\.{key}: Input should .*; got {value}"):
+        parse_config(changed(f"experiments/demo-revela/{key}", value), "x")
