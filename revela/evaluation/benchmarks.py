@@ -7,7 +7,7 @@ from typing import Any
 from revela.common.errors import RevelaError, unknown_name
 from revela.config.catalogue import mteb_task_names
 from revela.config.steps import MtebBenchmark, RetrievalBenchmark
-from revela.text.corpora import json_lines
+from revela.text.rows import json_lines
 
 
 def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> Any:
@@ -105,17 +105,16 @@ def collection_files(folder: Path) -> list[Path]:
 def _read_rows(folder: Path, name: str) -> list[dict[str, str]]:
     path = collection_files(folder)[0 if name == "corpus" else 1]
     rows = []
-    with path.open("rb") as stream:
-        for place, row in json_lines(stream, str(path)):
-            if isinstance(row, Exception):
-                raise RevelaError(f"{place}: {row}")
-            if not isinstance(row, dict):
-                raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
-            for field in ("_id", "text"):
-                if field not in row:
-                    raise RevelaError(f"{place}: {unknown_name('field', field, row)}")
-            title = {"title": row.get("title") or ""} if name == "corpus" else {}
-            rows.append({"id": str(row["_id"]), "text": row["text"], **title})
+    for place, row in json_lines(path):
+        if isinstance(row, Exception):
+            raise RevelaError(f"{place}: {row}")
+        if not isinstance(row, dict):
+            raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
+        for field in ("_id", "text"):
+            if field not in row:
+                raise RevelaError(f"{place}: {unknown_name('field', field, row)}")
+        title = {"title": row.get("title") or ""} if name == "corpus" else {}
+        rows.append({"id": str(row["_id"]), "text": row["text"], **title})
     return rows
 
 

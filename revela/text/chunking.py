@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from revela.common.errors import RevelaError
-from revela.config.steps import Corpus
+from revela.config.steps import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
+from revela.text.rows import write_parquet
 
 SCHEMA = pa.schema([("document", pa.string()), ("position", pa.int32()), ("text", pa.string())])
 """Columns of a chunk file: document id, place of the chunk in it, text."""
@@ -25,28 +25,7 @@ _WORD = re.compile(r"\S+")
 _PUNKT_SAMPLE_CHARACTERS = 2_000_000
 _GROUP_CHARACTERS = 500_000  # text that one worker gets at a time
 # Punkt learns abbreviations from the text; a small corpus misses the commonest.
-_ABBREVIATIONS = [
-    "dr",
-    "mr",
-    "mrs",
-    "ms",
-    "prof",
-    "st",
-    "vs",
-    "etc",
-    "e.g",
-    "i.e",
-    "al",
-    "fig",
-    "eq",
-    "sec",
-    "vol",
-    "no",
-    "cf",
-    "approx",
-    "inc",
-    "ltd",
-]
+_ABBREVIATIONS = "dr mr mrs ms prof st vs etc e.g i.e al fig eq sec vol no cf approx inc ltd"
 
 
 @dataclass
@@ -61,7 +40,7 @@ class Counts:
     sentence_splitter: str = ""
 
 
-def chunk_corpus(corpus: Any, output: Path, workers: int) -> Counts:
+def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
     """Write the chunks of a corpus to a Parquet file, the same for any number of workers.
 
     Memory stays constant: documents stream in, groups of them are spread over processes, and
@@ -73,18 +52,18 @@ def chunk_corpus(corpus: Any, output: Path, workers: int) -> Counts:
     counts = Counts()
     documents = read_documents(corpus, counts.skipped)
     splitter, documents = _splitter(documents, counts)
-    groups = _groups(documents)
-    with (
-        pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer,
-        tqdm(unit="B", unit_scale=True, desc="chunking", mininterval=1) as progress,
-    ):
-        for chunks, group in _in_order(groups, splitter, corpus, workers):
-            writer.write_table(pa.Table.from_pylist(chunks, schema=SCHEMA))
-            counts.documents += group.documents
-            counts.chunks += len(chunks)
-            counts.characters += group.characters
-            counts.sentences_cut += group.sentences_cut
-            progress.update(group.characters)
+    groups = _groups(documents, _GROUP_CHARACTERS)
+    with tqdm(unit="B", unit_scale=True, desc="chunking", mininterval=1) as progress:
+
+        def rows() -> Iterator[dict[str, Any]]:
+            for chunks, group in _in_order(groups, splitter, corpus.max_words, workers):
+                counts.documents += group.documents
+                counts.characters += group.characters
+                counts.sentences_cut += group.sentences_cut
+                progress.update(group.characters)
+                yield from chunks
+
+        counts.chunks = write_parquet(output, SCHEMA, rows())
     if not counts.chunks:
         raise RevelaError("the corpus holds no document")
     return counts
@@ -137,16 +116,9 @@ def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Itera
     if pretrained is not None:
         counts.sentence_splitter = "punkt_tab/english"
         return pretrained, documents
-    sample: list[Document] = []
-    size = 0
-    for document in documents:
-        sample.append(document)
-        size += len(document.text)
-        if size >= _PUNKT_SAMPLE_CHARACTERS:
-            break
-    counts.sentence_splitter = f"punkt trained on the first {len(sample)} documents"
-    texts = (document.text for document in sample)
-    return train_punkt(texts), itertools.chain(sample, documents)
+    first = next(_groups(documents, _PUNKT_SAMPLE_CHARACTERS), [])
+    counts.sentence_splitter = f"punkt trained on the first {len(first)} documents"
+    return train_punkt(document.text for document in first), itertools.chain(first, documents)
 
 
 def _pretrained_punkt() -> Any:
@@ -174,33 +146,25 @@ def train_punkt(texts: Iterable[str]) -> Any:
     trainer = PunktTrainer()
     size = 0
     for text in texts:
-        trainer.train(text[: _PUNKT_SAMPLE_CHARACTERS - size], finalize=False)
+        trainer.train(text[: max(0, _PUNKT_SAMPLE_CHARACTERS - size)], finalize=False)
         size += len(text)
-        if size >= _PUNKT_SAMPLE_CHARACTERS:
-            break
     trainer.finalize_training()
     parameters = trainer.get_params()
-    parameters.abbrev_types.update(_ABBREVIATIONS)
+    parameters.abbrev_types.update(_ABBREVIATIONS.split())
     return PunktSentenceTokenizer(parameters)
 
 
 # ---------------------------------------------------------------------------- workers
 
 
-@dataclass
-class _Group:
-    documents: int
-    characters: int
-    sentences_cut: int
-
-
-def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def _groups(documents: Iterator[Document], characters: int) -> Iterator[list[Document]]:
+    """Yield consecutive documents in groups of at least so many characters."""
     group: list[Document] = []
     size = 0
     for document in documents:
         group.append(document)
         size += len(document.text)
-        if size >= _GROUP_CHARACTERS:
+        if size >= characters:
             yield group
             group, size = [], 0
     if group:
@@ -208,41 +172,40 @@ def _groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _in_order(
-    groups: Iterator[list[Document]], splitter: Any, corpus: Corpus, workers: int
-) -> Iterator[tuple[list[dict[str, Any]], _Group]]:
+    groups: Iterator[list[Document]], splitter: Any, max_words: int, workers: int
+) -> Iterator[tuple[list[dict[str, Any]], Counts]]:
     """Chunk groups on all workers, yield in order, never more than a few groups ahead."""
     if workers == 1:
-        for group in groups:
-            yield _chunk_group(group, splitter, corpus.max_words)
+        _initialize(splitter)
+        yield from (_chunk_group(group, max_words) for group in groups)
         return
+    # A pool's own `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
         waiting: deque[Future[Any]] = deque()
         for group in groups:
-            waiting.append(pool.submit(_chunk_group, group, None, corpus.max_words))
+            waiting.append(pool.submit(_chunk_group, group, max_words))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-_worker_splitter: Any = None
+_splitter_of_worker: Any = None
 
 
 def _initialize(splitter: Any) -> None:
-    global _worker_splitter
-    _worker_splitter = splitter
+    global _splitter_of_worker
+    _splitter_of_worker = splitter
 
 
-def _chunk_group(
-    group: list[Document], splitter: Any, max_words: int
-) -> tuple[list[dict[str, Any]], _Group]:
+def _chunk_group(group: list[Document], max_words: int) -> tuple[list[dict[str, Any]], Counts]:
     rows: list[dict[str, Any]] = []
-    cut = 0
+    counts = Counts(len(group), characters=sum(len(document.text) for document in group))
     for document in group:
-        chunks, document_cut = chunk_text(document.text, splitter or _worker_splitter, max_words)
-        cut += document_cut
+        chunks, cut = chunk_text(document.text, _splitter_of_worker, max_words)
+        counts.sentences_cut += cut
         rows += [
             {"document": document.id, "position": position, "text": text}
             for position, text in enumerate(chunks)
         ]
-    return rows, _Group(len(group), sum(len(document.text) for document in group), cut)
+    return rows, counts

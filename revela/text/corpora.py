@@ -1,22 +1,19 @@
 """Corpora: streams of documents from packages, local files and the Hugging Face hub."""
 
-import gzip
 import importlib.util
-import io
 import itertools
-import json
-import lzma
-import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
+from revela.common.hub import explain
 from revela.config.steps import AnyCorpus, FilesCorpus, HubCorpus, PackagesCorpus, RowCorpus
+from revela.text.rows import JSON_LINES, json_lines, parquet_rows, sample
 
-_JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+_TEXTS = (".txt", ".md")
 
 
 @dataclass(frozen=True)
@@ -30,61 +27,48 @@ class Document:
 
 @dataclass
 class Skipped:
-    """Bad rows that were left out: how many, and what was wrong with the first ones."""
+    """Bad rows that were skipped: how many, and what was wrong with the first ones."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add(self, problem: str) -> None:
-        """Count one more."""
-        self.count += 1
-        if len(self.examples) < 20:
-            self.examples.append(problem)
-
 
 class BadRow(Exception):
-    """A row that is no document; its message says where it stands and what is wrong."""
+    """A row that is no document; the message says where it is and what is wrong."""
 
 
 def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
-    """Yield the documents of a corpus in order, in constant memory.
+    """Return an iterator over the documents of a corpus, in order and in constant memory.
 
     Args:
         corpus: where the documents come from.
-        skipped: counts the bad rows that `on_bad_row: skip` leaves out.
+        skipped: counts the bad rows that `on_bad_row: skip` skips.
 
     Raises:
         RevelaError: a source cannot be read, or a row is bad and `on_bad_row` is `error`.
     """
+    documents = _all_documents(corpus, skipped)
     if corpus.max_documents is None:
-        yield from _all_documents(corpus, skipped)
-        return
-    # Two passes, so that a sample of millions is never in memory: one counts, one chooses.
+        return documents
+    # Two passes: the first one counts, so that millions of documents are never held in memory.
     available = sum(1 for _ in _all_documents(corpus, Skipped()))
-    count = min(corpus.max_documents, available)
-    chosen = iter(sorted(random.Random(corpus.seed).sample(range(available), count)))
-    following = next(chosen, None)
-    for index, document in enumerate(_all_documents(corpus, skipped)):
-        if index == following:
-            yield document
-            following = next(chosen, None)
+    return sample(documents, available, min(corpus.max_documents, available), corpus.seed)
 
 
 def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     if isinstance(corpus, PackagesCorpus):
         documents = _package_documents(corpus.packages)
     else:
-        documents = _row_documents(corpus, skipped)
+        rows = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
+        documents = _checked(rows, corpus, skipped)
+        documents = _joined(documents) if corpus.join_title else documents
     for document in documents:
         if not any(part in document.id for part in corpus.exclude):
             yield document
 
 
-# ---------------------------------------------------------------------------- packages
-
-
 def _package_documents(packages: list[str]) -> Iterator[Document]:
-    """Yield each package's description, then its modules in file order; tests are left out."""
+    """Yield each package's description, then its modules in file order, without tests."""
     for package in packages:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
@@ -106,12 +90,6 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
 # ---------------------------------------------------------------------------- rows
 
 
-def _row_documents(corpus: FilesCorpus | HubCorpus, skipped: Skipped) -> Iterator[Document]:
-    rows = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
-    documents = _checked(rows, corpus, skipped)
-    return _joined(documents) if corpus.join_title else documents
-
-
 def _checked(
     rows: Iterable[tuple[str, Any]], corpus: RowCorpus, skipped: Skipped
 ) -> Iterator[Document]:
@@ -121,8 +99,10 @@ def _checked(
             yield _document(place, row, corpus)
         except BadRow as error:
             if corpus.on_bad_row == "error":
-                raise RevelaError(f"{error}; on_bad_row: skip leaves such rows out") from error
-            skipped.add(str(error))
+                raise RevelaError(f"{error}; on_bad_row: skip skips such rows") from error
+            skipped.count += 1
+            if len(skipped.examples) < 20:
+                skipped.examples.append(str(error))
 
 
 def _document(place: str, row: Any, corpus: RowCorpus) -> Document:
@@ -141,7 +121,7 @@ def _document(place: str, row: Any, corpus: RowCorpus) -> Document:
     name = corpus.fields.text
     text = value_of(name, "") or ""
     if not isinstance(text, str):
-        raise BadRow(f"{place}: field {name!r} is no text but {type(text).__name__}")
+        raise BadRow(f"{place}: field {name!r} is not a string but {type(text).__name__}")
     if not text.strip():
         raise BadRow(f"{place}: field {name!r} is empty")
     try:
@@ -170,114 +150,56 @@ def local_files(corpus: FilesCorpus) -> list[Path]:
         raise RevelaError(f"{path}: no such file or folder")
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in files if file.suffix in {".txt", ".md"} or _is_rows(file)]
+    read = (*_TEXTS, *JSON_LINES, ".parquet")
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
     if not files:
         raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
     return files
 
 
 def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
+    names = [name for name in (corpus.fields.id, corpus.fields.title) if name]
     for file in local_files(corpus):
-        if file.suffix in {".txt", ".md"}:
-            yield str(file), _text_row(file, corpus)
-        else:
+        if file.suffix not in _TEXTS:
             yield from _rows_of(file)
-
-
-def _is_rows(path: Path) -> bool:
-    return path.name.endswith((*_JSON_LINES, ".parquet"))
-
-
-def _text_row(file: Path, corpus: RowCorpus) -> Any:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        return error
-    row = {corpus.fields.text: text}
-    return row | {name: str(file) for name in (corpus.fields.id, corpus.fields.title) if name}
+            continue
+        try:
+            text = file.read_text(encoding="utf-8")
+            yield str(file), dict.fromkeys(names, str(file)) | {corpus.fields.text: text}
+        except UnicodeDecodeError as error:
+            yield str(file), error
 
 
 def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:
-    if path.name.endswith(".parquet"):
-        yield from _parquet_rows(path)
-    elif path.name.endswith(_JSON_LINES):
-        with path.open("rb") as stream:
-            yield from json_lines(stream, str(path))
-    else:
-        raise RevelaError(f"{path}: unknown format; allowed: .jsonl[.gz|.xz], .parquet, a folder")
-
-
-def json_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield (`name:line`, row) of JSON lines, compressed or not; a bad line's row is its error."""
-    if name.endswith(".gz"):
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-    elif name.endswith(".xz"):
-        stream = cast(BinaryIO, lzma.LZMAFile(stream))  # noqa: SIM115
-    number = 0
-    try:
-        for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, stream)), start=1):
-            if not line.strip():
-                continue
-            try:
-                yield f"{name}:{number}", json.loads(line.decode("utf-8"))
-            except json.JSONDecodeError as error:
-                yield f"{name}:{number}", ValueError(f"broken JSON: {error}")
-            except UnicodeDecodeError as error:
-                yield f"{name}:{number}", ValueError(f"invalid UTF-8: {error.reason}")
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError, OSError) as error:
-        raise RevelaError(f"{name}:{number + 1}: cannot be read: {error}") from error
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet as parquet
-
-    try:
-        file = parquet.ParquetFile(path)
-        rows = (row for batch in file.iter_batches(1024) for row in batch.to_pylist())
-        for number, row in enumerate(rows, start=1):
-            yield f"{path}:{number}", row
-    except (pyarrow.ArrowInvalid, UnicodeDecodeError) as error:
-        raise RevelaError(f"{path}: not a readable Parquet file: {error}") from error
+    if path.suffix == ".parquet":
+        rows = enumerate(parquet_rows(path), start=1)
+        return ((f"{path}:{number}", row) for number, row in rows)
+    if path.name.endswith(JSON_LINES):
+        return json_lines(path)
+    raise RevelaError(f"{path}: unknown format; allowed: .jsonl[.gz|.xz], .parquet, a folder")
 
 
 def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
-    """Stream a hub data set, or read one raw file of its repository."""
-    name = corpus.dataset
-    if corpus.file is not None:
-        import huggingface_hub
-
-        local = _reachable(
-            name,
-            lambda: huggingface_hub.hf_hub_download(
-                name, cast(str, corpus.file), repo_type="dataset", revision=corpus.revision
-            ),
-        )
-        yield from _rows_of(Path(local))
-        return
-    import datasets
-
-    rows = _reachable(
-        name,
-        lambda: datasets.load_dataset(
-            name, corpus.subset, split=corpus.split, revision=corpus.revision, streaming=True
-        ),
-    )
-    numbered = enumerate(rows, start=1)
-    while (item := _reachable(name, lambda: next(numbered, None))) is not None:
-        yield f"{name}:{item[0]}", item[1]
-
-
-def _reachable(name: str, load: Any) -> Any:
-    """Call `load`, saying in one line why a hub data set cannot be had.
+    """Stream a hub data set, or read one raw file of its repository.
 
     Raises:
         RevelaError: offline, gated, misspelt, or without the split asked for.
     """
-    from revela.common.hub import explain
+    import datasets
+    import huggingface_hub
 
+    name, revision = corpus.dataset, corpus.revision
     try:
-        return load()
+        if corpus.file is None:
+            rows = datasets.load_dataset(
+                name, corpus.subset, split=corpus.split, revision=revision, streaming=True
+            )
+            for number, row in enumerate(rows, start=1):
+                yield f"{name}:{number}", row
+            return
+        local = huggingface_hub.hf_hub_download(
+            name, corpus.file, repo_type="dataset", revision=revision
+        )
     except Exception as error:
         raise RevelaError(explain("data set", name, error)) from error
+    yield from _rows_of(Path(local))

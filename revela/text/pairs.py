@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from revela.common.errors import RevelaError
 from revela.config.steps import Pairs
-from revela.text.batching import sample
+from revela.text.rows import parquet_rows, sample, write_parquet
 
 SCHEMA = pa.schema(
     [
@@ -23,6 +23,9 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of a pair file."""
+
+Chunk = tuple[str, str, str]
+"""Corpus, document and text."""
 
 _WORD = re.compile(r"\S+")
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+|\n+|$)")
@@ -49,51 +52,47 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     Raises:
         RevelaError: fewer chunks than pairs, or a single document, which leaves no negatives.
     """
-    choose = random.Random(settings.seed)
     counts = Counts()
     available = sum(pq.read_metadata(inputs[name]).num_rows for name in settings.corpora)
     wanted = settings.num_pairs or available
-    chunks = sample(_chunks(settings.corpora, inputs), available, wanted, settings.seed)
+    chunks = sample(_chunks(settings, inputs), available, wanted, settings.seed)
     size = min(_POOL, available)
-    pool = list(sample(_chunks(settings.corpora, inputs), available, size, settings.seed + 1))
+    pool = list(sample(_chunks(settings, inputs), available, size, settings.seed + 1))
     if settings.negatives and len({document for _, document, _ in pool}) < 2:
         raise RevelaError("negatives need chunks of at least two documents")
-    rows: list[dict[str, Any]] = []
-    with pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
-        for source, document, text in chunks:
-            pair = None
-            if choose.random() < settings.inverse_cloze:
-                pair = inverse_cloze(text, choose)
-                counts.inverse_cloze += pair is not None
-            pair = pair or independent_crops(text, choose)
-            if pair is None:
-                counts.chunks_too_short += 1
-                continue
-            negatives: list[str] = []
-            while len(negatives) < settings.negatives:
-                _, other, negative = choose.choice(pool)
-                if other != document:
-                    negatives.append(crop(negative, choose))
-            query, positive = pair
-            rows.append(
-                {"source": source, "query": query, "positive": positive, "negatives": negatives}
-            )
-            counts.pairs += 1
-            if len(rows) == 1024:
-                writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
-                rows = []
-        writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+    counts.pairs = write_parquet(output, SCHEMA, _pairs(settings, chunks, pool, counts))
     if not counts.pairs:
         raise RevelaError("no chunk is long enough for a pair (two words)")
     return counts
 
 
-def _chunks(corpora: Sequence[str], inputs: dict[str, Path]) -> Iterator[tuple[str, str, str]]:
-    """Yield (corpus, document, text) of all chunks; documents of two corpora never coincide."""
-    for name in corpora:
-        for rows in pq.ParquetFile(inputs[name]).iter_batches(8192, columns=["document", "text"]):
-            for document, text in zip(*(column.to_pylist() for column in rows), strict=True):
-                yield name, f"{name}/{document}", text
+def _chunks(settings: Pairs, inputs: dict[str, Path]) -> Iterator[Chunk]:
+    """Yield all chunks; documents of two corpora never coincide."""
+    for name in settings.corpora:
+        for row in parquet_rows(inputs[name], ["document", "text"]):
+            yield name, f"{name}/{row['document']}", row["text"]
+
+
+def _pairs(
+    settings: Pairs, chunks: Iterator[Chunk], pool: list[Chunk], counts: Counts
+) -> Iterator[dict[str, Any]]:
+    choose = random.Random(settings.seed)
+    for source, document, text in chunks:
+        pair = None
+        if choose.random() < settings.inverse_cloze:
+            pair = inverse_cloze(text, choose)
+            counts.inverse_cloze += pair is not None
+        pair = pair or independent_crops(text, choose)
+        if pair is None:
+            counts.chunks_too_short += 1
+            continue
+        negatives: list[str] = []
+        while len(negatives) < settings.negatives:
+            _, other, negative = choose.choice(pool)
+            if other != document:
+                negatives.append(crop(negative, choose))
+        query, positive = pair
+        yield {"source": source, "query": query, "positive": positive, "negatives": negatives}
 
 
 def inverse_cloze(text: str, choose: random.Random) -> tuple[str, str] | None:

@@ -162,7 +162,7 @@ def test_too_little_for_a_batch(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 7)}
     with pytest.raises(RevelaError, match="7 chunks are too few for one batch of 16"):
         made(tmp_path, chunks, corpora=["c"])
-    with pytest.raises(RevelaError, match="cannot sample 9 batches: there are only 3"):
+    with pytest.raises(RevelaError, match="cannot sample 9 rows: there are only 3"):
         made(tmp_path, chunks, corpora=["c"], batch_size=2, num_batches=9)
 
 

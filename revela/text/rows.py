@@ -1,0 +1,86 @@
+"""Rows of JSON lines and Parquet files, read, sampled and written in constant memory."""
+
+import gzip
+import json
+import lzma
+import random
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import compress, islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from revela.common.errors import RevelaError
+
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+_ROWS = 1024  # read or written at a time
+
+T = TypeVar("T")
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (`path:line`, row) of JSON lines, compressed or not; a bad line's row is its error.
+
+    Raises:
+        RevelaError: the file cannot be read.
+    """
+    open_file: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    number = 0
+    try:
+        with open_file(path, "rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except UnicodeDecodeError as error:
+                    row = ValueError(f"invalid UTF-8: {error.reason}")
+                except ValueError as error:
+                    row = ValueError(f"broken JSON: {error}")
+                yield f"{path}:{number}", row
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RevelaError(f"{path}:{number + 1}: cannot be read: {reason}") from error
+
+
+def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file, all columns or some.
+
+    Raises:
+        RevelaError: it is not a readable Parquet file.
+    """
+    import pyarrow as pa  # not at the top: the workflow imports this module at each start
+    import pyarrow.parquet as pq
+
+    try:
+        for rows in pq.ParquetFile(path).iter_batches(_ROWS, columns=columns):
+            yield from rows.to_pylist()
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise RevelaError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def write_parquet(path: Path, schema: Any, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows of a pyarrow schema to a Parquet file and return how many they are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    stream, count = iter(rows), 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while some := list(islice(stream, _ROWS)):
+            writer.write_table(pa.Table.from_pylist(some, schema=schema))
+            count += len(some)
+    return count
+
+
+def sample(items: Iterable[T], available: int, count: int, seed: int) -> Iterator[T]:
+    """Return an iterator over `count` of `available` items, without replacement, in their order.
+
+    Raises:
+        RevelaError: fewer are available.
+    """
+    if count > available:
+        raise RevelaError(f"cannot sample {count} rows: there are only {available}")
+    chosen = bytearray(available)
+    for index in random.Random(seed).sample(range(available), count):
+        chosen[index] = 1
+    return compress(items, chosen)
