@@ -170,7 +170,6 @@ class BarsFigure(Settings):
     kind: Literal["bars"]
     caption: str
     tables: Ordered[TableName, str] = Field(min_length=1, description="table → title")
-    opaque: str = Field("Revela", description="systems whose name begins so; others are light")
 
     def inputs(self) -> list[str]:
         """Return the names of what it is drawn from: tables."""

@@ -1,4 +1,4 @@
-"""What somebody printed: read it, add it up again, compare it with what is measured here."""
+"""Printed figures: read them, recompute their means, compare them with what is measured here."""
 
 import math
 from pathlib import Path
@@ -13,9 +13,10 @@ _HALF_UNIT = 0.05  # figures are printed with one decimal
 
 
 def printed_figures(table: Table) -> pd.DataFrame:
-    """Return what was printed of a table: systems × (headings, mean), NaN where nothing was.
+    """Return a table's printed figures: systems × (headings, mean), NaN where nothing is printed.
 
-    The printed mean is one of all tasks of the file; of fewer, or without one, it is recomputed.
+    The mean is the printed one if the table has all tasks of the file; otherwise, or if the file
+    has none, it is recomputed.
 
     Raises:
         RevelaError: the file lacks a system or a task.
@@ -23,45 +24,40 @@ def printed_figures(table: Table) -> pd.DataFrame:
     printed = read_reported(Path(table.reported)) if table.reported else pd.DataFrame()
     tasks = [task for task in printed.columns if task != table.mean]
     headings = [heading for heading, _ in table.columns] or tasks
-    rows = []
-    for row in table.rows:
-        if row.reported is None:
-            rows.append(dict.fromkeys([*headings, table.mean], math.nan))
-            continue
-        if row.reported not in printed.index:
-            raise RevelaError(
-                f"{table.reported}: {unknown_name('system', row.reported, printed.index)}"
-            )
-        for heading in headings:
-            if heading not in tasks:
-                raise RevelaError(f"{table.reported}: {unknown_name('task', heading, tasks)}")
-        figures = printed.loc[row.reported]
-        whole = table.mean in figures and set(headings) == set(tasks)
-        mean = figures[table.mean] if whole else figures[headings].mean(skipna=False)
-        rows.append({**figures[headings], table.mean: mean})
-    return pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
+    systems = [row.reported for row in table.rows]
+    for kind, names, known in (("system", systems, printed.index), ("task", headings, tasks)):
+        for name in names if table.reported else []:
+            if name is not None and name not in known:
+                raise RevelaError(f"{table.reported}: {unknown_name(kind, name, known)}")
+    complete = table.mean in printed and set(headings) == set(tasks)
+    figures = printed.reindex(index=systems, columns=[*headings, table.mean]).astype(float)
+    if not complete:
+        figures[table.mean] = _mean(figures[headings])
+    return figures.set_axis(pd.Index(table.names(), name="system")).rename_axis(columns=None)
 
 
 def check_means(table: Table) -> pd.DataFrame:
-    """Add up the printed rows: for each system `printed` and `recomputed` mean, and `adds_up`.
+    """Recompute the printed means: for each system `printed`, `recomputed` and `adds_up`.
 
-    `adds_up` is `yes` where the mean is printed as it rounds, `rounding` where the rounding of the
-    rows can explain it, else `no`; empty where nothing was printed.
+    `adds_up` is `yes` if the mean rounds to the printed one, `rounding` if the rounding of the
+    figures can explain the difference, else `no`; empty where nothing is printed.
     """
     printed = printed_figures(table)
-    recomputed = printed.drop(columns=table.mean).mean(axis=1, skipna=False)
+    recomputed = _mean(printed.drop(columns=table.mean))
     means = pd.DataFrame({"printed": printed[table.mean], "recomputed": recomputed})
-    means["adds_up"] = [
-        _adds_up(abs(mean - again))
-        for mean, again in zip(means["printed"], means["recomputed"], strict=True)
-    ]
+    means["adds_up"] = (means["printed"] - means["recomputed"]).abs().map(_adds_up)
     return means
+
+
+def _mean(figures: pd.DataFrame) -> pd.Series:
+    # Rounded, so that the order of the sum does not decide how 15.55 is printed.
+    return figures.mean(axis=1, skipna=False).round(9)
 
 
 def _adds_up(difference: float) -> str:
     if math.isnan(difference):
         return ""
-    # Each printed row may be off by half a unit, and so may their mean, and the printed one.
+    # Each printed figure may be off by half a unit, and so may their mean and the printed mean.
     slack = 1e-9
     if difference <= _HALF_UNIT + slack:
         return "yes"
@@ -69,36 +65,27 @@ def _adds_up(difference: float) -> str:
 
 
 def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
-    """Return what was printed beside what is measured here, one line a system and task.
+    """Compare printed with measured figures, one line a system and task.
 
-    Columns: `printed`; for means `recomputed` from the printed rows and `adds_up`; `measured`;
-    `difference` of measured and printed (for means recomputed) figure; and the `verdict`:
-    `reproduced` within the table's tolerance, else `higher` or `lower`.
+    A mean is compared with the `recomputed` one (see `check_means`). The verdict is `reproduced`
+    within the table's tolerance, else `higher` or `lower`; `not measured` without a measurement.
 
     Args:
-        table: its rows with `reported` are compared.
-        measured: systems × (headings, mean), NaN where nothing was measured.
+        table: the table.
+        measured: systems × (headings, mean), see `tables.measured_figures`.
     """
-    printed, means = printed_figures(table), check_means(table)
-    lines = []
-    for name, row in zip(table.names(), table.rows, strict=True):
-        for heading in printed if row.reported else []:
-            is_mean = heading == table.mean
-            expected = means["recomputed"][name] if is_mean else printed[heading][name]
-            difference = measured[heading][name] - expected
-            lines.append(
-                {
-                    "system": name,
-                    "task": heading,
-                    "printed": printed[heading][name],
-                    "recomputed": expected if is_mean else math.nan,
-                    "adds_up": means["adds_up"][name] if is_mean else "",
-                    "measured": measured[heading][name],
-                    "difference": difference,
-                    "verdict": _verdict(difference, table.tolerance),
-                }
-            )
-    return pd.DataFrame(lines).set_index("system")
+    is_printed = [row.reported is not None for row in table.rows]
+    printed = printed_figures(table)[is_printed].rename_axis(columns="task").stack()
+    lines = printed.rename("printed").reset_index("task")
+    is_mean = lines["task"] == table.mean
+    means = check_means(table).loc[lines.index]
+    lines["recomputed"] = means["recomputed"].where(is_mean)
+    lines["adds_up"] = means["adds_up"].where(is_mean, "")
+    lines["measured"] = measured[is_printed].stack().to_numpy()
+    expected = lines["recomputed"].where(is_mean, lines["printed"])
+    lines["difference"] = lines["measured"] - expected
+    lines["verdict"] = [_verdict(gap, table.tolerance) for gap in lines["difference"]]
+    return lines
 
 
 def _verdict(difference: float, tolerance: float) -> str:

@@ -1,11 +1,11 @@
-"""Is the best system better than the next? Intervals and tests over the queries of a table.
+"""Is the best system better than the next? Confidence intervals and tests over queries.
 
-Any score of a table is a weighted sum over queries: of a task, of the mean of its subsets, of a
-column of several tasks, of the mean of all columns. The queries of one subset of one task, a
-*stratum*, weigh alike in it. So each stratum is resampled once, for all systems together, and
-whatever is asked of a column is asked of the weighted sum of its resampled strata.
+Any score of a table is a weighted sum over queries: that of a task, the mean of its subsets, of a
+column of several tasks, of all columns. The queries of one subset of one task, a *stratum*, have
+equal weights. So each stratum is resampled once, for all systems together, and the statistics of a
+column are weighted sums of its resampled strata.
 
-A system that was trained with several seeds has, on each query, the mean of their scores.
+The score of a system trained with several seeds is, on each query, the mean over its seeds.
 """
 
 import zlib
@@ -21,34 +21,34 @@ from revela.config.report import Table
 
 RESAMPLES = 10_000
 LEVEL = 0.05
-COLUMNS = ["system", "column", "score", "low", "high", "deviation", "against", "p", "queries"]
-_CELLS = 4_000_000  # resamples × queries that are held at a time
+COLUMNS = ["system", "column", "score", "ci_low", "ci_high", "std", "compared_to", "p", "queries"]
+_CELLS = 4_000_000  # resamples × queries held in memory at a time
 
 Stratum = tuple[str, str]
 """Task and subset; the subset is empty in a task that has only one."""
 
 
 def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """Return an interval and a test of each measured system and column, figures × 100.
+    """Return an interval and a test for each measured system and column, figures × 100.
 
-    Columns: `score`; `low` and `high`, its 95% interval by the bootstrap over queries, stratified
-    by task and subset (percentiles); `deviation`, the sample standard deviation over its seeds,
-    empty where there is one; `against`, the best ranked system of the table (of its group
-    where the table's `bold` says so), and `p`, two-sided, of the paired randomisation test against
-    it (signs of the queries' differences flipped at random), adjusted by Holm for the comparisons
-    of the column; `queries`, how many. The last two are empty for the best itself and for what
-    does not compete.
+    Columns: `score`; `ci_low` and `ci_high`, its 95% confidence interval by the percentile
+    bootstrap over queries, stratified by task and subset; `std`, the sample standard deviation
+    over its seeds, NaN for a single one; `compared_to`, the best ranked system of the table (of
+    its group if the table's `bold` is `group`), and `p` of the two-sided paired randomisation test
+    against it (random sign flips of the queries' differences), adjusted by Holm for the
+    comparisons of the column; `queries`, their number. The best system itself and unranked ones
+    have neither `compared_to` nor `p`.
 
-    Systems without a file of queries for each task of a column have no line there.
+    A system without query scores for all tasks of a column has no line for that column.
 
     Args:
-        table: rows and columns, benchmarks spelt out (`Config.table`).
+        table: rows and columns, with benchmarks expanded (`Config.table`).
         scores: the folder with `<model>/<task>.queries.csv`.
-        resamples: of the bootstrap, and random sign flips.
-        seed: of both; a stratum is resampled alike in every table.
+        resamples: number of bootstrap samples and of sign flips.
+        seed: random seed; a stratum is resampled alike in every table.
 
     Raises:
-        RevelaError: a file is none of queries, or two systems have not the same ones.
+        RevelaError: a file of query scores is malformed, or two systems differ in their queries.
     """
     names = table.names()
     strata = _read_strata(table, scores)  # queries × models
@@ -68,23 +68,23 @@ def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 
             for part in (means, bootstrapped, flipped)
         )
         found = pd.DataFrame({"system": names, "column": column, "score": score_S[0]})
-        found["low"], found["high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
+        found["ci_low"], found["ci_high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
         of_models = 100 * sum(weight * strata[s].mean() for s, weight in weights.items())
-        found["deviation"] = [of_models.reindex(row.model).std() for row in table.rows]
-        found[["against", "p"]] = _against_best(table, found["score"], null_RS)
+        found["std"] = [of_models.reindex(row.model).std() for row in table.rows]
+        found[["compared_to", "p"]] = _against_best(table, found["score"], null_RS)
         found["queries"] = sum(len(strata[stratum]) for stratum in weights)
         lines.append(found.dropna(subset="score"))
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=COLUMNS)
 
 
 def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
-    """Return (system, column) of all that competes where the best is not better than the next.
+    """Return (system, column) of the compared systems where the best does not beat the next.
 
-    Not better: p of the next best system is `LEVEL` or more.
+    That is where p of the next best system is at least `LEVEL`.
     """
     found = set()
     tested = analysis.dropna(subset="p")
-    for (column, best), others in tested.groupby(["column", "against"]):
+    for (column, best), others in tested.groupby(["column", "compared_to"]):
         if others.loc[others["score"].idxmax(), "p"] >= LEVEL:
             found |= {(system, column) for system in (best, *others["system"])}
     return found
@@ -93,9 +93,9 @@ def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
 def column_weights(
     table: Table, strata: dict[Stratum, pd.DataFrame]
 ) -> dict[str, dict[Stratum, float]]:
-    """Return what each stratum weighs in each column and in their mean; a weight's sum is one.
+    """Return the weight of each stratum in each column and in their mean; weights sum to one.
 
-    A column with a task that nobody has queries of is left out, and so is then the mean.
+    A column is skipped, and with it the mean, if one of its tasks has no query scores at all.
     """
     columns: dict[str, dict[Stratum, float]] = {}
     for heading, entries in table.columns:
@@ -108,16 +108,12 @@ def column_weights(
         if abs(sum(weights.values()) - 1) < 1e-9:
             columns[heading] = dict(weights)
     if columns and len(columns) == len(table.columns):
-        mean: dict[Stratum, float] = defaultdict(float)
-        for weights in columns.values():
-            for stratum, weight in weights.items():
-                mean[stratum] += weight / len(columns)
-        columns[table.mean] = dict(mean)
+        columns[table.mean] = pd.DataFrame(columns).fillna(0).mean(axis=1).to_dict()
     return columns
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """Return p-values adjusted for their number (Holm 1979), in the order given."""
+    """Return p-values adjusted for multiple comparisons (Holm 1979), in the order given."""
     order = np.argsort(p_values)
     stepped = p_values[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty_like(p_values)
@@ -129,8 +125,8 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.DataFrame:
-    """Return for each system which best one it is tested against, and the adjusted p."""
-    found = pd.DataFrame({"against": "", "p": np.nan}, index=scores.index)
+    """Return for each system the best one that it is compared to, and the adjusted p."""
+    found = pd.DataFrame({"compared_to": "", "p": np.nan}, index=scores.index)
     scope = np.array([row.group if table.bold == "group" else "" for row in table.rows])
     competing = scores.notna() & np.array([row.ranked for row in table.rows])
     for group in dict.fromkeys(scope):
@@ -141,10 +137,10 @@ def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.Da
         others = [system for system in systems.index if system != best]
         # Flipping the sign of a difference is flipping those of both scores.
         null_RO = np.abs(null_RS[:, [best]] - null_RS[:, others])
-        # Equal sums count although rounding sets them apart; the observed order is one of all.
+        # 1e-9: equal sums count although rounding sets them apart. 1 +: the observed signs count.
         reached = null_RO >= (systems[best] - systems[others]).to_numpy() - 1e-9
         p_values = (1 + reached.sum(axis=0)) / (1 + len(null_RO))
-        found.loc[others, "against"] = table.names()[best]
+        found.loc[others, "compared_to"] = table.names()[best]
         found.loc[others, "p"] = holm(p_values)
     return found
 
@@ -155,7 +151,7 @@ def _reweighted(
     random: np.random.Generator,
     resamples: int,
 ) -> np.ndarray:
-    """Return the mean scores (R, S) of queries weighed at random, in bounded memory."""
+    """Return the mean scores (R, S) of randomly weighted queries, in bounded memory."""
     size = len(scores_QS)
     batch = max(1, _CELLS // size)
     parts = [
@@ -166,7 +162,7 @@ def _reweighted(
 
 
 def _counts(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Return how often each query is drawn (rows, Q), Q draws with replacement a row."""
+    """Return how often each query is drawn (rows, Q) in Q draws with replacement per row."""
     drawn = random.integers(0, size, (rows, size), dtype=np.int32)
     drawn += size * np.arange(rows, dtype=np.int32)[:, None]
     return np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(float)
@@ -178,7 +174,7 @@ def _signs(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
 
 
 def _read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
-    """Return the scores of each stratum: queries × models that have them."""
+    """Return the scores of each stratum: queries × the models that have query scores."""
     strata = {}
     models = dict.fromkeys(model for row in table.rows for model in row.model)
     for task in table.tasks():
@@ -192,7 +188,7 @@ def _read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
             if len(differing := found[first].index.symmetric_difference(found[other].index)):
                 raise RevelaError(
                     f"{paths[other]}: not the queries of {paths[first]}: {len(differing)} are in "
-                    f"one of them only, e.g. {'/'.join(differing[0]).lstrip('/')!r}"
+                    f"only one of them, e.g. {'/'.join(differing[0]).lstrip('/')!r}"
                 )
         frame = pd.DataFrame(found).sort_index()
         for subset, rows in frame.groupby(level="subset", sort=True):
@@ -201,7 +197,7 @@ def _read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
 
 
 def _read_queries(path: Path, measure: str) -> pd.Series | None:
-    """Return scores by (subset, query), None where this measure was not kept."""
+    """Return scores by (subset, query), None if the file lacks the measure."""
     keys = ["subset", "query"]
     try:
         found = pd.read_csv(path, dtype=dict.fromkeys(keys, str), keep_default_na=False)

@@ -1,209 +1,135 @@
-"""Figures of compiled tables and of a bench: bars, trends, the cost of a step."""
+"""Figures of compiled tables: bars, and trends over the rows' labels."""
 
-import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from revela.common.errors import RevelaError
 from revela.config.report import BarsFigure, TrendFigure
+from revela.report.style import CYCLE
 from revela.report.tables import SOURCE
 
-# Okabe-Ito colours, with line styles and markers of their own: legible in print and without
-# colour vision.
-STYLES: list[tuple[str, Any, str]] = [
-    ("#0072B2", "-", "o"),
-    ("#D55E00", "--", "s"),
-    ("#009E73", "-.", "^"),
-    ("#CC79A7", ":", "D"),
-    ("#56B4E9", (0, (5, 1)), "v"),
-    ("#E69F00", (0, (3, 1, 1, 1)), "P"),
-]
-_SMALL = 7  # points, at the width of a page
-_LIGHT = "#C9D6DF"
+_SOURCES = {"measured": "measured here", "reported": "as reported"}
+_HATCHES = {"reported": "////"}
+_MEAN = "mean over tasks (%)"
+_OPAQUE, _LIGHT, _EDGE = "#0072B2", "#C9D6DF", "#7F8C95"
 
 
-def draw_bars(figure: BarsFigure, tables: dict[str, Path]) -> Any:
-    """Draw the mean of each system of each table; what is reported, not measured, is hatched."""
+def draw_bars(figure: BarsFigure, tables: dict[str, Path]) -> Figure:
+    """Draw the mean of each system of each table; reported ones are hatched."""
     means = [_read_means(tables[name]) for name, _ in figure.tables]
-    drawing, axes = plt.subplots(
-        1,
-        len(means),
-        figsize=(6.4, 2.6),
-        layout="constrained",
-        width_ratios=[len(found) for found in means],
-        squeeze=False,
-    )
-    for axis, (_, title), found in zip(axes[0], figure.tables, means, strict=True):
-        opaque = [name.startswith(figure.opaque) for name in found.index]
+    drawing = Figure()
+    widths = [len(found) for found in means]
+    axes = drawing.subplots(1, len(means), squeeze=False, width_ratios=widths)[0]
+    for axis, (_, title), found in zip(axes, figure.tables, means, strict=True):
+        opaque = found.index.str.startswith("Revela")
         bars = axis.bar(
             range(len(found)),
             found["mean"].fillna(0),
-            color=[STYLES[0][0] if is_opaque else _LIGHT for is_opaque in opaque],
-            edgecolor=["white" if is_opaque else "#7F8C95" for is_opaque in opaque],
-            hatch=["////" if source == "reported" else "" for source in found[SOURCE]],
+            color=[_OPAQUE if is_opaque else _LIGHT for is_opaque in opaque],
+            edgecolor=["white" if is_opaque else _EDGE for is_opaque in opaque],
+            hatch=[_HATCHES.get(source, "") for source in found[SOURCE]],
             linewidth=0,
         )
         labels = ["–" if pd.isna(mean) else f"{mean:.1f}" for mean in found["mean"]]
-        axis.bar_label(bars, labels, fontsize=_SMALL, padding=1)
+        axis.bar_label(bars, labels, padding=1)
         axis.set_xticks(
             range(len(found)), found.index, rotation=45, ha="right", rotation_mode="anchor"
         )
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=_SMALL, length=2)
+        axis.set_title(title)
+        axis.grid(visible=False)
         axis.margins(x=0.02, y=0.12)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("mean over tasks (%)", fontsize=_SMALL)
-    shown = {source for found in means for source in found[SOURCE]}
+    axes[0].set_ylabel(_MEAN)
+    shown = pd.concat(means)[SOURCE].unique()
     entries = [
-        Patch(facecolor=_LIGHT, edgecolor="#7F8C95", linewidth=0, hatch=hatch, label=label)
-        for source, hatch, label in _SOURCES
-        if source in shown
+        Patch(facecolor=_LIGHT, edgecolor=_EDGE, linewidth=0, hatch=_HATCHES.get(key), label=label)
+        for key, label in _SOURCES.items()
+        if key in shown
     ]
-    drawing.legend(handles=entries, loc="outside upper right", ncols=2, fontsize=_SMALL)
+    drawing.legend(handles=entries, loc="outside upper right", ncols=2)
     return drawing
 
 
-_SOURCES = [("measured", "", "measured here"), ("reported", "////", "as reported")]
-
-
-def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Any:
+def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Figure:
     """Draw the means of each table's groups over their rows' labels; hollow where reported.
 
-    Bars are 95% intervals over queries, of tables that have a `_significance.csv` beside them.
+    Bars are 95% intervals over queries, for tables that have a `_significance.csv` beside them.
     """
-    drawing, axes = plt.subplots(
-        1, len(figure.tables), figsize=(6.2, 2.7), layout="constrained", squeeze=False
-    )
+    drawing = Figure()
+    axes = drawing.subplots(1, len(figure.tables), squeeze=False)[0]
+    # A group looks the same in all panels.
+    looks: dict[str, dict[str, Any]] = defaultdict(CYCLE().__next__)
     lines: dict[str, Line2D] = {}
-    looks: dict[Any, tuple[str, Any, str]] = {}
     shown: set[str] = set()
-    for axis, (name, title) in zip(axes[0], figure.tables, strict=True):
+    for axis, (name, title) in zip(axes, figure.tables, strict=True):
         found = _read_means(tables[name])
         # A row is called "group / label" where its label is not its own (`Table.names`).
-        found["group"] = [system.rpartition(" / ")[0] for system in found.index]
-        found["label"] = [system.rpartition(" / ")[2] for system in found.index]
-        places = {label: place for place, label in enumerate(found["label"].unique())}
+        parts = found.index.to_series().str.rpartition(" / ")
+        found["group"], found["label"] = parts[0], parts[2]
+        labels = list(found["label"].unique())
+        highest = found.groupby("label")["mean"].transform("max")
         for group, rows in found.groupby("group", sort=False):
-            # A group looks the same in all panels, and no other like it.
-            colour, style, marker = looks.setdefault(group, STYLES[len(looks) % len(STYLES)])
-            x = rows["label"].map(places)
-            (lines[str(group)],) = axis.plot(
-                x,
-                rows["mean"],
-                color=colour,
-                linestyle=style,
-                linewidth=1.3,
-                marker=marker,
-                markersize=5,
-                label=group,
-            )
+            look = looks[group]
+            x, is_reported = rows["label"].map(labels.index), rows[SOURCE] == "reported"
+            (lines[group],) = axis.plot(x, rows["mean"], linewidth=1.3, label=group, **look)
+            intervals = [rows["mean"] - rows["ci_low"], rows["ci_high"] - rows["mean"]]
             axis.errorbar(
-                x,
-                rows["mean"],
-                yerr=[rows["mean"] - rows["low"], rows["high"] - rows["mean"]],
-                fmt="none",
-                ecolor=colour,
-                elinewidth=0.8,
-                capsize=2,
+                x, rows["mean"], intervals, fmt="none", ecolor=look["color"], elinewidth=0.8
             )
-            hollow = rows[SOURCE] == "reported"
-            axis.plot(
-                x[hollow], rows["mean"][hollow], color=colour, linestyle="", marker=marker,
-                markersize=5, markerfacecolor="white",
-            )  # fmt: skip
-            highest = found.groupby("label")["mean"].transform("max")[rows.index]
-            for place, mean, top in zip(x, rows["mean"], highest, strict=True):
+            hollow = look | {"linestyle": "", "markerfacecolor": "white"}
+            axis.plot(x[is_reported], rows["mean"][is_reported], **hollow)
+            for system, mean in rows["mean"].dropna().items():
+                above = mean == highest[system]
                 axis.annotate(
-                    "" if pd.isna(mean) else f"{mean:.1f}",
-                    (place, mean),
-                    xytext=(0, 5 if mean == top else -5),
+                    f"{mean:.1f}",
+                    (x[system], mean),
+                    xytext=(0, 5 if above else -5),
                     textcoords="offset points",
                     ha="center",
-                    va="bottom" if mean == top else "top",
-                    fontsize=_SMALL,
+                    va="bottom" if above else "top",
                     path_effects=[withStroke(linewidth=2, foreground="white")],
                 )
         shown |= set(found[SOURCE])
-        axis.set_xticks(range(len(places)), list(places))
-        axis.set_xlabel(figure.x_label, fontsize=8)
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=_SMALL)
+        axis.set_xticks(range(len(labels)), labels)
+        axis.set(title=title, xlabel=figure.x_label)
         axis.margins(x=0.12, y=0.15)
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("mean over tasks (%)", fontsize=8)
+    axes[0].set_ylabel(_MEAN)
     kinds = [
-        Line2D([], [], color="#444444", linestyle="", marker="o", markersize=5,
-               markerfacecolor="white" if hatch else "#444444", label=label)
-        for source, hatch, label in _SOURCES
-        if source in shown
+        Line2D([], [], color="#444444", linestyle="", marker="o", label=label,
+               markerfacecolor="white" if key == "reported" else "#444444")
+        for key, label in _SOURCES.items()
+        if key in shown
     ]  # fmt: skip
     handles = [line for group, line in lines.items() if group] + kinds
-    drawing.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=_SMALL)
-    return drawing
-
-
-def draw_step_cost(path: Path) -> Any:
-    """Draw time and peak memory of a step of REPLUG and Revela over the batch size (log-log).
-
-    Thin lines show the growth that the paper derives, with B² of REPLUG's time and with B of
-    Revela's, up to what is measured at the largest batch.
-
-    Args:
-        path: what `bench/training/step_cost.py` writes.
-    """
-    found = pd.read_csv(path).set_index("batch_size")
-    drawing, axes = plt.subplots(1, 2, figsize=(6.2, 2.7), layout="constrained")
-    panels = [("seconds", "time of a step (s)"), ("memory_gb", "peak memory of a step (GB)")]
-    for axis, (measure, title) in zip(axes, panels, strict=True):
-        for (name, label, power), (colour, style, marker) in zip(
-            (("replug", "REPLUG", 2), ("revela", "Revela", 1)), STYLES[1::-1], strict=True
-        ):
-            values = found[f"{name}_{measure}"]
-            if power == 1 or measure == "seconds":
-                growth = (found.index / found.index[-1]) ** power * values.iloc[-1]
-                guide = f"growth with B{'²' if power == 2 else ''}"
-                axis.plot(
-                    found.index,
-                    growth,
-                    color="#777777",
-                    linestyle=style,
-                    linewidth=0.8,
-                    label=guide,
-                )
-            axis.plot(
-                found.index, values, color=colour, linestyle=style, marker=marker, markersize=4,
-                label=label,
-            )  # fmt: skip
-        axis.set(xscale="log", yscale="log")
-        axis.set_xticks(found.index, [str(size) for size in found.index])
-        axis.minorticks_off()
-        axis.set_xlabel("batch size B", fontsize=8)
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=_SMALL)
-        axis.grid(alpha=0.3)
-    handles, labels = axes[0].get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=_SMALL)
-    drawing.supxlabel(found["machine"].iloc[0], fontsize=5, color="#555555")
+    drawing.legend(handles=handles, loc="outside upper center", ncols=5)
     return drawing
 
 
 def _read_means(path: Path) -> pd.DataFrame:
-    """Read a compiled table: each system's `mean`, its interval `low` to `high`, and `source`."""
-    found = _by_system(path)
-    mean = found.columns[-2]
-    means = pd.DataFrame({"mean": found[mean].astype(float), SOURCE: found[SOURCE]})
+    """Read a compiled table: each system's `mean`, its interval `ci_low` to `ci_high`, `source`.
+
+    Raises:
+        RevelaError: the intervals have the column names of an older version.
+    """
+    table = _by_system(path)
+    mean = table.columns[-2]
+    means = pd.DataFrame({"mean": table[mean].astype(float), SOURCE: table[SOURCE]})
     beside = path.with_name(f"{path.stem}_significance.csv")
     if not beside.exists():
-        return means.assign(low=math.nan, high=math.nan)
+        return means.assign(ci_low=float("nan"), ci_high=float("nan"))
     analysis = _by_system(beside)
-    return means.join(analysis.loc[analysis["column"] == mean, ["low", "high"]])
+    if "ci_low" not in analysis:
+        raise RevelaError(f"{beside}: no column 'ci_low': compile the table again")
+    return means.join(analysis.loc[analysis["column"] == mean, ["ci_low", "ci_high"]])
 
 
 def _by_system(path: Path) -> pd.DataFrame:
     # A system may be called 4.
-    return pd.read_csv(path, dtype={"system": str}).set_index("system")
+    return pd.read_csv(path, dtype={"system": str}, index_col="system")

@@ -2,22 +2,29 @@
 
 import json
 import math
-from collections.abc import Iterable, Set
-from itertools import groupby
+from collections.abc import Set
 from pathlib import Path
 
 import pandas as pd
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.config.report import Row, Table
+from revela.config.report import Table
+from revela.report.render import MISSING, escape, latex, markdown, with_digits
 from revela.report.reported import printed_figures
 
 SOURCE = "source"
-_MISSING = "–"
 _UNDECIDED = "‡"
+_DAGGER = escape(_UNDECIDED)
 _UNDECIDED_NOTE = (
     f"{_UNDECIDED} not significantly better than the next best system measured here (paired "
     "randomisation test over queries, p ≥ 0.05 after Holm)."
+)
+_ANALYSIS_DIGITS = {"score": 2, "ci_low": 2, "ci_high": 2, "std": 2, "p": 4}
+_ANALYSIS_NOTE = (
+    "ci_low, ci_high: 95% confidence interval, bootstrap over queries, stratified by subset and "
+    "task. std: standard deviation over the seeds that a system was trained with; its score is "
+    "their mean. p: two-sided paired randomisation test against the best ranked system "
+    "(compared_to), adjusted by Holm for the comparisons of a column."
 )
 
 
@@ -106,7 +113,7 @@ def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
 def to_csv(frame: pd.DataFrame) -> str:
     """Return a table or a comparison as CSV with one decimal, missing cells empty.
 
-    A line is one system, however the table is printed.
+    A line is one system, also of a transposed table.
     """
     return frame.to_csv(float_format="%.1f")
 
@@ -116,179 +123,67 @@ Undecided = Set[tuple[str, str]]
 
 
 def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
-    """Return a table as Markdown, the best figures in bold as its `bold` says.
+    """Return a table as Markdown, the best figures in bold as the table's `bold` says.
 
-    A best figure is marked where it is `undecided`; notes below say so, and what is missing.
+    A best figure that is `undecided` is marked; notes explain the mark and name missing figures.
     """
-    cells = _cells(table, frame, "**{}**", _MISSING, undecided, _UNDECIDED)
-    grid = [["", *frame.columns]]
-    grid += [[name, *cells[name], frame[SOURCE][name]] for name in frame.index]
-    grid = [list(line) for line in zip(*grid, strict=True)] if table.transposed else grid
-    notes = "".join(f"\n{note}\n" for note in _notes(table, frame, cells, _UNDECIDED))
-    return f"{table.caption}\n\n{grid_to_markdown(grid)}{notes}"
+    cells, notes = _cells(table, frame, "**{}**", undecided)
+    return markdown(cells.T if table.transposed else cells, table.caption, notes)
+
+
+def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
+    """Return a table as LaTeX: what `to_markdown` shows, with groups, sizes and shaded rows."""
+    cells, notes = _cells(table, frame, "\\textbf{{{}}}", undecided)
+    cells = cells.map(lambda cell: cell.replace(MISSING, "--").replace(_UNDECIDED, _DAGGER))
+    grey = pd.Series(["\\cellcolor{gray!20}" * row.shaded for row in table.rows], cells.index)
+    for heading in frame.columns.drop(SOURCE):
+        cells[heading] = grey + cells[heading]
+    cells.columns = cells.columns.map(escape)
+    if not table.transposed:
+        cells.index = grey + cells.index.map(escape)
+        return latex(cells, table.caption, [row.group for row in table.rows], notes)
+    levels = {
+        "group": [escape(row.group) for row in table.rows],
+        "label": grey + [escape(row.label) for row in table.rows],
+        "size": grey + [escape(row.size or MISSING) for row in table.rows],
+    }
+    used = [any(row.group for row in table.rows), True, any(row.size for row in table.rows)]
+    names = pd.Series(["", "", "Model Size"])[used]
+    cells.index = pd.MultiIndex.from_frame(pd.DataFrame(levels).loc[:, used], names=names)
+    blocks = ["tasks"] * (len(cells.columns) - 2) + ["mean"] * 2
+    return latex(cells.T, table.caption, blocks, notes, merged=used[0])
 
 
 def comparison_to_markdown(table: Table, comparison: pd.DataFrame) -> str:
     """Return a comparison (`reported.compare`) as Markdown."""
-    grid = [["system", *comparison.columns]]
-    grid += [
-        [name, *(f"{cell:.1f}" if isinstance(cell, float) else cell for cell in cells)]
-        for name, *cells in comparison.itertuples()
-    ]
-    grid = [[_MISSING if cell == "nan" else cell for cell in line] for line in grid]
-    return f"{table.caption}\n\n{grid_to_markdown(grid)}"
+    figures = comparison.select_dtypes("number")
+    return markdown(with_digits(comparison, dict.fromkeys(figures, 1)), table.caption)
 
 
 def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
     """Return intervals and tests (`significance.analyse`) as Markdown."""
-    grid = [["system", *analysis.columns[1:]]]
-    grid += [
-        [system, column, *(_MISSING if math.isnan(x) else f"{x:.2f}" for x in figures),
-         against or _MISSING,
-         _MISSING if math.isnan(p) else f"{p:.4f}", str(queries)]
-        for system, column, *figures, against, p, queries in analysis.itertuples(index=False)
-    ]  # fmt: skip
-    note = (
-        "low, high: 95% interval, bootstrap over queries, stratified by subset and task. "
-        "deviation: over the seeds that a system was trained with, whose mean it is. p: "
-        "two-sided paired randomisation test against the best ranked system, adjusted by Holm for "
-        "the comparisons of a column."
-    )
-    return f"{table.caption}\n\n{grid_to_markdown(grid)}\n{note}\n"
+    texts = with_digits(analysis, _ANALYSIS_DIGITS).replace("", MISSING).set_index("system")
+    return markdown(texts, table.caption, [_ANALYSIS_NOTE])
 
 
 def analysis_to_csv(analysis: pd.DataFrame) -> str:
     """Return intervals and tests as CSV: figures × 100 with two decimals, p with four."""
-    digits = {"score": 2, "low": 2, "high": 2, "deviation": 2, "p": 4}
-    return analysis.round(digits).to_csv(index=False)
-
-
-def grid_to_markdown(grid: list[list[str]], others: str = "---:") -> str:
-    """Return rows of cells, the headings first, as Markdown; `others` aligns all but the first."""
-    heading, *body = ("| " + " | ".join(line) + " |" for line in grid)
-    return "\n".join([heading, "|---|" + f"{others}|" * (len(grid[0]) - 1), *body]) + "\n"
-
-
-def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
-    """Return a table as LaTeX, as `to_markdown` does; its first line says what it needs."""
-    texts = _cells(table, frame, "\\textbf{{{}}}", "--", undecided, escape(_UNDECIDED))
-    cells = [
-        [_shade(row, text) for text in texts[name]]
-        for row, name in zip(table.rows, frame.index, strict=True)
-    ]
-    sources = list(frame[SOURCE])
-    headings = [escape(heading) for heading in frame.columns]
-    if table.transposed:
-        columns = "l" + "r" * len(table.rows)
-        lines = zip(headings[:-1], *cells, strict=True)
-        *tasks, mean = (latex_line(list(line)) for line in lines)
-        blocks = [_heading_lines(table), tasks, [mean, latex_line([headings[-1], *sources])]]
-    else:
-        columns = "l" + "r" * (len(headings) - 1) + "l"
-        systems = iter(
-            latex_line([_shade(row, escape(name)), *line, source])
-            for row, name, line, source in zip(table.rows, texts, cells, sources, strict=True)
-        )
-        groups = groupby(table.rows, key=lambda row: row.group)
-        blocks = [[latex_line(["", *headings])], *([next(systems) for _ in g] for _, g in groups)]
-    notes = [escape(note) for note in _notes(table, frame, texts, escape(_UNDECIDED))]
-    needs = "booktabs, and xcolor with its option table"
-    return latex_table(table.caption, columns, blocks, needs, notes)
-
-
-def latex_table(
-    caption: str, columns: str, blocks: list[list[str]], needs: str, notes: Iterable[str] = ()
-) -> str:
-    """Return a LaTeX table: blocks of lines with rules between them, notes below.
-
-    Args:
-        caption: as plain text.
-        columns: their alignment.
-        blocks: lines made by `latex_line`.
-        needs: packages, told in the first line.
-        notes: as LaTeX.
-    """
-    body = "\n\\midrule\n".join("\n".join(block) for block in blocks)
-    below = "".join(f"\\par\\smallskip {note}\n" for note in notes)
-    return (
-        f"% needs {needs}\n"
-        "\\begin{table}[t]\n\\centering\n\\scriptsize\n\\setlength{\\tabcolsep}{2pt}\n"
-        f"\\caption{{{escape(caption)}}}\n\\smallskip\n"
-        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
-        f"{body}\n\\bottomrule\n\\end{{tabular}}\n{below}\\end{{table}}\n"
-    )
-
-
-def _notes(table: Table, frame: pd.DataFrame, texts: dict[str, list[str]], mark: str) -> list[str]:
-    """Return what stands below a table: what its mark means, what is missing."""
-    marked = any(text.endswith(mark) for cells in texts.values() for text in cells)
-    return [*([_UNDECIDED_NOTE] if marked else []), *gaps(table, frame)]
-
-
-def _heading_lines(table: Table) -> list[str]:
-    """Return the headings over systems as columns: groups, labels, sizes, as far as there are."""
-    lines = []
-    if any(row.group for row in table.rows):
-        groups = [(name, len(list(rows))) for name, rows in groupby(r.group for r in table.rows)]
-        spans = [f"\\multicolumn{{{width}}}{{c}}{{{escape(name)}}}" for name, width in groups]
-        lines.append(latex_line(["", *spans]))
-    lines.append(latex_line(["", *(_shade(row, escape(row.label)) for row in table.rows)]))
-    if any(row.size for row in table.rows):
-        sizes = [_shade(row, escape(row.size or _MISSING)) for row in table.rows]
-        lines.append(latex_line(["Model Size", *sizes]))
-    return lines
+    return analysis.round(_ANALYSIS_DIGITS).to_csv(index=False)
 
 
 def _cells(
-    table: Table, frame: pd.DataFrame, bold: str, missing: str, undecided: Undecided, mark: str
-) -> dict[str, list[str]]:
-    """Return each system's figures as text, the best of a column in `bold`, in doubt `mark`ed."""
-    figures = frame.drop(columns=SOURCE)
+    table: Table, frame: pd.DataFrame, bold: str, undecided: Undecided
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return a table as text, the best of a column in `bold`, and the notes below it."""
+    cells = with_digits(frame, dict.fromkeys(frame.columns.drop(SOURCE), 1)).rename_axis(None)
+    texts = cells.drop(columns=SOURCE)
     # What is printed alike is equally good.
-    rounded = figures.map(lambda value: float(f"{value:.1f}"))
-    ranked = pd.Series([row.ranked and table.bold != "none" for row in table.rows], figures.index)
-    scope = [row.group if table.bold == "group" else "" for row in table.rows]
-    best = rounded[ranked].groupby(pd.Series(scope, figures.index)[ranked]).transform("max")
-    is_best = rounded.eq(best.reindex(figures.index))
-    texts: dict[str, list[str]] = {}
-    for name in figures.index:
-        texts[name] = []
-        for heading, value in figures.loc[name].items():
-            text = missing if math.isnan(value) else f"{value:.1f}"
-            if is_best[heading][name]:
-                text = bold.format(text) + (mark if (name, heading) in undecided else "")
-            texts[name].append(text)
-    return texts
-
-
-def _shade(row: Row, cell: str) -> str:
-    return f"\\cellcolor{{gray!20}}{cell}" if row.shaded else cell
-
-
-def latex_line(cells: list[str]) -> str:
-    """Return a line of a table of cells that are LaTeX."""
-    return " & ".join(cells) + " \\\\"
-
-
-_LATEX = str.maketrans({character: "\\" + character for character in "&%$#_{}"}) | str.maketrans(
-    {
-        "\\": "\\textbackslash{}",
-        "~": "\\textasciitilde{}",
-        "^": "\\textasciicircum{}",
-        "→": "$\\rightarrow$",
-        "†": "$^{\\dagger}$",
-        "‡": "$^{\\ddagger}$",
-        "≥": "$\\geq$",
-        "ᵃ": "$^{a}$",
-        "ᵇ": "$^{b}$",
-        "ᶜ": "$^{c}$",
-        "ᵈ": "$^{d}$",
-        "×": "$\\times$",
-        "–": "--",
-    }
-)
-
-
-def escape(text: str) -> str:
-    """Return plain text as LaTeX."""
-    return text.translate(_LATEX)
+    figures = texts.replace(MISSING, "nan").astype(float)
+    figures[[not row.ranked or table.bold == "none" for row in table.rows]] = math.nan
+    scope = pd.Series([row.group * (table.bold == "group") for row in table.rows], cells.index)
+    is_best = figures == figures.groupby(scope).transform("max")
+    cells[texts.columns] = texts.mask(is_best, texts.map(bold.format))
+    marked = {cell for cell in undecided if is_best.at[cell]}
+    for cell in marked:
+        cells.at[cell] += _UNDECIDED
+    return cells, [*([_UNDECIDED_NOTE] if marked else []), *gaps(table, frame)]

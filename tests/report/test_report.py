@@ -100,11 +100,16 @@ def test_the_mean_of_fewer_tasks_than_printed_is_recomputed(table):
     assert reported.printed_figures(fewer).loc["Paper"].to_dict() == {"task_b": 1.5, "Mean": 1.5}
 
 
+def squeezed(markdown):
+    """Return the lines of Markdown without the blanks that align its columns."""
+    return [re.sub("-+", "-", re.sub(" +", " ", line)) for line in markdown.splitlines()]
+
+
 def test_markdown_marks_the_best(table, tmp_path):
-    lines = tables.to_markdown(table, tables.compile_table(table, tmp_path)).splitlines()
+    lines = squeezed(tables.to_markdown(table, tables.compile_table(table, tmp_path)))
     assert lines[2:] == [
-        "|  | task_a | task_b | Mean | source |",
-        "|---|---:|---:|---:|---:|",
+        "| | task_a | task_b | Mean | source |",
+        "|:-|-:|-:|-:|-:|",
         "| One | **50.0** | **25.0** | **37.5** | measured |",
         "| Two_2 2B | 12.3 | – | – | measured |",
         "| Paper | 90.0 | 1.5 | 45.8 | reported |",
@@ -129,7 +134,7 @@ def test_the_best_of_a_table_or_of_each_group(tmp_path, bold, expected):
         for name, group in (("a", "g1"), ("b", "g2"), ("c", "g2"))
     ]
     table = Table(caption="c", rows=rows, reported=str(tmp_path / "p.csv"), bold=bold)
-    lines = tables.to_markdown(table, tables.compile_table(table, tmp_path)).splitlines()[4:]
+    lines = squeezed(tables.to_markdown(table, tables.compile_table(table, tmp_path)))[4:]
     assert " ".join(line.split(" | ")[1] for line in lines) == expected
 
 
@@ -147,8 +152,8 @@ def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
     ]
     turned = table.model_copy(update={"rows": rows, "transposed": True})
     frame = tables.compile_table(turned, tmp_path)
-    assert tables.to_markdown(turned, frame).splitlines()[2:8:2] == [
-        "|  | One 1B | Two_2 1B | Paper 1B | None 1B |",
+    assert squeezed(tables.to_markdown(turned, frame))[2:8:2] == [
+        "| | One 1B | Two_2 1B | Paper 1B | None 1B |",
         "| task_a | **50.0** | 12.3 | 90.0 | – |",
         "| Mean | **37.5** | – | 45.8 | – |",
     ]
@@ -247,8 +252,8 @@ def test_a_comparison_has_three_figures_and_a_verdict(table, tmp_path):
         "Paper,task_b,1.5,,,,,not measured",
         "Paper,Mean,45.8,45.8,yes,,,not measured",
     ]
-    lines = tables.comparison_to_markdown(table, frame).splitlines()
-    assert lines[4] == "| One | task_a | 49.2 | – |  | 50.0 | 0.8 | reproduced |"
+    lines = squeezed(tables.comparison_to_markdown(table, frame))
+    assert lines[4] == "| One | task_a | 49.2 | – | | 50.0 | 0.8 | reproduced |"
     tight = table.model_copy(update={"tolerance": 0.5})
     again = reported.compare(tight, tables.measured_figures(table, tmp_path))
     assert again["verdict"].iloc[0] == "higher"
@@ -397,9 +402,10 @@ def test_listings_of_the_paper_print_every_cell(name, tmp_path, monkeypatch):
     found = read_listing(listing)
     printed = csv.reader(listings.to_csv(listing, found).splitlines())
     assert list(printed) == [[row[n] for n in shown] for row in [headings, *rows]]
-    markdown, latex = listings.to_markdown(listing, found), listings.to_latex(listing, found)
+    markdown = "\n".join(squeezed(listings.to_markdown(listing, found)))
+    latex = listings.to_latex(listing, found)
     for row in rows:
-        assert f"| {row[0]} | " in markdown
+        assert f"| {row[0]} |" in markdown
         for heading, column in listing.links.items():
             text, address = row[headings.index(heading)], row[headings.index(column)]
             assert f"[{text}]({address}) |" in markdown
@@ -544,7 +550,7 @@ def test_groups_of_several_panels_look_the_same_and_unlike_others(inputs, tmp_pa
 def test_systems_that_are_numbers_are_drawn(tmp_path):
     table = "system,task,Mean,source\n4,1.0,10.0,measured\n16,1.0,30.0,measured\n"
     (tmp_path / "t.csv").write_text(table)
-    beside = "system,column,low,high\n4,Mean,8,13\n16,Mean,25,31\n"
+    beside = "system,column,ci_low,ci_high\n4,Mean,8,13\n16,Mean,25,31\n"
     (tmp_path / "t_significance.csv").write_text(beside)
     for figure in FIGURES[:2]:
         (axis,) = figures.draw(figure, {"t": tmp_path / "t.csv"}).axes
@@ -554,7 +560,7 @@ def test_systems_that_are_numbers_are_drawn(tmp_path):
 
 
 def test_a_trend_has_intervals_where_its_table_has(inputs):
-    beside = "system,column,low,high\nRevela 1B / b4,Mean,8,13\nRevela 1B / b4,task,0,2\n"
+    beside = "system,column,ci_low,ci_high\nRevela 1B / b4,Mean,8,13\nRevela 1B / b4,task,0,2\n"
     inputs["t"].with_name("table_significance.csv").write_text(beside)
     (axis,) = figures.draw(FIGURES[1], inputs).axes
     bars = [bar for lines in axis.collections for bar in lines.get_segments() if len(bar)]
@@ -607,15 +613,16 @@ def test_dynamics_show_each_recorded_step(log):
     assert [title.split("\n")[0] for title in titles] == ["step 0", "step 5"]
 
 
-def test_dynamics_show_whose_document_a_chunk_is(log, tmp_path):
-    drawing = figures.draw_dynamics(figures.read_log(log))
+def test_dynamics_show_whose_document_a_chunk_is(log):
+    figure = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
+    drawing = figures.draw(figure, {"e": log})
     labels = drawing.axes[0].get_yticklabels()
     assert [label.get_text() for label in labels] == ["a  A0", "b\\$ c\\$  B1"]
     assert labels[0].get_color() != labels[1].get_color()
     assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["first", "second"]
     text = log.read_text().replace('"documents": ["first", "second"]', '"documents": null')
-    (tmp_path / "ready-made.jsonl").write_text(text)
-    drawing = figures.draw_dynamics(figures.read_log(tmp_path / "ready-made.jsonl"))
+    log.write_text(text)
+    drawing = figures.draw(figure, {"e": log})
     assert drawing.axes[0].get_yticklabels()[0].get_text() == "a  0"
     assert not drawing.legends
 

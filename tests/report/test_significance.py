@@ -97,7 +97,7 @@ def test_p_is_that_of_all_sign_flips(scores):
         reached = [statistic(flip) >= statistic(observed) - 1e-9 for flip in flips]
         assert p_values[column] == pytest.approx(np.mean(reached), abs=0.02), column
     assert found[found["system"] == "one"]["p"].isna().all()
-    assert set(found[found["system"] == "two"]["against"]) == {"one"}
+    assert set(found[found["system"] == "two"]["compared_to"]) == {"one"}
 
 
 def test_intervals_are_those_of_a_stratified_bootstrap(scores):
@@ -109,7 +109,9 @@ def test_intervals_are_those_of_a_stratified_bootstrap(scores):
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    assert found.loc["both", ["low", "high"]].to_list() == pytest.approx(list(expected), abs=1.5)
+    assert found.loc["both", ["ci_low", "ci_high"]].to_list() == pytest.approx(
+        list(expected), abs=1.5
+    )
 
 
 def test_batches_bound_the_memory_and_not_the_result(scores, monkeypatch):
@@ -118,7 +120,7 @@ def test_batches_bound_the_memory_and_not_the_result(scores, monkeypatch):
     assert whole.equals(significance.analyse(table, scores))
     monkeypatch.setattr(significance, "_CELLS", 40)
     parts = significance.analyse(table, scores)
-    for column, tolerance in (("p", 0.03), ("low", 2), ("high", 2)):
+    for column, tolerance in (("p", 0.03), ("ci_low", 2), ("ci_high", 2)):
         assert parts[column].to_list() == pytest.approx(
             whole[column].to_list(), abs=tolerance, nan_ok=True
         )
@@ -147,12 +149,12 @@ def test_who_competes_with_whom(tmp_path):
     rows = [{"label": s, "model": s, "group": g} for s, g in zip("wxyz", "ggHH", strict=True)]
     table = table_of(columns={"a": "a"}, rows=rows, bold="group")
     found = significance.analyse(table, tmp_path, resamples=99).set_index("system")
-    assert found["against"].iloc[:4].to_dict() == {"w": "x", "x": "", "y": "z", "z": ""}
+    assert found["compared_to"].iloc[:4].to_dict() == {"w": "x", "x": "", "y": "z", "z": ""}
     rows = [row | {"ranked": row["label"] != "z"} for row in rows]
     table = table_of(columns={"a": "a"}, rows=rows)
     found = significance.analyse(table, tmp_path, resamples=99).set_index("system")
-    assert found["against"].iloc[:4].to_dict() == {"w": "y", "x": "y", "y": "", "z": ""}
-    assert found["low"].notna().all()
+    assert found["compared_to"].iloc[:4].to_dict() == {"w": "y", "x": "y", "y": "", "z": ""}
+    assert found["ci_low"].notna().all()
 
 
 def test_a_system_of_several_seeds_is_their_mean(scores):
@@ -163,14 +165,14 @@ def test_a_system_of_several_seeds_is_their_mean(scores):
         each = [score(tasks, column) for tasks in QUERIES.values()]
         line = found.loc["both", column]
         assert line["score"] == pytest.approx(statistics.mean(each))
-        assert line["deviation"] == pytest.approx(statistics.stdev(each))
-        assert math.isnan(found.loc["one", column]["deviation"])
+        assert line["std"] == pytest.approx(statistics.stdev(each))
+        assert math.isnan(found.loc["one", column]["std"])
     # The interval is that of the queries' mean over seeds.
     values = (tasks["a"][""] for tasks in QUERIES.values())
     mean_Q = [statistics.mean(pair) for pair in zip(*values, strict=True)]
     spread = statistics.pstdev(mean_Q) / math.sqrt(len(mean_Q))
     line = found.loc["both", "a"]
-    assert line["high"] - line["low"] == pytest.approx(100 * 2 * 1.96 * spread, rel=0.2)
+    assert line["ci_high"] - line["ci_low"] == pytest.approx(100 * 2 * 1.96 * spread, rel=0.2)
     (scores / "two" / "a.queries.csv").unlink()
     found = significance.analyse(table_of(rows=rows), scores, resamples=9)
     assert set(found[found["system"] == "both"]["column"]) == {"b", "y"}

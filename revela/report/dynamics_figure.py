@@ -1,0 +1,91 @@
+"""The figure of in-batch similarities: one batch at several steps of a training."""
+
+import unicodedata
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.lines import Line2D
+
+from revela.common.errors import RevelaError
+from revela.config.report import DynamicsFigure
+from revela.training.trainlog import read_log
+
+_COLOURS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]  # dark enough for text on white
+
+
+def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
+    """Draw the similarity matrix of one batch at each recorded step, chunks named by their text.
+
+    Chunks of the same document share a letter and a colour; lines separate documents.
+
+    Raises:
+        RevelaError: the log has no snapshots.
+    """
+    path = logs[figure.experiment]
+    snapshots = [(line["step"], line["snapshot"]) for line in read_log(path) if "snapshot" in line]
+    if not snapshots:
+        raise RevelaError(
+            f"{path}: no snapshots: set `similarity_snapshot_steps` in the experiment"
+        )
+    texts = snapshots[0][1]["texts"]
+    size = len(texts)
+    documents = snapshots[0][1].get("documents") or [""] * size  # ready-made batches have none
+    names = [name for name in dict.fromkeys(documents) if name]
+    looks = {name: (_letters(n), _COLOURS[n % len(_COLOURS)]) for n, name in enumerate(names)}
+    looks[""] = ("", "black")
+    marks = [f"{looks[document][0]}{number}" for number, document in enumerate(documents)]
+    labels = [f"{_line(text, 40)}  {mark}" for text, mark in zip(texts, marks, strict=True)]
+
+    side = max(1.8, 0.12 * size)  # inches of a panel: room for its title, and for its labels
+    width, height = 3 + (side + 0.5) * len(snapshots), side + 1.8 + 0.08 * len(names)
+    drawing = Figure(figsize=(width, height), layout="compressed")
+    axes = drawing.subplots(1, len(snapshots), squeeze=False)[0]
+    for axis, (step, snapshot) in zip(axes, snapshots, strict=True):
+        image = axis.imshow(snapshot["similarity"], cmap="cividis", vmin=0, vmax=1)
+        losses = f"loss {snapshot['loss']:.2f}, without {snapshot['plain_loss']:.2f}"
+        axis.set(title=f"step {step}\n{losses}", xlabel="chunk read")
+        axis.grid(visible=False)
+        axis.set_xticks(range(size), marks, fontsize=6, rotation=90)
+        axis.set_yticks(range(size), labels if axis is axes[0] else marks, fontsize=6)
+        for ticks in (axis.get_xticklabels(), axis.get_yticklabels()):
+            for tick, document in zip(ticks, documents, strict=True):
+                tick.set_color(looks[document][1])
+        for chunk in range(1, size):
+            if documents[chunk] != documents[chunk - 1]:
+                axis.axhline(chunk - 0.5, color="white", linewidth=0.8)
+                axis.axvline(chunk - 0.5, color="white", linewidth=0.8)
+    drawing.colorbar(image, ax=list(axes), pad=0.01, label="similarity weight")
+    if names:
+        handles = [
+            Line2D([], [], linestyle="", color=looks[name][1], marker=f"${looks[name][0]}$")
+            for name in names
+        ]
+        drawing.legend(
+            handles,
+            [_line(name, 60) for name in names],
+            title="documents",
+            loc="outside lower left",
+            ncols=2,
+            labelcolor="markerfacecolor",
+        )
+    return drawing
+
+
+def _line(text: str, length: int) -> str:
+    """Return the start of a text on one line, emoji that the font lacks by their names."""
+    glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
+    text = "".join(
+        f":{unicodedata.name(sign).lower()}:"
+        if unicodedata.category(sign) == "So" and ord(sign) not in glyphs
+        else sign
+        for sign in " ".join(text.split())
+    )
+    text = text if len(text) <= length else text[: length - 1] + "…"
+    return text.replace("$", "\\$")  # matplotlib typesets what a pair of them encloses
+
+
+def _letters(number: int) -> str:
+    """Return A to Z, then AA and so on."""
+    rest, last = divmod(number, 26)
+    return (_letters(rest - 1) if rest else "") + chr(ord("A") + last)

@@ -1,0 +1,86 @@
+"""Printing of every table: Markdown by tabulate, LaTeX by pandas' Styler."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from tabulate import tabulate
+
+if TYPE_CHECKING:  # `revela usage` starts without pandas
+    import pandas as pd
+
+MISSING = "–"
+
+
+def with_digits(frame: "pd.DataFrame", digits: Mapping[str, int]) -> "pd.DataFrame":
+    """Return a frame with these columns as text of so many decimals, NaN as a dash."""
+    texts = {name: frame[name].map(f"{{:.{count}f}}".format) for name, count in digits.items()}
+    return frame.assign(**texts).replace("nan", MISSING)
+
+
+def markdown(
+    rows: Any,
+    caption: str = "",
+    notes: Iterable[str] = (),
+    align: Literal["left", "right"] = "right",
+) -> str:
+    """Return a table as Markdown between its caption and its notes.
+
+    Args:
+        rows: a frame of texts whose index is the first column, or a list of dictionaries.
+        caption: printed above.
+        notes: paragraphs printed below.
+        align: alignment of all columns but the first.
+    """
+    grid = tabulate(rows, "keys", "pipe", stralign=align, colalign=["left"], disable_numparse=True)
+    return "\n\n".join(text for text in (caption, grid, *notes) if text) + "\n"
+
+
+def latex(
+    cells: "pd.DataFrame",
+    caption: str,
+    blocks: Iterable[str],
+    notes: Iterable[str] = (),
+    align: Literal["left", "right"] = "right",
+    merged: bool = False,
+) -> str:
+    """Return a table as LaTeX; its first line names the packages that it needs.
+
+    Args:
+        cells: LaTeX, as are its headings and its index, the first column.
+        caption: plain text.
+        blocks: the block of each row; a rule separates neighbouring blocks.
+        notes: plain text, printed below.
+        align: alignment of all columns but the first.
+        merged: equal neighbouring headings span their columns, the last line of headings aside.
+    """
+    before, labels = None, []
+    for label, block in zip(cells.index, blocks, strict=True):
+        labels.append(f"\\midrule\n{label}" if before not in (None, block) else label)
+        before = block
+    tabular = cells.set_axis(labels).style.to_latex(
+        hrules=True,
+        column_format="l" + align[0] * cells.shape[1],
+        multicol_align="c",
+        sparse_columns=merged,
+    )
+    below = "".join(f"\\par\\smallskip {escape(note)}\n" for note in notes)
+    return (
+        "% needs booktabs, hyperref, and xcolor with its option table\n"
+        "\\begin{table}[t]\n\\centering\n\\scriptsize\n\\setlength{\\tabcolsep}{2pt}\n"
+        f"\\caption{{{escape(caption)}}}\n\\smallskip\n{tabular}{below}\\end{{table}}\n"
+    )
+
+
+# By hand: pandas escapes cells and headings, not captions, and leaves † and → as they are.
+_LATEX = str.maketrans(
+    {character: "\\" + character for character in "&%$#_{}"}
+    | {letter: f"$^{{{plain}}}$" for letter, plain in zip("ᵃᵇᶜᵈ", "abcd", strict=True)}
+    | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+    | {"†": "$^{\\dagger}$", "‡": "$^{\\ddagger}$", "≥": "$\\geq$", "×": "$\\times$"}
+    | {"→": "$\\rightarrow$", "–": "--"}
+)
+
+
+def escape(text: str) -> str:
+    """Return plain text as LaTeX."""
+    return text.translate(_LATEX)

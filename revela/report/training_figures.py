@@ -1,0 +1,121 @@
+"""Figures of trainings: losses, scores over the steps, the cost of a step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from revela.config.names import ModelName
+from revela.config.report import CurvesFigure, LearningFigure, PretrainingFigure, StepCostFigure
+from revela.training.trainlog import read_log
+
+_CURVES = {
+    "loss": "training loss, share of its start",
+    "plain_loss_gain": "loss without − with in-batch attention (nats)",
+    "top_similarity": "mean largest similarity weight",
+    "rows_learning": "share of chunks that teach the retriever",
+}
+
+
+def draw_curves(figure: CurvesFigure, logs: dict[str, Path]) -> Figure:
+    """Draw rolling means of each experiment's loss, gain of attention and similarity weights.
+
+    The share of chunks whose gradient reaches the retriever shows whether Revela trains at all.
+    """
+    drawing = Figure(figsize=(8, 6))
+    axes = dict(zip(_CURVES, drawing.subplots(2, 2).flat, strict=True))
+    for experiment, label in figure.experiments:
+        log = pd.DataFrame(read_log(logs[experiment]), columns=["step", *_CURVES])
+        for name, axis in axes.items():
+            values = log.set_index("step")[name].dropna()
+            width = max(1, len(values) // 20)
+            if name == "loss":
+                values = values / values.iloc[:width].mean()
+            _plot(axis, values.rolling(width, min_periods=1).mean(), label)
+            axis.set(title=_CURVES[name], xlabel="step")
+    axes["loss"].legend()
+    axes["rows_learning"].set_ylim(-0.05, 1.05)
+    return drawing
+
+
+def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
+    """Draw the scores of experiments on a task over the training steps.
+
+    Several seeds of an experiment are drawn as their mean within their range.
+    """
+    drawing = Figure(figsize=(5, 3.3))
+    axis = drawing.subplots()
+    for experiment, label in figure.experiments:
+        last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
+        scores = [
+            (
+                last if model.step is None else model.step,
+                100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure],
+            )
+            for name, path in inputs.items()
+            for model in [ModelName.parse(name)]
+            if path.suffix == ".json" and experiment in (model.experiment, model.training)
+        ]
+        by_step = pd.DataFrame(scores, columns=["step", "score"]).groupby("step")["score"]
+        (line,) = axis.plot(by_step.mean(), label=label, clip_on=False)
+        seeds = by_step.agg(["min", "max"])
+        band: dict[str, Any] = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
+        axis.fill_between(seeds.index, seeds["min"], seeds["max"], **band)
+    measure = figure.measure.replace("ndcg_at_", "nDCG@")
+    axis.set(title=figure.task, xlabel="step", ylabel=f"{measure} × 100")
+    axis.set_ylim(bottom=0)
+    axis.legend()
+    return drawing
+
+
+def draw_pretraining(figure: PretrainingFigure, logs: dict[str, Path]) -> Figure:
+    """Draw a backbone's loss in training (rolling mean) and on held-out documents."""
+    drawing = Figure(figsize=(5, 3.3))
+    axis = drawing.subplots()
+    log = pd.DataFrame(read_log(logs[figure.backbone]))
+    log = log.set_index(log["tokens"] / 1e6)
+    training = log["loss"].dropna().rolling(50, min_periods=1).mean()
+    _plot(axis, training, "training")
+    _plot(axis, log["held_out_loss"].dropna(), "held out")
+    axis.set(xlabel="million tokens", ylabel="loss (nats per token)")
+    axis.set_ylim(top=training.iloc[:51].iloc[-1])
+    axis.legend()
+    return drawing
+
+
+_GUIDE: dict[str, Any] = {"color": "#777777", "linewidth": 0.8}
+
+
+def draw_step_cost(_: StepCostFigure, inputs: dict[str, Path]) -> Figure:
+    """Draw time and peak memory of a step of REPLUG and Revela over the batch size (log-log).
+
+    Thin lines show the growth that the paper derives, B² for REPLUG's time and B for Revela's,
+    through the values measured at the largest batch. `bench/training/step_cost.py` measures them.
+    """
+    found = pd.read_csv(inputs["step-cost"]).set_index("batch_size")
+    sizes = found.index
+    share = sizes / sizes[-1]
+    drawing = Figure()
+    time, memory = drawing.subplots(1, 2)
+    for axis, measure in ((time, "seconds"), (memory, "memory_gb")):
+        revela, replug = found[f"revela_{measure}"], found[f"replug_{measure}"]
+        axis.plot(revela, label="Revela")
+        axis.plot(replug, label="REPLUG")
+        axis.plot(sizes, share * revela.iloc[-1], "-", label="growth with B", **_GUIDE)
+        if axis is time:
+            axis.plot(sizes, share**2 * replug.iloc[-1], "--", label="growth with B²", **_GUIDE)
+        axis.set(xscale="log", yscale="log", xlabel="batch size B")
+        axis.set_xticks(sizes, sizes)
+        axis.minorticks_off()
+    time.set_title("time of a step (s)")
+    memory.set_title("peak memory of a step (GB)")
+    drawing.legend(*time.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    drawing.supxlabel(found["machine"].iloc[0], fontsize=5, color="#555555")
+    return drawing
+
+
+def _plot(axis: Any, values: pd.Series, label: str) -> None:
+    """Plot a series over its index: a line, or a marker if it is a single point."""
+    axis.plot(values, label=label, marker="" if len(values) > 1 else None)
