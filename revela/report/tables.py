@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Set
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +16,6 @@ from revela.report.reported import printed_figures
 
 SOURCE = "source"
 _UNDECIDED = "‡"
-_DAGGER = escape(_UNDECIDED)
 _UNDECIDED_NOTE = (
     f"{_UNDECIDED} not significantly better than the next best system measured here (paired "
     "randomisation test over queries, p ≥ 0.05 after Holm)."
@@ -31,15 +32,15 @@ _ANALYSIS_NOTE = (
 def compile_table(table: Table, scores: Path) -> pd.DataFrame:
     """Return systems × (headings, mean, source), figures × 100, NaN where one is missing.
 
-    A system is shown as measured as soon as one of its scores is there, else as reported: never
-    half and half, so that its mean is of one kind. `source` says which, or `missing`.
+    A system with at least one score shows measured figures only, other systems reported ones: no
+    row mixes the two, so a mean is of one kind. `source` is `measured`, `reported` or `missing`.
 
     Args:
-        table: rows and columns, benchmarks spelt out (`Config.table`).
+        table: rows and columns, with benchmarks expanded (`Config.table`).
         scores: the folder with `<model>/<task>.json`.
 
     Raises:
-        RevelaError: a score file is none, or lacks the measure or the subset; or the file of
+        RevelaError: a score file is malformed or lacks the measure or the subset; or the file of
             reported figures lacks the system or the task.
     """
     printed, measured = printed_figures(table), measured_figures(table, scores)
@@ -53,22 +54,16 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 
 
 def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
-    """Return what is measured of a table: systems × (headings, mean), NaN where nothing is.
+    """Return a table's measured figures: systems × (headings, mean), NaN where one is missing.
 
-    A mean needs all of its figures. See `compile_table`.
+    A mean of which a figure is missing is NaN. See `compile_table`.
     """
     rows = []
     for row in table.rows:
-        cells = {
-            heading: _mean(
-                [
-                    _score(model, task, table.measure, scores)
-                    for model in row.model
-                    for task in tasks
-                ]
-            )
-            for heading, tasks in table.columns
-        }
+        cells = {}
+        for heading, tasks in table.columns:
+            pairs = product(row.model, tasks)
+            cells[heading] = _mean([_score(*pair, table.measure, scores) for pair in pairs])
         rows.append(cells | {table.mean: _mean(list(cells.values()))})
     frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
     return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
@@ -98,12 +93,12 @@ def _mean(values: list[float]) -> float:
 
 
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
-    """Say of each system that is measured in part what is missing, one line a system."""
+    """Return a line for each system of which only a part is measured, with what is missing."""
     lines = []
     for name, cells in frame[frame[SOURCE] == "measured"].drop(columns=SOURCE).iterrows():
         missing = [heading for heading in cells.index[cells.isna()] if heading != table.mean]
         if missing:
-            lines.append(f"{name}: measured in part; missing: {', '.join(missing)}")
+            lines.append(f"{name}: partly measured; missing: {', '.join(missing)}")
     return lines
 
 
@@ -113,13 +108,13 @@ def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
 def to_csv(frame: pd.DataFrame) -> str:
     """Return a table or a comparison as CSV with one decimal, missing cells empty.
 
-    A line is one system, also of a transposed table.
+    Systems are rows, also in a transposed table.
     """
     return frame.to_csv(float_format="%.1f")
 
 
 Undecided = Set[tuple[str, str]]
-"""(system, heading) where the best is not better than the next (`significance.undecided`)."""
+"""(system, heading) where the best does not beat the next best (`significance.undecided`)."""
 
 
 def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
@@ -127,14 +122,14 @@ def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozen
 
     A best figure that is `undecided` is marked; notes explain the mark and name missing figures.
     """
-    cells, notes = _cells(table, frame, "**{}**", undecided)
+    cells, notes = _cells(table, frame, undecided)
     return markdown(cells.T if table.transposed else cells, table.caption, notes)
 
 
 def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
     """Return a table as LaTeX: what `to_markdown` shows, with groups, sizes and shaded rows."""
-    cells, notes = _cells(table, frame, "\\textbf{{{}}}", undecided)
-    cells = cells.map(lambda cell: cell.replace(MISSING, "--").replace(_UNDECIDED, _DAGGER))
+    cells, notes = _cells(table, frame, undecided)
+    cells = cells.map(lambda cell: re.sub(r"\*\*(.*)\*\*", r"\\textbf{\1}", escape(cell)))
     grey = pd.Series(["\\cellcolor{gray!20}" * row.shaded for row in table.rows], cells.index)
     for heading in frame.columns.drop(SOURCE):
         cells[heading] = grey + cells[heading]
@@ -172,9 +167,9 @@ def analysis_to_csv(analysis: pd.DataFrame) -> str:
 
 
 def _cells(
-    table: Table, frame: pd.DataFrame, bold: str, undecided: Undecided
+    table: Table, frame: pd.DataFrame, undecided: Undecided
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return a table as text, the best of a column in `bold`, and the notes below it."""
+    """Return a table's cells as Markdown, the best of a column in bold, and the notes below it."""
     cells = with_digits(frame, dict.fromkeys(frame.columns.drop(SOURCE), 1)).rename_axis(None)
     texts = cells.drop(columns=SOURCE)
     # What is printed alike is equally good.
@@ -182,7 +177,7 @@ def _cells(
     figures[[not row.ranked or table.bold == "none" for row in table.rows]] = math.nan
     scope = pd.Series([row.group * (table.bold == "group") for row in table.rows], cells.index)
     is_best = figures == figures.groupby(scope).transform("max")
-    cells[texts.columns] = texts.mask(is_best, texts.map(bold.format))
+    cells[texts.columns] = texts.mask(is_best, "**" + texts + "**")
     marked = {cell for cell in undecided if is_best.at[cell]}
     for cell in marked:
         cells.at[cell] += _UNDECIDED

@@ -1,6 +1,7 @@
 """Tables and figures: what is measured, reported and missing, in three formats."""
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -115,7 +116,7 @@ def test_markdown_marks_the_best(table, tmp_path):
         "| Paper | 90.0 | 1.5 | 45.8 | reported |",
         "| None | – | – | – | missing |",
         "",
-        "Two_2 2B: measured in part; missing: task_b",
+        "Two_2 2B: partly measured; missing: task_b",
     ]
 
 
@@ -134,8 +135,12 @@ def test_the_best_of_a_table_or_of_each_group(tmp_path, bold, expected):
         for name, group in (("a", "g1"), ("b", "g2"), ("c", "g2"))
     ]
     table = Table(caption="c", rows=rows, reported=str(tmp_path / "p.csv"), bold=bold)
-    lines = squeezed(tables.to_markdown(table, tables.compile_table(table, tmp_path)))[4:]
+    frame = tables.compile_table(table, tmp_path)
+    lines = squeezed(tables.to_markdown(table, frame))[4:]
     assert " ".join(line.split(" | ")[1] for line in lines) == expected
+    latex = tables.to_latex(table, frame)
+    assert latex.count("\\midrule") == 2  # below the headings, between the groups
+    check_latex(latex, tmp_path)
 
 
 def test_a_group_is_named_where_one_of_its_rows_would_clash(table):
@@ -165,10 +170,15 @@ def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
         f"Model Size & 1B & 1B & {grey}1B & {grey}1B \\\\",
         f"task\\_a & \\textbf{{50.0}} & 12.3 & {grey}90.0 & {grey}-- \\\\",
         "source & measured & measured & reported & missing \\\\",
-        "\\par\\smallskip Two\\_2 1B: measured in part; missing: task\\_b",
+        "\\par\\smallskip Two\\_2 1B: partly measured; missing: task\\_b",
     ):
         assert line in text.splitlines()
     check_latex(text, tmp_path)
+
+
+def test_equal_headings_without_groups_stay_apart(paper, tmp_path):
+    text = tables.to_latex(paper["bright"], tables.compile_table(paper["bright"], tmp_path))
+    assert " & Revela & Revela & REPLUG" in text
 
 
 def test_latex_escapes(table, tmp_path):
@@ -380,6 +390,13 @@ def test_figures_of_the_paper_that_do_not_add_up(paper):
     ]
 
 
+def test_a_recomputed_mean_is_rounded_as_its_decimals_say(paper):
+    means = reported.check_means(paper["contriever_summary"])["recomputed"]
+    assert f"{means['Contriever-wiki 1B']:.1f}" == "46.4"  # (51.8 + 40.9) / 2 = 46.35
+    means = reported.check_means(paper["bright"])["recomputed"]
+    assert f"{means['Revela 1B']:.1f}" == "15.6"  # 186.6 / 12 = 15.55
+
+
 def test_check_paper_prints_what_does_not_add_up(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     cli.check_paper(Path("config.yaml"))
@@ -567,6 +584,22 @@ def test_a_trend_has_intervals_where_its_table_has(inputs):
     assert [bar.tolist() for bar in bars if not np.isnan(bar).any()] == [[[0, 8], [0, 13]]]
 
 
+def test_intervals_with_the_columns_of_an_older_version(inputs):
+    beside = inputs["t"].with_name("table_significance.csv")
+    beside.write_text("system,column,low,high\nRevela 1B / b4,Mean,8,13\n")
+    with pytest.raises(RevelaError, match=r"table_significance\.csv: no column 'ci_low'"):
+        figures.draw(FIGURES[1], inputs)
+
+
+def test_a_curve_of_a_single_point_is_a_marker(inputs, tmp_path):
+    append_line(tmp_path / "short.jsonl", {"step": 1, "loss": 5.0, "top_similarity": 0.1})
+    drawing = figures.draw(FIGURES[3], {"e": tmp_path / "short.jsonl"})
+    (point,) = drawing.axes[0].lines
+    assert point.get_marker() == "o"
+    (line, *_) = figures.draw(FIGURES[3], inputs).axes[0].lines
+    assert line.get_marker() == ""
+
+
 def test_learning_is_the_mean_of_seeds_on_their_range(inputs, tmp_path):
     figure = LearningFigure(kind="learning", caption="c", task="t", experiments={"e": "E"})
     scores = {"e@0": 0.1, "e": 0.5, "e-seed1@0": 0.2, "e-seed1": 0.3, "e-other": 0.9}
@@ -577,6 +610,7 @@ def test_learning_is_the_mean_of_seeds_on_their_range(inputs, tmp_path):
     (axis,) = figures.draw(figure, paths).axes
     (line,) = axis.lines
     assert line.get_xydata() == pytest.approx(np.array([[0, 15], [5, 40]]))
+    assert not line.get_clip_on()  # a score of 0 lies on the frame
     (band,) = axis.collections
     corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6).tolist()}
     assert corners == {(0, 10), (0, 20), (5, 30), (5, 50)}
@@ -625,6 +659,22 @@ def test_dynamics_show_whose_document_a_chunk_is(log):
     drawing = figures.draw(figure, {"e": log})
     assert drawing.axes[0].get_yticklabels()[0].get_text() == "a  0"
     assert not drawing.legends
+
+
+def test_dynamics_of_a_small_batch_have_room_for_their_texts(log):
+    drawing = figures.draw(FIGURES[4], {"e": log})
+    drawing.canvas.draw()
+    *panels, bar = drawing.axes
+    boxes = [panel.title.get_window_extent() for panel in panels]
+    boxes.append(bar.yaxis.label.get_window_extent())
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
+
+
+def test_dynamics_name_emoji_that_the_font_lacks(log):
+    log.write_text(log.read_text().replace('"b$ c$"', json.dumps("\N{ROCKET} b ♥")))
+    labels = figures.draw(FIGURES[4], {"e": log}).axes[0].get_yticklabels()
+    assert labels[1].get_text() == ":rocket: b ♥  B1"
 
 
 def test_a_log_without_snapshots(tmp_path):
