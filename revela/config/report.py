@@ -1,4 +1,4 @@
-"""What a table, a listing or a figure is told: systems, columns, what is printed beside them."""
+"""The settings of tables, listings and figures."""
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -32,16 +32,18 @@ Ordered = Annotated[list[tuple[K, V]], BeforeValidator(_pairs)]
 class Row(Settings):
     """One system of a table: measured here (`model`), printed elsewhere (`reported`), or both.
 
-    A system with both is shown as measured, and compared with what was printed.
+    A system with both shows what is measured, which is compared with what is printed.
     """
 
     label: str
-    size: str = Field("", description="of the model, printed under the label")
-    group: str = Field("", description="a heading over neighbouring systems")
-    model: Evaluated = Field([], description="of several, e.g. seeds, the mean is shown")
-    reported: str | None = Field(None, description="its name in the table's `reported` file")
-    shaded: bool = Field(False, description="on grey in LaTeX, e.g. what is supervised")
-    ranked: bool = Field(True, description="may be in bold; false for what does not compete")
+    size: str = Field("", description="size of the model, printed below the label")
+    group: str = Field("", description="heading above neighbouring systems")
+    model: Evaluated = Field([], description="one or several, e.g. seeds, whose mean is shown")
+    reported: str | None = Field(
+        None, description="name of the system in the table's `reported` file"
+    )
+    shaded: bool = Field(False, description="grey in LaTeX, e.g. supervised models")
+    ranked: bool = Field(True, description="competes for bold and in significance tests")
 
     @model_validator(mode="after")
     def _some_source(self) -> Self:
@@ -53,23 +55,25 @@ class Row(Settings):
 class Table(Settings):
     """Systems × tasks and their mean, nDCG@10 × 100.
 
-    `benchmark` shows each of its tasks under its own name, `columns` chooses and names them. A
-    table that only reports may have neither: it shows the tasks of its `reported` file.
+    `benchmark` shows all its tasks by their names; `columns` selects and names tasks. A table
+    without measured rows may have neither: it shows the tasks of its `reported` file.
     """
 
     caption: str
     rows: list[Row] = Field(min_length=1)
     benchmark: BenchmarkName | None = None
     columns: Ordered[str, OneOrMore] = Field(
-        [], description="heading → task, task:split/subset, benchmark, or a list: their mean"
+        [], description="heading → task, task:split/subset, benchmark, or a list of them to average"
     )
     reported: str | None = Field(
-        None, description="CSV of printed figures; `task` or `model` heads its first column"
+        None, description="CSV of printed figures whose first column is headed `task` or `model`"
     )
     mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
-    bold: Literal["table", "group", "none"] = Field("table", description="best of which systems")
+    bold: Literal["table", "group", "none"] = Field("table", description="scope of the best figure")
     transposed: bool = Field(False, description="print tasks as rows, systems as columns")
-    tolerance: float = Field(1.0, ge=0, description="points within which a figure is reproduced")
+    tolerance: float = Field(
+        1.0, ge=0, description="difference up to which a figure counts as reproduced"
+    )
     measure: str = "ndcg_at_10"
 
     @model_validator(mode="after")
@@ -86,42 +90,35 @@ class Table(Settings):
         return self
 
     def names(self) -> list[str]:
-        """Return what each row is called: label and size, after its group where it needs one.
-
-        A group needs its name where a row of it would clash with one of another group.
-        """
+        """Return the rows' names: label and size, preceded by the group where names would clash."""
         short = [f"{row.label} {row.size}".strip() for row in self.rows]
         named = list(zip(self.rows, short, strict=True))
         groups = {row.group for row, name in named if row.group and short.count(name) > 1}
         return [f"{row.group} / {name}" if row.group in groups else name for row, name in named]
 
     def tasks(self) -> list[str]:
-        """Return the tasks that a measured row needs, without their subsets, each once."""
+        """Return the tasks of a measured row, without subsets and duplicates."""
         return list(dict.fromkeys(c.partition(":")[0] for _, cs in self.columns for c in cs))
 
 
 class Listing(Settings):
-    """A table of the paper that lists instead of measuring."""
+    """A table of text, e.g. the paper's list of tasks."""
 
     caption: str
-    file: str = Field(description="CSV whose first line is the headings")
-    columns: list[str] = Field([], description="headings to print; all if not given")
-    links: dict[str, str] = Field({}, description="heading → column with its addresses")
-    group: str | None = Field(None, description="column: a line is drawn where it changes")
+    file: str = Field(description="CSV with a line of headings")
+    columns: list[str] = Field([], description="headings to print; all by default")
+    links: dict[str, str] = Field({}, description="heading → column with the URLs")
+    group: str | None = Field(None, description="column at whose changes a rule is drawn")
 
 
 class CurvesFigure(Settings):
-    """Training curves: loss, loss without in-batch attention, mean top similarity."""
+    """Training curves: loss, gain of in-batch attention, similarity weights."""
 
     kind: Literal["curves"]
     caption: str
     experiments: Ordered[ExperimentName, str] = Field(
         min_length=1, description="experiment → label"
     )
-
-    def inputs(self) -> list[str]:
-        """Return the names of what it is drawn from: training logs."""
-        return [name for name, _ in self.experiments]
 
 
 class DynamicsFigure(Settings):
@@ -131,13 +128,9 @@ class DynamicsFigure(Settings):
     caption: str
     experiment: ExperimentName
 
-    def inputs(self) -> list[str]:
-        """Return the names of what it is drawn from: a training log."""
-        return [self.experiment]
-
 
 class LearningFigure(Settings):
-    """What experiments score on a task at the steps whose retriever they keep, and at the end."""
+    """Scores of experiments on a task, at the steps whose retriever is saved and at the end."""
 
     kind: Literal["learning"]
     caption: str
@@ -147,58 +140,38 @@ class LearningFigure(Settings):
     )
     measure: str = "ndcg_at_10"
 
-    def inputs(self) -> list[str]:
-        """Return the names of what it is drawn from: logs; scores are beside them."""
-        return [f"{name}.log" for name, _ in self.experiments]
-
 
 class PretrainingFigure(Settings):
-    """A backbone's loss, in training and on held-out documents, over the tokens seen."""
+    """Loss of a backbone over its tokens, in training and on held-out documents."""
 
     kind: Literal["pretraining"]
     caption: str
     backbone: BackboneName
 
-    def inputs(self) -> list[str]:
-        """Return the names of what it is drawn from: a training log."""
-        return [self.backbone]
-
 
 class BarsFigure(Settings):
-    """Means of tables, a panel a table and a bar a system (paper, figure 3)."""
+    """Means of tables: one panel per table, one bar per system (paper, figure 3)."""
 
     kind: Literal["bars"]
     caption: str
     tables: Ordered[TableName, str] = Field(min_length=1, description="table → title")
 
-    def inputs(self) -> list[str]:
-        """Return the names of what it is drawn from: tables."""
-        return [name for name, _ in self.tables]
-
 
 class TrendFigure(Settings):
-    """Means of tables against the rows' labels, a line a group of rows (paper, figures 4 and 5)."""
+    """Means of tables over the labels of rows, one line per group (paper, figures 4 and 5)."""
 
     kind: Literal["trend"]
     caption: str
     tables: Ordered[TableName, str] = Field(min_length=1, description="table → title")
     x_label: str = Field(description="what the labels are, e.g. batch size")
 
-    def inputs(self) -> list[str]:
-        """Return the names of what it is drawn from: tables."""
-        return [name for name, _ in self.tables]
-
 
 class StepCostFigure(Settings):
-    """Time and memory of a step of REPLUG and Revela as the batch grows (paper, appendix C.7)."""
+    """Time and memory of a step of REPLUG and Revela by batch size (paper, appendix C.7)."""
 
     kind: Literal["step-cost"]
     caption: str
     sizes: list[Annotated[int, Field(ge=2)]] = Field([2, 4, 8, 16, 32], min_length=2)
-
-    def inputs(self) -> list[str]:
-        """Return the names of what it is drawn from: a bench."""
-        return ["step-cost"]
 
 
 AnyFigure = Annotated[

@@ -1,1 +1,1 @@
-"""Scores and logs in; what the paper prints out, beside what the paper printed."""
+"""Scores and logs in; tables and figures out, compared with what the paper reports."""

@@ -30,6 +30,11 @@ _DRAW: dict[str, Callable[[Any, dict[str, Path]], Figure]] = {
 }
 
 
+class _Inputs(dict[str, Path]):
+    def __missing__(self, name: str) -> Path:
+        raise RevelaError(f"--input {name}=PATH is missing")
+
+
 @rc_context(STYLE)
 def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
     """Return a matplotlib figure.
@@ -42,10 +47,7 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
     Raises:
         RevelaError: an input is missing, or a training log has no snapshots for `dynamics`.
     """
-    for name in figure.inputs():
-        if name not in inputs:
-            raise RevelaError(f"--input {name}=PATH is missing: a figure of kind {figure.kind}")
-    return _DRAW[figure.kind](figure, inputs)
+    return _DRAW[figure.kind](figure, _Inputs(inputs))
 
 
 @rc_context(STYLE)

@@ -514,7 +514,7 @@ def test_figures_are_drawn_and_repeatable(inputs, tmp_path, figure, kind, magic)
 
 def test_an_input_of_a_figure_that_is_missing(inputs):
     for figure, name in zip(FIGURES, ("t", "t", "step-cost", "e", "e"), strict=True):
-        with pytest.raises(RevelaError, match=rf"--input {name}=PATH is missing: .* {figure.kind}"):
+        with pytest.raises(RevelaError, match=f"--input {name}=PATH is missing"):
             figures.draw(figure, {"x": inputs["t"]})
 
 

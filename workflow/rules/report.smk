@@ -10,6 +10,7 @@ rule table:
             "revela/report/tables.py",
             "revela/report/reported.py",
             "revela/report/significance.py",
+            "revela/report/render.py",
         ],
     output:
         csv=report(
@@ -37,7 +38,11 @@ rule compare:
     input:
         scores=lambda w: table_scores(w.table),
         reported=lambda w: reported_file(w.table),
-        code=["revela/report/tables.py", "revela/report/reported.py"],
+        code=[
+            "revela/report/tables.py",
+            "revela/report/reported.py",
+            "revela/report/render.py",
+        ],
     output:
         csv="results/tables/{table}_vs_paper.csv",
         md="results/tables/{table}_vs_paper.md",
@@ -69,7 +74,12 @@ rule verify:
 rule figure:
     input:
         data=lambda w: inputs("figures", w.figure),
-        code="revela/report/figures.py",
+        code=[
+            "revela/report/style.py",
+            "revela/report/table_figures.py",
+            "revela/report/training_figures.py",
+            "revela/report/dynamics_figure.py",
+        ],
     output:
         png=report(
             "results/figures/{figure}.png",
@@ -94,7 +104,7 @@ rule figure:
 rule listing:
     input:
         rows=lambda w: CONFIG.listings[w.listing].file,
-        code="revela/report/listings.py",
+        code=["revela/report/listings.py", "revela/report/render.py"],
     output:
         csv="results/tables/{listing}.csv",
         md="results/tables/{listing}.md",
