@@ -1,5 +1,6 @@
 """Printing of every table: Markdown by tabulate, LaTeX by pandas' Styler."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,7 +47,7 @@ def latex(
     """Return a table as LaTeX; its first line names the packages that it needs.
 
     Args:
-        cells: LaTeX, as are its headings and its index, the first column.
+        cells: a frame of LaTeX (see `as_latex`) whose index is the first column.
         caption: plain text.
         blocks: the block of each row; a rule separates neighbouring blocks.
         notes: plain text, printed below.
@@ -69,6 +70,19 @@ def latex(
         "\\begin{table}[t]\n\\centering\n\\scriptsize\n\\setlength{\\tabcolsep}{2pt}\n"
         f"\\caption{{{escape(caption)}}}\n\\smallskip\n{tabular}{below}\\end{{table}}\n"
     )
+
+
+def as_latex(cells: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a frame of Markdown as LaTeX: its cells, headings and index."""
+
+    def convert(text: str) -> str:
+        text = re.sub(r"\*\*(.*)\*\*", r"\\textbf{\1}", escape(text))
+        return re.sub(r"\[(.*)\]\((.*)\)", r"\\href{\2}{\1}", text)
+
+    # Styler prints the name of the headings, not that of the index, above the first column.
+    name = convert(cells.index.name or "")
+    cells = cells.map(convert).rename(index=convert, columns=convert)
+    return cells.rename_axis(index=None, columns=name)
 
 
 # By hand: pandas escapes cells and headings, not captions, and leaves † and → as they are.

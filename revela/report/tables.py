@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Set
 from itertools import product
 from pathlib import Path
@@ -11,7 +10,7 @@ import pandas as pd
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.config.report import Table
-from revela.report.render import MISSING, escape, latex, markdown, with_digits
+from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
 from revela.report.reported import printed_figures
 
 SOURCE = "source"
@@ -129,13 +128,12 @@ def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozen
 def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
     """Return a table as LaTeX: what `to_markdown` shows, with groups, sizes and shaded rows."""
     cells, notes = _cells(table, frame, undecided)
-    cells = cells.map(lambda cell: re.sub(r"\*\*(.*)\*\*", r"\\textbf{\1}", escape(cell)))
+    cells = as_latex(cells)
     grey = pd.Series(["\\cellcolor{gray!20}" * row.shaded for row in table.rows], cells.index)
-    for heading in frame.columns.drop(SOURCE):
+    for heading in cells.columns.drop(SOURCE):
         cells[heading] = grey + cells[heading]
-    cells.columns = cells.columns.map(escape)
     if not table.transposed:
-        cells.index = grey + cells.index.map(escape)
+        cells.index = grey + cells.index
         return latex(cells, table.caption, [row.group for row in table.rows], notes)
     levels = {
         "group": [escape(row.group) for row in table.rows],
