@@ -126,8 +126,12 @@ class Config(Settings):
         return [name for model in models for name in self.seeds_of(model)]
 
     def task(self, name: str) -> AnyBenchmark:
-        """Return a task's benchmark without its other tasks."""
-        return self.benchmarks[self.tasks[name]].model_copy(update={"tasks": [name]})
+        """Return a task's benchmark without what it says of its other tasks."""
+        suite = self.benchmarks[self.tasks[name]]
+        update: dict[str, Any] = {"tasks": [name]}
+        if isinstance(suite, MtebBenchmark):
+            update["instructions"] = {k: v for k, v in suite.instructions.items() if k == name}
+        return suite.model_copy(update=update)
 
     def resolved(self, section: str, name: str) -> Settings:
         """Return an entry as its step expects it: what is made here is named by its path.
@@ -360,6 +364,10 @@ def _problems_of_tasks(config: Config) -> Iterator[str]:
         known = None
         if isinstance(suite, MtebBenchmark):
             what, known = "mteb retrieval task", mteb_task_names()
+            for task in suite.instructions:
+                if task not in suite.tasks:
+                    message = unknown_name("task", task, suite.tasks)
+                    yield f"benchmarks.{name}.instructions: {message}"
         if isinstance(suite, LmEvalBenchmark):
             # Where lm-eval is not installed its tasks are not known: the command says so.
             files = lm_eval_task_files(suite.path)

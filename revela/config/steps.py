@@ -52,10 +52,18 @@ Temperature = Annotated[float, Field(gt=0)]
 # ---------------------------------------------------------------------------- corpora
 
 
+class First(Settings):
+    """The first so many, in their own order, where a number alone is a seeded sample."""
+
+    first: Positive
+
+
 class Corpus(Settings):
     """What all corpora share: how documents are chosen and cut into chunks."""
 
-    max_documents: Positive | None = Field(None, description="keep a seeded sample of so many")
+    max_documents: Positive | First | None = Field(
+        None, description="keep a seeded sample of so many documents, or `{first: N}`"
+    )
     exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
     max_words: Positive = Field(120, description="words of a chunk at most")
     seed: Natural = 0
@@ -81,7 +89,9 @@ class RowCorpus(Corpus):
 
     fields: FieldNames = FieldNames()
     join_title: bool = Field(False, description="consecutive rows of a title are one document")
-    on_bad_row: Literal["error", "skip"] = "error"
+    on_bad_row: Literal["error", "skip"] = Field(
+        "error", description="skip: up to one row in a hundred; they are counted"
+    )
 
     @model_validator(mode="after")
     def _title_to_join(self) -> Self:
@@ -101,6 +111,9 @@ class HubCorpus(RowCorpus):
     """A data set of the Hugging Face hub, streamed, or one raw file of its repository."""
 
     source: Literal["hub"]
+    on_bad_row: Literal["error", "skip"] = Field(
+        "skip", description="skip: up to one row in a hundred; they are counted"
+    )
     dataset: str
     revision: str | None = None
     subset: str | None = None
@@ -123,16 +136,24 @@ class Batches(Settings):
     batch_size: int = Field(16, ge=2, strict=True)
     corpora: list[CorpusName] = []
     sample_from: dict[BatchSetName, Positive] = Field(
-        {}, description="batch set → batches to sample from it; larger ones are split"
+        {}, description="batch set → batches to sample from it"
+    )
+    oversized: Literal["split", "truncate"] = Field(
+        "split",
+        description="larger batches of `sample_from`: all their chunks in several batches, or the "
+        "first `batch_size` chunks of each",
     )
     file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
     source: str = Field("", description="the corpus of ready-made batches that name none")
+    sources: dict[str, SourceName] = Field(
+        {}, description="`src` in ready-made batches → corpus; `source` and its own name need none"
+    )
     run_length: Positive | None = Field(
         None, description="chunks from one place; null: all B, as in the paper"
     )
-    num_batches: Positive | None = Field(
-        None, description="keep a seeded sample of so many batches"
+    num_batches: Positive | First | None = Field(
+        None, description="keep a seeded sample of so many batches, or `{first: N}`"
     )
     seed: Natural = 0
 
@@ -253,7 +274,11 @@ class ReplugObjective(Settings):
     name: Literal["replug"]
     retriever_temperature: Temperature = 1e-3
     language_model_temperature: Temperature = 1e-3
-    include_self: bool = Field(True, description="the paper's sums run over k = i as well")
+    include_self: bool = Field(
+        False,
+        description="compare a chunk with itself, too: behind a copy it costs next to nothing, so "
+        "that the target is the chunk itself whatever the language model has learned",
+    )
 
 
 class ContrieverObjective(Settings):
@@ -294,6 +319,9 @@ class Experiment(Settings):
     steps: Positive | None = Field(None, description="one epoch if not given")
     learning_rate: float = Field(1e-4, gt=0)
     warmup_steps: Natural = 100
+    warmup: Literal["logarithmic", "linear"] = Field(
+        "logarithmic", description="as DeepSpeed's WarmupDecayLR by default, or in equal steps"
+    )
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     precision: Literal["float32", "bfloat16"] = Field(
@@ -421,8 +449,8 @@ class MtebBenchmark(Benchmark):
 
     source: Literal["mteb"]
     tasks: list[str] = Field(min_length=1)
-    prompts: bool = Field(
-        False, description="put the task's own prompt between the query prefix and the query"
+    instructions: dict[str, str] = Field(
+        {}, description="task → what {instruction} in a query prefix stands for; else mteb's prompt"
     )
 
 

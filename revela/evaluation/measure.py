@@ -24,6 +24,7 @@ from revela.config.steps import (
     Bm25Model,
     EncoderModel,
     LuceneModel,
+    MtebBenchmark,
     RetrievalBenchmark,
 )
 from revela.encoder import Encoder, devices, load_encoder, native_dtype
@@ -131,14 +132,12 @@ class Retriever:
 
 
 def _encoding_for(encoding: Any, task_metadata: Any, suite: RetrievalBenchmark) -> Any:
-    """Return a model's encoding with the task's prompt in its query prefix."""
+    """Return a model's encoding with the task's instruction in its query prefix."""
     prompt = task_metadata.prompt
     prompt = prompt.get("query") if isinstance(prompt, dict) else prompt
-    prefix = encoding.query_prefix
-    if "{instruction}" in prefix:
-        prefix = prefix.replace("{instruction}", (prompt or _NO_PROMPT).strip())
-    elif getattr(suite, "prompts", False):
-        prefix += prompt or ""
+    own = suite.instructions.get(task_metadata.name) if isinstance(suite, MtebBenchmark) else None
+    instruction = (own or prompt or _NO_PROMPT).strip()
+    prefix = encoding.query_prefix.replace("{instruction}", instruction)
     return encoding.model_copy(update={"query_prefix": prefix})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from revela.config.file import Config
-from revela.config.steps import Backbone, Experiment, Lora
+from revela.config.steps import Backbone, Experiment, First, Lora
 
 GB = 1024**3
 UNCERTAINTY = 1.4  # a factor, either way
@@ -231,9 +231,13 @@ def rows_made(config: Config, kind: str, name: str) -> int | None:
         count * config.batches[other].batch_size // batches.batch_size
         for other, count in batches.sample_from.items()
     ]
+    wanted = batches.num_batches
+    limit = wanted.first if isinstance(wanted, First) else wanted
     if not counts:
-        return batches.num_batches
-    return min(sum(counts), batches.num_batches or sum(counts))
+        return limit
+    if batches.oversized == "truncate":
+        counts = list(batches.sample_from.values())
+    return min(sum(counts), limit or sum(counts))
 
 
 def data_bytes(config: Config, kind: str, name: str) -> float:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explain
 from revela.config.steps import Batches
-from revela.text.rows import json_lines, parquet_rows, sample, write_parquet
+from revela.text.rows import json_lines, parquet_rows, sample, take, write_parquet
 
 SCHEMA = pa.schema(
     [
@@ -53,10 +53,12 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
     counts, size = Counts(), settings.batch_size
     if settings.sample_from:
         batches = _sampled(settings, inputs)
-        available = sum(
-            count * len(next(read_batches(inputs[name]))["texts"]) // size
-            for name, count in settings.sample_from.items()
-        )
+        available = sum(settings.sample_from.values())
+        if settings.oversized == "split":
+            available = sum(
+                count * len(next(read_batches(inputs[name]))["texts"]) // size
+                for name, count in settings.sample_from.items()
+            )
     elif settings.corpora:
         batches = _grouped(settings, inputs)
         chunks = [pq.read_metadata(inputs[name]).num_rows for name in settings.corpora]
@@ -69,13 +71,12 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
             )
     else:
         path = Path(settings.file) if settings.file else _download(settings)
-        batches = read_jsonl(path, size)
+        batches = _with_corpus(read_jsonl(path, size), settings)
         available = sum(1 for _ in read_jsonl(path, size))
     counts.batches_before_sampling = available
     if settings.num_batches is not None:
-        batches = sample(batches, available, settings.num_batches, settings.seed)
-    rows = (row | {"source": row["source"] or settings.source} for row in batches)
-    counts.batches = write_parquet(output, SCHEMA, rows)
+        batches = take(batches, available, settings.num_batches, settings.seed)
+    counts.batches = write_parquet(output, SCHEMA, batches)
     if not counts.batches:
         raise RevelaError("there is no batch")
     return counts
@@ -131,7 +132,7 @@ def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
 def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
     """Yield a sample of each batch set, one set after the other; training shuffles the order.
 
-    Batches of a multiple of `batch_size` are split: smaller batches of the same chunks.
+    Batches of a multiple of `batch_size` are split, or truncated to their first chunks.
     """
     size = settings.batch_size
     for name, count in settings.sample_from.items():
@@ -143,7 +144,8 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
                     f"batch set {name!r} has batches of {len(texts)}, "
                     f"not of batch_size {size} or a multiple"
                 )
-            for first in range(0, len(texts), size):
+            used = size if settings.oversized == "truncate" else len(texts)
+            for first in range(0, used, size):
                 part = slice(first, first + size)
                 own = documents and documents[part]
                 yield {"source": row["source"], "texts": texts[part], "documents": own}
@@ -167,7 +169,26 @@ def read_jsonl(path: Path, batch_size: int) -> Iterator[dict[str, Any]]:
             raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
         if len(texts) != batch_size:
             raise RevelaError(f"{place}: {len(texts)} texts, not batch_size {batch_size}")
-        yield {"source": source, "texts": texts}
+        yield {"place": place, "source": source, "texts": texts, "documents": None}
+
+
+def _with_corpus(batches: Iterator[dict[str, Any]], settings: Batches) -> Iterator[dict[str, Any]]:
+    """Name the corpus of ready-made batches as the configuration does.
+
+    Raises:
+        RevelaError: `src` is nothing that the settings know; queries would silently be whole
+            chunks where the experiment's `first_half` has another name for the corpus.
+    """
+    known = {name: name for name in (settings.source, *settings.sources.values())}
+    known |= settings.sources | {"": settings.source}
+    for batch in batches:
+        name = batch["source"]
+        if name not in known:
+            raise RevelaError(
+                f"{batch['place']}: {unknown_name('src', name, filter(None, known))}; "
+                f"say which corpus it is: `sources: {{{name}: <corpus>}}`"
+            )
+        yield batch | {"source": known[name]}
 
 
 def write_jsonl(batches: Iterable[dict[str, Any]], output: Path) -> int:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import itertools
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -10,10 +12,21 @@ from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explain
-from revela.config.steps import AnyCorpus, FilesCorpus, HubCorpus, PackagesCorpus, RowCorpus
+from revela.config.steps import (
+    AnyCorpus,
+    FilesCorpus,
+    First,
+    HubCorpus,
+    PackagesCorpus,
+    RowCorpus,
+)
 from revela.text.rows import JSON_LINES, json_lines, parquet_rows, sample
 
 _TEXTS = (".txt", ".md")
+_BAD_ROWS, _BAD_SHARE = 100, 0.01  # that are skipped at most
+_CHANCE = 2  # words that may repeat by chance
+_TRIES = 6  # of a hub data set's stream, without a row in between
+_STATE_ROWS = 1000  # rows between two notes of where a stream stands
 
 
 @dataclass(frozen=True)
@@ -27,10 +40,14 @@ class Document:
 
 @dataclass
 class Skipped:
-    """Bad rows that were skipped: how many, and what was wrong with the first ones."""
+    """Bad rows that were skipped: how many, and what was wrong with the first ones.
+
+    `copied_beginnings` counts the articles whose end repeated their beginning.
+    """
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
+    copied_beginnings: int = 0
 
 
 class BadRow(Exception):
@@ -50,6 +67,8 @@ def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     documents = _all_documents(corpus, skipped)
     if corpus.max_documents is None:
         return documents
+    if isinstance(corpus.max_documents, First):
+        return itertools.islice(documents, corpus.max_documents.first)
     # Two passes: the first one counts, so that millions of documents are never held in memory.
     available = sum(1 for _ in _all_documents(corpus, Skipped()))
     return sample(documents, available, min(corpus.max_documents, available), corpus.seed)
@@ -61,7 +80,7 @@ def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     else:
         rows = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
         documents = _checked(rows, corpus, skipped)
-        documents = _joined(documents) if corpus.join_title else documents
+        documents = _joined(documents, skipped) if corpus.join_title else documents
     for document in documents:
         if not any(part in document.id for part in corpus.exclude):
             yield document
@@ -94,7 +113,7 @@ def _checked(
     rows: Iterable[tuple[str, Any]], corpus: RowCorpus, skipped: Skipped
 ) -> Iterator[Document]:
     """Turn (place, row) into documents; a row may itself be the error that reading it raised."""
-    for place, row in rows:
+    for number, (place, row) in enumerate(rows, start=1):
         try:
             yield _document(place, row, corpus)
         except BadRow as error:
@@ -103,6 +122,11 @@ def _checked(
             skipped.count += 1
             if len(skipped.examples) < 20:
                 skipped.examples.append(str(error))
+            if skipped.count > max(_BAD_ROWS, number * _BAD_SHARE):
+                raise RevelaError(
+                    f"{skipped.count} of {number} rows are bad, more than one in a hundred; "
+                    f"the last: {error}"
+                ) from error
 
 
 def _document(place: str, row: Any, corpus: RowCorpus) -> Document:
@@ -132,11 +156,28 @@ def _document(place: str, row: Any, corpus: RowCorpus) -> Document:
     return Document(str(identity), text, str(title or ""))
 
 
-def _joined(passages: Iterator[Document]) -> Iterator[Document]:
-    """Join consecutive passages of a title into one document, named by its first passage."""
+def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
+    """Join consecutive passages of a title into one document, named by its first passage.
+
+    Files of passages of equal length fill an article's last passage from the article's beginning;
+    that copy is removed.
+    """
     for _, group in itertools.groupby(passages, key=lambda passage: passage.title):
         first, *rest = group
-        yield replace(first, text=" ".join([first.text, *(passage.text for passage in rest)]))
+        last = (rest or [first])[-1].text
+        words = " ".join([first.text, *(passage.text for passage in rest)]).split(" ")
+        if copied := _copied_words(words, len(last.split(" "))):
+            skipped.copied_beginnings += 1
+            words = words[:-copied]
+        yield replace(first, text=" ".join(words))
+
+
+def _copied_words(words: list[str], longest: int) -> int:
+    """Return how many words at the end, of so many at most, repeat the beginning."""
+    for count in range(min(longest, len(words) - 1), _CHANCE, -1):
+        if words[-count:] == words[:count]:
+            return count
+    return 0
 
 
 def local_files(corpus: FilesCorpus) -> list[Path]:
@@ -185,21 +226,51 @@ def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
     Raises:
         RevelaError: offline, gated, misspelt, or without the split asked for.
     """
-    import datasets
     import huggingface_hub
 
-    name, revision = corpus.dataset, corpus.revision
+    if corpus.file is None:
+        yield from _streamed(corpus)
+        return
     try:
-        if corpus.file is None:
-            rows = datasets.load_dataset(
-                name, corpus.subset, split=corpus.split, revision=revision, streaming=True
-            )
-            for number, row in enumerate(rows, start=1):
-                yield f"{name}:{number}", row
-            return
         local = huggingface_hub.hf_hub_download(
-            name, corpus.file, repo_type="dataset", revision=revision
+            corpus.dataset, corpus.file, repo_type="dataset", revision=corpus.revision
         )
     except Exception as error:
-        raise RevelaError(explain("data set", name, error)) from error
+        raise RevelaError(explain("data set", corpus.dataset, error)) from error
     yield from _rows_of(Path(local))
+
+
+def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
+    """Stream a hub data set; a stream that breaks off is resumed where it broke."""
+    import datasets
+
+    name, number, tries = corpus.dataset, 0, 0
+    state, at = None, 0  # where the stream stood after so many rows
+    while True:
+        try:
+            rows = datasets.load_dataset(
+                name, corpus.subset, split=corpus.split, revision=corpus.revision, streaming=True
+            )
+            if state is not None:
+                rows.load_state_dict(state)
+            for row in itertools.islice(rows, number - at, None):
+                tries = 0
+                number += 1
+                yield f"{name}:{number}", row
+                if number % _STATE_ROWS == 0:
+                    state, at = rows.state_dict(), number
+            return
+        except Exception as error:
+            tries += 1
+            # Only what was readable before, and no fault of its content, is worth another try.
+            of_content = isinstance(error, ValueError | KeyError | TypeError)
+            if not number or of_content or tries == _TRIES:
+                raise RevelaError(explain("data set", name, error)) from error
+            wait = 2**tries
+            message = " ".join(str(error).split())[:200]
+            print(
+                f"{name}: broke off after row {number} ({type(error).__name__}: {message}); "
+                f"trying again in {wait} s",
+                file=sys.stderr,
+            )
+            time.sleep(wait)

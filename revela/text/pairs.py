@@ -2,8 +2,9 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,10 @@ SCHEMA = pa.schema(
 )
 """Columns of a pair file."""
 
-Chunk = tuple[str, str, str]
-"""Corpus, document and text."""
-
 _WORD = re.compile(r"\S+")
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+|\n+|$)")
-_POOL = 50_000  # chunks that negatives are drawn from
-_CROP = (0.2, 0.6)  # a crop's share of the chunk's words
+_POOL = 50_000  # chunks that negatives are made from
+_CROP = (0.2, 0.6)  # a crop's share of the words of a chunk
 
 
 @dataclass
@@ -42,12 +40,29 @@ class Counts:
     chunks_too_short: int = 0
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk, and the text of the document that it was cut from."""
+
+    source: str
+    document: str
+    text: str
+    whole: str
+
+
+Pair = tuple[str, str]
+"""Query and positive."""
+
+Maker = Callable[[Chunk, random.Random], Pair | None]
+
+
 def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts:
     """Write a pair file: each chosen chunk gives a query, a positive and negatives.
 
-    Inverse cloze takes a sentence out of the chunk as the query, the rest is the positive;
-    independent cropping draws two spans of the chunk. Negatives are spans of chunks of other
-    documents, drawn from a seeded sample of all chunks.
+    Inverse cloze removes a sentence from the chunk as the query, the rest is the positive;
+    independent cropping draws two spans of the chunk's document. Negatives are made from a seeded
+    sample of chunks of other documents as the positive is: remainders or spans, so that nothing
+    but what they say tells them from it.
 
     Raises:
         RevelaError: fewer chunks than pairs, or a single document, which leaves no negatives.
@@ -56,47 +71,71 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     available = sum(pq.read_metadata(inputs[name]).num_rows for name in settings.corpora)
     wanted = settings.num_pairs or available
     chunks = sample(_chunks(settings, inputs), available, wanted, settings.seed)
-    size = min(_POOL, available)
-    pool = list(sample(_chunks(settings, inputs), available, size, settings.seed + 1))
-    if settings.negatives and len({document for _, document, _ in pool}) < 2:
-        raise RevelaError("negatives need chunks of at least two documents")
-    counts.pairs = write_parquet(output, SCHEMA, _pairs(settings, chunks, pool, counts))
+    pool = sample(_chunks(settings, inputs), available, min(_POOL, available), settings.seed + 1)
+    rows = _pairs(settings, chunks, pool if settings.negatives else iter(()), counts)
+    counts.pairs = write_parquet(output, SCHEMA, rows)
     if not counts.pairs:
         raise RevelaError("no chunk is long enough for a pair (two words)")
     return counts
 
 
 def _chunks(settings: Pairs, inputs: dict[str, Path]) -> Iterator[Chunk]:
-    """Yield all chunks; documents of two corpora never coincide."""
+    """Yield all chunks with their documents; documents of two corpora never coincide."""
     for name in settings.corpora:
-        for row in parquet_rows(inputs[name], ["document", "text"]):
-            yield name, f"{name}/{row['document']}", row["text"]
+        rows = parquet_rows(inputs[name], ["document", "text"])
+        for document, group in groupby(rows, key=lambda row: row["document"]):
+            texts = [row["text"] for row in group]
+            whole = " ".join(texts)
+            for text in texts:
+                yield Chunk(name, f"{name}/{document}", text, whole)
 
 
 def _pairs(
-    settings: Pairs, chunks: Iterator[Chunk], pool: list[Chunk], counts: Counts
+    settings: Pairs, chunks: Iterator[Chunk], pool: Iterator[Chunk], counts: Counts
 ) -> Iterator[dict[str, Any]]:
     choose = random.Random(settings.seed)
-    for source, document, text in chunks:
+    # Of each document and each way to make a pair, what negatives are drawn from.
+    positives: dict[Maker, list[tuple[str, str]]] = {inverse_cloze: [], independent_crops: []}
+    for chunk in pool:
+        for way, made in positives.items():
+            if pair := way(chunk, choose):
+                made.append((chunk.document, pair[1]))
+    for chunk in chunks:
+        maker: Maker = independent_crops
         pair = None
-        if choose.random() < settings.inverse_cloze:
-            pair = inverse_cloze(text, choose)
-            counts.inverse_cloze += pair is not None
-        pair = pair or independent_crops(text, choose)
+        if choose.random() < settings.inverse_cloze and (pair := inverse_cloze(chunk, choose)):
+            maker = inverse_cloze
+        pair = pair or independent_crops(chunk, choose)
         if pair is None:
             counts.chunks_too_short += 1
             continue
-        negatives: list[str] = []
-        while len(negatives) < settings.negatives:
-            _, other, negative = choose.choice(pool)
-            if other != document:
-                negatives.append(crop(negative, choose))
+        counts.inverse_cloze += maker is inverse_cloze
+        others = _negatives(chunk.document, positives[maker], settings.negatives, choose)
         query, positive = pair
-        yield {"source": source, "query": query, "positive": positive, "negatives": negatives}
+        yield {"source": chunk.source, "query": query, "positive": positive, "negatives": others}
 
 
-def inverse_cloze(text: str, choose: random.Random) -> tuple[str, str] | None:
-    """Take a random sentence out of a text; None where there are not two."""
+def _negatives(
+    document: str, pool: list[tuple[str, str]], count: int, choose: random.Random
+) -> list[str]:
+    """Draw texts of other documents.
+
+    Raises:
+        RevelaError: there is none of another document.
+    """
+    found: list[str] = []
+    for _ in range(1000 * count):
+        if len(found) == count:
+            return found
+        other, text = choose.choice(pool)
+        if other != document:
+            found.append(text)
+    raise RevelaError("negatives need chunks of at least two documents")
+
+
+def inverse_cloze(chunk: Chunk, choose: random.Random) -> Pair | None:
+    """Remove a random sentence from a chunk; None where there are not two."""
+    text = chunk.text
     spans = [m.span() for m in _SENTENCE.finditer(text) if m.group().strip()]
     if len(spans) < 2:
         return None
@@ -105,18 +144,19 @@ def inverse_cloze(text: str, choose: random.Random) -> tuple[str, str] | None:
     return text[start:end].strip(), rest
 
 
-def independent_crops(text: str, choose: random.Random) -> tuple[str, str] | None:
-    """Draw two spans of a text independently; None where there are not two words."""
-    if len(_WORD.findall(text)) < 2:
+def independent_crops(chunk: Chunk, choose: random.Random) -> Pair | None:
+    """Draw two spans of a chunk's document; None where it has not two words.
+
+    Their lengths are a fifth to three fifths of the chunk's, wherever in the document they stand.
+    """
+    words = [match.span() for match in _WORD.finditer(chunk.whole)]
+    if len(words) < 2:
         return None
-    return crop(text, choose), crop(text, choose)
+    of_chunk = len(_WORD.findall(chunk.text))
 
+    def crop() -> str:
+        count = max(1, round(choose.uniform(*_CROP) * of_chunk))
+        first = choose.randrange(len(words) - count + 1)
+        return chunk.whole[words[first][0] : words[first + count - 1][1]]
 
-def crop(text: str, choose: random.Random) -> str:
-    """Draw a span of whole words, its length uniform between a fifth and three fifths."""
-    words = [match.span() for match in _WORD.finditer(text)]
-    if not words:
-        return text
-    count = max(1, round(choose.uniform(*_CROP) * len(words)))
-    first = choose.randrange(len(words) - count + 1)
-    return text[words[first][0] : words[first + count - 1][1]]
+    return crop(), crop()

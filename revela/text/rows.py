@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from revela.common.errors import RevelaError
+from revela.config.steps import First
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 _ROWS = 1024  # read or written at a time
@@ -84,3 +85,16 @@ def sample(items: Iterable[T], available: int, count: int, seed: int) -> Iterato
     for index in random.Random(seed).sample(range(available), count):
         chosen[index] = 1
     return compress(items, chosen)
+
+
+def take(items: Iterable[T], available: int, count: int | First, seed: int) -> Iterator[T]:
+    """Return an iterator over so many items as a setting says: a sample, or the first ones.
+
+    Raises:
+        RevelaError: fewer are available.
+    """
+    if not isinstance(count, First):
+        return sample(items, available, count, seed)
+    if count.first > available:
+        raise RevelaError(f"cannot take the first {count.first} rows: there are only {available}")
+    return islice(items, count.first)

@@ -213,24 +213,26 @@ def test_a_data_set_whose_fields_changed_is_told(backbone, collection, tmp_path,
         evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
 
 
-def test_the_prompt_of_a_task():
+def test_the_instruction_of_a_task():
     class Metadata:
+        name = "NQ"
         prompt: ClassVar = {"query": "Represent this post: "}
 
     class Without:
+        name = "FiQA2018"
         prompt = None
 
-    official = MtebBenchmark(source="mteb", tasks=["NQ"], prompts=True)
+    own = MtebBenchmark(source="mteb", tasks=["NQ"], instructions={"NQ": "Given a post, answer"})
     plain = MtebBenchmark(source="mteb", tasks=["NQ"])
     instructed = Encoding(query_prefix="Instruct: {instruction}\nQuery: ")
 
     def prefix(encoding, metadata, suite):
         return evaluation._encoding_for(encoding, metadata, suite).query_prefix
 
-    assert prefix(Encoding(), Metadata, official) == "Query: Represent this post: "
-    assert prefix(Encoding(), Metadata, plain) == "Query: "
+    assert prefix(Encoding(), Metadata, own) == "Query: "
+    assert prefix(instructed, Metadata, own) == "Instruct: Given a post, answer\nQuery: "
     assert prefix(instructed, Metadata, plain) == "Instruct: Represent this post:\nQuery: "
-    assert "Retrieve text" in prefix(instructed, Without, plain)
+    assert "Retrieve text" in prefix(instructed, Without, own)
 
 
 def test_an_api_without_its_key_is_told(tmp_path, monkeypatch):

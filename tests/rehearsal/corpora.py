@@ -1,18 +1,75 @@
-"""Miniatures of the corpora and of the batches that the authors published."""
+"""Miniatures of the corpora and of the batches that the authors published.
 
-from collections.abc import Callable
+Each has a `DATA`th of the real one's rows, and rows as long as the real ones are on average.
+"""
+
+import csv
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 from tests.rehearsal.material import articles, functions, write_card, write_jsonl, write_parquet
+from tests.rehearsal.miniature import DATA
+
+COUNTS = Path(__file__).parents[2] / "data" / "paper" / "corpora.csv"
+
+
+@cache
+def counted(dataset: str) -> dict[str, float]:
+    """Return what is known of a data set: rows, words a row, titles, words of first documents."""
+    with COUNTS.open(encoding="utf-8", newline="") as stream:
+        (row,) = (row for row in csv.DictReader(stream) if row["dataset"] == dataset)
+    known = ("rows", "words_per_row", "titles", "words_per_first_document")
+    return {key: float(row[key]) for key in known if row[key]}
+
+
+def _texts(dataset: str) -> Iterator[tuple[str, str]]:
+    """Yield (title, text) of as many rows as the miniature has, of about the right length."""
+    of_all = counted(dataset)
+    return _documents(dataset, round(of_all["rows"] / DATA), lambda _: of_all["words_per_row"])
+
+
+def _documents(
+    seed: str, count: int, words_of: Callable[[int], float]
+) -> Iterator[tuple[str, str]]:
+    """Yield documents of whole sentences, half to one and a half times as long as asked for."""
+    rng = random.Random(seed)
+    titles = [title for title, _ in articles()]
+    for number in range(count):
+        length = words_of(number) * rng.uniform(0.5, 1.5)
+        sentences, words = [], 0
+        while words < length:
+            sentence = rng.choice(_sentences())
+            sentences.append(sentence)
+            words += len(sentence.split())
+        yield f"{titles[number % len(titles)].capitalize()} {number}", " ".join(sentences)
+
+
+@cache
+def _sentences() -> list[str]:
+    found = (line.strip() for _, text in articles() for line in text.split(". "))
+    return [f"{' '.join(line.split())}." for line in found if 4 < len(line.split()) < 40]
 
 
 def _wikipedia(folder: Path) -> None:
-    """Passages of 100 words, the consecutive ones of a title being one article."""
+    """Passages of 100 words; the last of an article is filled up from its beginning.
+
+    The file's first articles are the long ones.
+    """
+    of_all = counted("Tevatron/wikipedia-nq-corpus")
+    titles = round(of_all["titles"] / DATA)
+    first = round(339_409 / DATA)
+    long = of_all["words_per_first_document"]
+    mean = of_all["rows"] * of_all["words_per_row"] / of_all["titles"]
+    others = (mean * titles - long * first) / (titles - first)
     rows = []
-    for title, text in articles():
+    for title, text in _documents("wikipedia", titles, lambda n: long if n < first else others):
         words = text.split()
+        words += words[: -len(words) % 100]
         passages = [" ".join(words[n : n + 100]) for n in range(0, len(words), 100)]
-        rows += [{"title": title.capitalize(), "text": passage} for passage in passages]
+        rows += [{"title": title, "text": passage} for passage in passages]
     numbered = ({"docid": str(number), **row} for number, row in enumerate(rows))
     write_jsonl(folder / "corpus.jsonl.gz", numbered)
     (folder / "README.md").write_text("A miniature.\n")
@@ -20,8 +77,8 @@ def _wikipedia(folder: Path) -> None:
 
 def _library_documentation(folder: Path) -> None:
     rows = [
-        {"doc_id": function.name, "doc_content": f"{function.summary}\n\n{function.description}"}
-        for function in functions()[:200]
+        {"doc_id": title, "doc_content": text}
+        for title, text in _texts("code-rag-bench/library-documentation")
     ]
     write_parquet(folder / "data" / "train-00000-of-00001.parquet", rows)
     write_card(folder, {"default": {"train": "data/train-*"}})
@@ -30,19 +87,21 @@ def _library_documentation(folder: Path) -> None:
 def _online_tutorials(folder: Path) -> None:
     rows = [
         {"title": title, "text": text, "parsed": [{"type": "text", "content": text[:80]}]}
-        for title, text in articles()[:30]
+        for title, text in _texts("code-rag-bench/online-tutorials")
     ]
     write_jsonl(folder / "online_tutorials.json", rows)
     (folder / "README.md").write_text("A miniature.\n")
 
 
 def _stackoverflow(folder: Path) -> None:
-    for shard in range(3):
-        rows = [
-            {"text": f"{function.summary}\n{function.source}", "meta": {"score": shard}}
-            for function in functions()[shard * 80 : (shard + 1) * 80]
-        ]
-        write_jsonl(folder / f"stackoverflow_{shard:04}.jsonl", rows)
+    """Question and answer, with code, in ten shards."""
+    code = cycle(functions())
+    rows = [
+        {"text": f"{title}?\n{text}\n{next(code).source[:200]}", "meta": {"score": number % 7}}
+        for number, (title, text) in enumerate(_texts("code-rag-bench/stackoverflow-posts"))
+    ]
+    for shard in range(10):
+        write_jsonl(folder / f"stackoverflow_{shard:04}.jsonl", rows[shard::10])
     (folder / "README.md").write_text("A miniature.\n")
 
 
@@ -52,7 +111,7 @@ def _fineweb(folder: Path) -> None:
             "text": text,
             "id": f"<urn:uuid:{number}>",
             "dump": "CC-MAIN-2024-10",
-            "url": f"https://example.org/{title}",
+            "url": f"https://example.org/{number}",
             "file_path": "s3://example",
             "language": "en",
             "language_score": 0.9,
@@ -60,11 +119,12 @@ def _fineweb(folder: Path) -> None:
             "score": 3.1,
             "int_score": 3,
         }
-        for number, (title, text) in enumerate(articles())
+        for number, (_, text) in enumerate(_texts("HuggingFaceFW/fineweb-edu"))
     ]
-    write_parquet(folder / "data" / "CC-MAIN-2024-10" / "000_00000.parquet", rows)
-    write_parquet(folder / "sample" / "10BT" / "000_00000.parquet", rows[:40])
-    write_parquet(folder / "sample" / "10BT" / "001_00000.parquet", rows[40:])
+    half = len(rows) // 2
+    write_parquet(folder / "data" / "CC-MAIN-2024-10" / "000_00000.parquet", rows[:40])
+    write_parquet(folder / "sample" / "10BT" / "000_00000.parquet", rows[:half])
+    write_parquet(folder / "sample" / "10BT" / "001_00000.parquet", rows[half:])
     write_card(
         folder,
         {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}},
@@ -73,17 +133,20 @@ def _fineweb(folder: Path) -> None:
 
 def _published_batches(folder: Path) -> None:
     """Batches as lists of 16 texts."""
-    write_jsonl(folder / "train.jsonl", _sixteens())
+    write_jsonl(folder / "train.jsonl", _sixteens("trumancai/revela_training_corpus"))
 
 
 def _published_code_batches(folder: Path) -> None:
     """Batches with the name of their corpus."""
-    write_jsonl(folder / "train.jsonl", ({"src": "stackoverflow", "text": b} for b in _sixteens()))
+    batches = _sixteens("trumancai/revela_code_training_corpus")
+    rows = ({"src": "stackoverflow", "text": texts} for texts in batches)
+    write_jsonl(folder / "train.jsonl", rows)
 
 
-def _sixteens() -> list[list[str]]:
-    texts = [function.description for function in functions()]
-    return [texts[first : first + 16] for first in range(0, 160, 16)]
+def _sixteens(dataset: str) -> Iterator[list[str]]:
+    count = round(counted(dataset)["rows"] / DATA)
+    texts = (text for _, text in _documents(dataset, 16 * count, lambda _: 70))
+    return (list(batch) for batch in zip(*[texts] * 16, strict=True))
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {

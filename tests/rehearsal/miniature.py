@@ -1,4 +1,9 @@
-"""The rehearsal's config: the paper's, with sizes cut down; the same names, rules and jobs."""
+"""The rehearsal's config: the paper's, cut by common factors; the same names, rules and jobs.
+
+Whatever counts documents, batches or pairs is divided by `DATA`, as the hub's data sets are, and
+what counts them a step by `STEP`. So every ratio is the paper's, and what asks for more than there
+is fails here as it would there.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,20 +11,35 @@ from typing import Any
 
 import yaml
 
+DATA = 10_000
+STEP = 16
+
+
+def _data(count: Any) -> Any:
+    if isinstance(count, dict):
+        return {key: _data(value) for key, value in count.items()}
+    return max(1, round(count / DATA)) if isinstance(count, int) else count
+
+
+def _a_step(count: int | None) -> int | None:
+    return count and max(1, count // STEP)
+
+
 _SMALLER: dict[str, Callable[[Any], Any]] = {
-    "max_documents": lambda count: max(20, count // 10_000),
-    "num_pairs": lambda count: count // 10_000,
-    "negatives": lambda count: 2,
-    "num_batches": lambda count: count // 40_000,
-    "batches_per_step": lambda count: max(1, count // 32),
-    "batches_per_device": lambda count: max(1, count // 32),
-    "encode_batch_size": lambda count: count // 32,
-    "steps": lambda count: 2,
+    "max_documents": _data,
+    "num_batches": _data,
+    "num_pairs": _data,
+    "sample_from": _data,
+    "batches_per_step": _a_step,
+    "batches_per_device": _a_step,
+    "encode_batch_size": _a_step,
+    "steps": lambda count: count and round(count * STEP / DATA),
+    # The first steps of a training, whatever its length.
     "similarity_snapshot_steps": lambda steps: list(range(len(steps))),
     "sizes": lambda sizes: sizes[:2],
 }
 _OF_EVERY_EXPERIMENT = {
-    "batches_per_step": 1,
+    "batches_per_step": _a_step(32),
     "max_length": 32,
     "warmup_steps": 1,
     "lora": {"rank": 4},
@@ -46,10 +66,8 @@ def _cut(entry: dict[str, Any]) -> dict[str, Any]:
     """Cut the sizes of an entry, those of nested settings too."""
     smaller: dict[str, Any] = {}
     for key, value in entry.items():
-        if key == "sample_from":
-            smaller[key] = {name: _SMALLER["num_batches"](count) for name, count in value.items()}
-        elif isinstance(value, dict):
-            smaller[key] = _cut(value)
+        if key in _SMALLER:
+            smaller[key] = _SMALLER[key](value)
         else:
-            smaller[key] = _SMALLER[key](value) if key in _SMALLER else value
+            smaller[key] = _cut(value) if isinstance(value, dict) else value
     return smaller

@@ -281,7 +281,7 @@ LISTINGS = ["bright_tasks", "checkpoints", "coir_tasks", "embedding_models"]
 PAPER_TABLES = sorted(
     path.stem
     for path in (ROOT / "data" / "paper").glob("*.csv")
-    if path.stem not in [*LISTINGS, "gpu_hours"]
+    if path.stem not in [*LISTINGS, "gpu_hours", "corpora"]
 )
 
 

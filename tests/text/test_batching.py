@@ -129,18 +129,48 @@ def test_smaller_batches_of_the_same_chunks(tmp_path):
     assert len(some) == 11
 
 
+def test_larger_batches_are_truncated_as_the_authors_do(tmp_path):
+    """As many batches, and so as many steps: the first chunks of each."""
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 48)}
+    whole = tmp_path / "whole.parquet"
+    make_batches(Batches(corpora=["c"], batch_size=16), chunks, whole)
+    settings = {"sample_from": {"whole": 3}, "batch_size": 4}
+    first, counts = made(tmp_path, {"whole": whole}, **settings, oversized="truncate")
+    originals = list(read_batches(whole))
+    assert [b["texts"] for b in first] == [b["texts"][:4] for b in originals]
+    assert [b["documents"] for b in first] == [b["documents"][:4] for b in originals]
+    assert counts.batches == counts.batches_before_sampling == 3
+    split, _ = made(tmp_path, {"whole": whole}, **settings)
+    assert len(split) == 12
+
+
+def test_the_first_batches(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 48)}
+    settings = {"corpora": ["c"], "batch_size": 4}
+    every, _ = made(tmp_path, chunks, **settings)
+    first, _ = made(tmp_path, chunks, **settings, num_batches={"first": 5})
+    assert first == every[:5]
+    with pytest.raises(RevelaError, match="cannot take the first 13 rows: there are only 12"):
+        made(tmp_path, chunks, **settings, num_batches={"first": 13})
+
+
 def test_the_authors_format_is_read_and_written(tmp_path):
     path = tmp_path / "authors.jsonl"
     lines = [["a", "b"], {"src": "stackoverflow", "text": ["c\n  d", "é"]}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    batches, _ = made(tmp_path, {}, file=str(path), batch_size=2)
+    known = {"source": "wiki", "sources": {"stackoverflow": "code"}}
+    batches, _ = made(tmp_path, {}, file=str(path), batch_size=2, **known)
+    assert [batch["source"] for batch in batches] == ["wiki", "code"]
+    batches, _ = made(
+        tmp_path, {}, file=str(path), batch_size=2, sources={"stackoverflow": "stackoverflow"}
+    )
     assert batches == [
         {"source": "", "texts": ["a", "b"], "documents": None},
         {"source": "stackoverflow", "texts": ["c\n  d", "é"], "documents": None},
     ]
     assert write_jsonl(batches, tmp_path / "again.jsonl") == 2
-    again = list(read_jsonl(tmp_path / "again.jsonl", 2))
-    assert again == [{k: b[k] for k in ("source", "texts")} for b in batches]
+    again = read_jsonl(tmp_path / "again.jsonl", 2)
+    assert [{k: b[k] for k in batches[0]} for b in again] == batches
 
 
 @pytest.mark.parametrize(
@@ -150,12 +180,16 @@ def test_the_authors_format_is_read_and_written(tmp_path):
         ('{"src": "x"}', r"authors\.jsonl:1: expected a list of texts"),
         ("[1, 2]", r"authors\.jsonl:1: expected a list of texts"),
         ("[", r"authors\.jsonl:1: broken JSON"),
+        (
+            '{"src": "wikii", "text": ["a", "b"]}',
+            r"jsonl:1: unknown src 'wikii'; did you mean 'wiki'",
+        ),
     ],
 )
 def test_broken_batches_are_refused(tmp_path, line, message):
     (tmp_path / "authors.jsonl").write_text(line)
     with pytest.raises(RevelaError, match=message):
-        made(tmp_path, {}, file=str(tmp_path / "authors.jsonl"), batch_size=2)
+        made(tmp_path, {}, file=str(tmp_path / "authors.jsonl"), batch_size=2, source="wiki")
 
 
 def test_too_little_for_a_batch(tmp_path):
@@ -197,19 +231,23 @@ def test_pairs_and_their_negatives(tmp_path):
             assert own not in {word.split("-")[0] for word in negative.split()}
 
 
+def chunk_of(text: str, whole: str = "") -> pairs.Chunk:
+    return pairs.Chunk("c", "d", text, whole or text)
+
+
 def test_inverse_cloze_takes_one_sentence_out():
     text = "One is first. Two is second. Three is third."
     for seed in range(10):
-        query, rest = pairs.inverse_cloze(text, random.Random(seed))
+        query, rest = pairs.inverse_cloze(chunk_of(text), random.Random(seed))
         assert query in text
         assert query not in rest
         assert sorted((query + " " + rest).split()) == sorted(text.split())
-    assert pairs.inverse_cloze("Only one here.", random.Random(0)) is None
+    assert pairs.inverse_cloze(chunk_of("Only one here."), random.Random(0)) is None
 
 
 @given(st.text(alphabet="ab \n", min_size=1, max_size=80), st.integers(0, 99))
 def test_crops_are_spans_of_whole_words(text, seed):
-    crops = pairs.independent_crops(text, random.Random(seed))
+    crops = pairs.independent_crops(chunk_of(text), random.Random(seed))
     words = text.split()
     if len(words) < 2:
         assert crops is None
@@ -217,6 +255,45 @@ def test_crops_are_spans_of_whole_words(text, seed):
     for crop in crops:
         assert crop in text
         assert 0 < len(crop.split()) <= max(1, round(0.6 * len(words)))
+
+
+def test_crops_come_from_the_whole_document(tmp_path):
+    """The two spans of a pair stand anywhere in the document, not in one chunk of it."""
+    rows = [
+        {"document": f"d{n // 20}", "position": n % 20, "text": f"c{n % 20} " * 30}
+        for n in range(100)
+    ]
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    settings = Pairs(corpora=["c"], negatives=1, inverse_cloze=0)
+    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
+    made_pairs = pq.read_table(tmp_path / "pairs.parquet").to_pylist()
+    apart = [not set(row["query"].split()) & set(row["positive"].split()) for row in made_pairs]
+    assert sum(apart) > 70
+
+
+@pytest.mark.parametrize("inverse_cloze", [0, 1])
+def test_a_positive_cannot_be_told_by_its_length(tmp_path, inverse_cloze):
+    choose = random.Random(0)
+    rows = [
+        {
+            "document": f"d{n // 4}",
+            "position": n % 4,
+            "text": "".join(f"{'word ' * choose.randint(2, 12)}end. " for _ in range(6)),
+        }
+        for n in range(400)
+    ]
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    settings = Pairs(corpora=["c"], negatives=5, inverse_cloze=inverse_cloze)
+    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
+    ranks = [
+        (len(row["positive"].split()) > len(negative.split()))
+        + 0.5 * (len(row["positive"].split()) == len(negative.split()))
+        for row in pq.read_table(tmp_path / "pairs.parquet").to_pylist()
+        for negative in row["negatives"]
+    ]
+    assert abs(sum(ranks) / len(ranks) - 0.5) < 0.05
 
 
 def test_pairs_need_two_documents(tmp_path):

@@ -150,3 +150,84 @@ def test_a_hub_set_that_cannot_be_reached(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", gated)
     with pytest.raises(RevelaError, match=r"is gated: accept its terms .* HF_TOKEN"):
         documents(source="hub", dataset="somebody/something")
+
+
+WORDS = [f"w{n}" for n in range(1000)]
+
+
+@pytest.mark.parametrize("count", [40, 137, 250, 300, 397])
+def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
+    """The last passage of an article is filled from its beginning."""
+    words = WORDS[:count]
+    filled = words + words[: -count % 100]
+    passages = [" ".join(filled[n : n + 100]) for n in range(0, len(filled), 100)]
+    rows = [{"title": "A", "text": text} for text in passages] + [{"title": "B", "text": "b c d"}]
+    path = rows_file(tmp_path / "corpus.jsonl", rows)
+    skipped = Skipped()
+    fields = {"title": "title", "text": "text"}
+    found = documents(skipped, source="files", path=path, fields=fields, join_title=True)
+    assert found[0].text.split() == words
+    assert skipped.copied_beginnings == (count % 100 > 0)
+    assert found[1].text == "b c d"
+
+
+def test_the_first_documents(tmp_path):
+    path = rows_file(tmp_path / "rows.jsonl", ROWS)
+    found = documents(source="files", path=path, fields=FIELDS, max_documents={"first": 3})
+    assert [d.id for d in found] == ["0", "1", "2"]
+    found = documents(source="files", path=path, fields=FIELDS, max_documents={"first": 30})
+    assert len(found) == 5
+
+
+def test_too_many_bad_rows_are_an_error(tmp_path):
+    rows = [{"text": "" if n % 50 == 0 else "good"} for n in range(9000)]
+    path = rows_file(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(RevelaError, match=r"101 of \d+ rows are bad, more than one in a hundred"):
+        documents(source="files", path=path, on_bad_row="skip")
+    rows = [{"text": "" if n % 150 == 0 else "good"} for n in range(9000)]
+    path = rows_file(tmp_path / "rows.jsonl", rows)
+    assert len(documents(source="files", path=path, on_bad_row="skip")) == 8940
+
+
+def test_a_hub_set_skips_bad_rows_unless_told_otherwise(tmp_path):
+    rows_file(tmp_path / "train.jsonl", [{"text": "one"}, {"text": ""}])
+    skipped = Skipped()
+    assert len(documents(skipped, source="hub", dataset=str(tmp_path))) == 1
+    assert skipped.count == 1
+    with pytest.raises(RevelaError, match="is empty"):
+        documents(source="hub", dataset=str(tmp_path), on_bad_row="error")
+
+
+def test_a_stream_that_breaks_off_is_resumed(tmp_path, monkeypatch, capsys):
+    for shard in range(3):
+        rows = [{"text": f"{shard} {n}"} for n in range(800)]
+        rows_file(tmp_path / f"train-{shard}.jsonl", rows)
+    breaks = iter([1700, 300, 5])
+    plain = datasets.IterableDataset.__iter__
+
+    def breaking(self):
+        left = next(breaks, None)
+        for row in plain(self):
+            if left == 0:
+                raise ConnectionError("the line is dead")
+            left = left and left - 1
+            yield row
+
+    monkeypatch.setattr(datasets.IterableDataset, "__iter__", breaking)
+    waits = []
+    monkeypatch.setattr("revela.text.corpora.time.sleep", waits.append)
+    found = documents(source="hub", dataset=str(tmp_path))
+    assert [d.text for d in found] == [f"{shard} {n}" for shard in range(3) for n in range(800)]
+    assert "broke off after row 1700 (ConnectionError: the line is dead); trying again" in (
+        capsys.readouterr().err
+    )
+    assert len(waits) == 3
+    # One that stays broken is an error in the end, and one that never worked at once.
+    breaks = iter([900] + [0] * 9)
+    with pytest.raises(RevelaError, match="cannot be reached"):
+        documents(source="hub", dataset=str(tmp_path))
+    waits.clear()
+    breaks = iter([0] * 9)
+    with pytest.raises(RevelaError, match="cannot be reached"):
+        documents(source="hub", dataset=str(tmp_path))
+    assert not waits
