@@ -1,5 +1,6 @@
 """REPLUG: the retriever learns a frozen language model's preferences (paper, appendix B.3)."""
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,8 @@ from revela.attention.losses import token_losses
 from revela.attention.packing import Packing, causal_attention
 from revela.config.steps import ReplugObjective
 from revela.encoder import Encoder
+
+_IDENTITY = 0.99  # of the targets' weight on the chunks themselves: nothing is left to learn
 
 
 class Replug(nn.Module):
@@ -57,13 +60,19 @@ class Replug(nn.Module):
         target_BB = target_BB.softmax(dim=-1)
         predicted_BB = scores_BB.log_softmax(dim=-1)
         divergence = F.kl_div(predicted_BB, target_BB, reduction="batchmean")
-        return {
-            "loss": divergence,
-            "measures": {
-                "top_similarity": predicted_BB.detach().exp().max(dim=1).values.mean(),
-                "top_target": target_BB.max(dim=1).values.mean(),
-            },
+        measures = {
+            "top_similarity": predicted_BB.detach().exp().max(dim=1).values.mean(),
+            "top_target": target_BB.max(dim=1).values.mean(),
         }
+        if self.settings.include_self:
+            measures["own_target"] = target_BB.diagonal().mean()
+            if measures["own_target"] > _IDENTITY:
+                warnings.warn(
+                    "REPLUG's targets are the chunks themselves, whatever the language model "
+                    "predicts: set `include_self: false`, or a higher language_model_temperature",
+                    stacklevel=1,
+                )
+        return {"loss": divergence, "measures": measures}
 
 
 @torch.no_grad()

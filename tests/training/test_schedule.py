@@ -1,0 +1,46 @@
+"""The learning rate, against DeepSpeed's own scheduler."""
+
+import pytest
+import torch
+
+from revela.training.schedule import warmup_decay
+
+
+def rates(scheduler, optimizer, steps: int) -> list[float]:
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(100, 1000), (4, 32), (2, 5), (10, 10)])
+@pytest.mark.parametrize(("kind", "warmup_type"), [("logarithmic", "log"), ("linear", "linear")])
+def test_rates_are_deepspeeds(kind, warmup_type, warmup, steps):
+    lr_schedules = pytest.importorskip("deepspeed.runtime.lr_schedules")
+    first, second = (torch.optim.SGD([torch.zeros(1)], lr=1e-4) for _ in range(2))
+    ours = rates(warmup_decay(first, kind, warmup, steps), first, steps)
+    theirs = lr_schedules.WarmupDecayLR(
+        second, steps, warmup_max_lr=1e-4, warmup_num_steps=warmup, warmup_type=warmup_type
+    )
+    # Its engine steps it after the optimizer: what it says first is the rate of the second step.
+    assert rates(theirs, second, steps + 1)[1:] == pytest.approx(ours, abs=1e-12)
+
+
+def test_half_the_rate_after_a_tenth_of_the_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    found = rates(warmup_decay(optimizer, "logarithmic", 100, 1000), optimizer, 101)
+    assert found[0] == 0
+    assert found[9] == pytest.approx(0.5)
+    assert found[99] == found[100] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_hardly_any_warmup(warmup):
+    for kind in ("logarithmic", "linear"):
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        found = rates(warmup_decay(optimizer, kind, warmup, 10), optimizer, 10)
+        assert max(found) <= 1
+        assert found[-1] > 0
+        assert found[2] > 0.5
