@@ -6,11 +6,6 @@ rule table:
         scores=lambda w: table_scores(w.table),
         queries=lambda w: table_queries(w.table),
         reported=lambda w: reported_file(w.table),
-        code=[
-            "revela/report/tables.py",
-            "revela/report/reported.py",
-            "revela/report/significance.py",
-        ],
     output:
         csv=report(
             "results/tables/{table}.csv",
@@ -24,32 +19,33 @@ rule table:
     log:
         "results/logs/table/{table}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: CONFIG.table(w.table).dump(),
         caption=lambda w: CONFIG.tables[w.table].caption,
+        version=STAGE_VERSIONS["table"],
     shell:
-        "python -m revela table --settings {params.settings:q} --scores results/scores"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela table --settings {params.settings:q} --scores results/scores"
+        " --output {output.csv:q} | record {log:q}"
 
 
 rule compare:
     input:
         scores=lambda w: table_scores(w.table),
         reported=lambda w: reported_file(w.table),
-        code=["revela/report/tables.py", "revela/report/reported.py"],
     output:
         csv="results/tables/{table}_vs_paper.csv",
         md="results/tables/{table}_vs_paper.md",
     log:
         "results/logs/compare/{table}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: CONFIG.table(w.table).dump(),
+        version=STAGE_VERSIONS["compare"],
     shell:
-        "python -m revela compare --settings {params.settings:q} --scores results/scores"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela compare --settings {params.settings:q} --scores results/scores"
+        " --output {output.csv:q} | record {log:q}"
 
 
 rule verify:
@@ -61,15 +57,14 @@ rule verify:
     log:
         "results/logs/verify.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     shell:
-        "python -m revela verify {input:q} 2>&1 | record {log:q}"
+        "revela verify {input:q} | record {log:q}"
 
 
 rule figure:
     input:
         data=lambda w: list(figure_inputs(w.figure).values()),
-        code="revela/report/figures.py",
     output:
         png=report(
             "results/figures/{figure}.png",
@@ -81,20 +76,20 @@ rule figure:
     log:
         "results/logs/figure/{figure}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: CONFIG.figures[w.figure].dump(),
         inputs=lambda w: named(figure_inputs(w.figure)),
         caption=lambda w: CONFIG.figures[w.figure].caption,
+        version=STAGE_VERSIONS["figure"],
     shell:
-        "python -m revela figure --settings {params.settings:q} {params.inputs}"
-        " --output {output.png:q} 2>&1 | record {log:q}"
+        "revela figure --settings {params.settings:q} {params.inputs} --output {output.png:q}"
+        " | record {log:q}"
 
 
 rule listing:
     input:
         rows=lambda w: CONFIG.listings[w.listing].file,
-        code="revela/report/listings.py",
     output:
         csv="results/tables/{listing}.csv",
         md="results/tables/{listing}.md",
@@ -102,29 +97,30 @@ rule listing:
     log:
         "results/logs/listing/{listing}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: CONFIG.listings[w.listing].dump(),
+        version=STAGE_VERSIONS["listing"],
     shell:
-        "python -m revela listing --settings {params.settings:q}"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela listing --settings {params.settings:q} --output {output.csv:q} | record {log:q}"
 
 
 rule step_cost:
     input:
         backbone="data/backbone/model.safetensors",
-        code="bench/training/step_cost.py",
     output:
         "results/bench/{figure}.csv",
     log:
         "results/logs/bench/{figure}.log",
     conda:
-        "../../envs/train.yaml"
+        "../../envs/environment.yaml"
     threads: workflow.cores
     params:
         sizes=lambda w: CONFIG.figures[w.figure].sizes,
+        version=STAGE_VERSIONS["step_cost"],
     shell:
-        "python -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1 | record {log:q}"
+        "python -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1"
+        " | record {log:q}"
 
 
 rule usage:
@@ -136,9 +132,9 @@ rule usage:
     log:
         "results/logs/usage.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         paper=f"{workflow.basedir}/data/paper/gpu_hours.csv",
+        version=STAGE_VERSIONS["usage"],
     shell:
-        "python -m revela usage results --paper {params.paper:q}"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela usage results --paper {params.paper:q} --output {output.csv:q} | record {log:q}"
