@@ -19,7 +19,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: .venv/installed
-	HF_HUB_OFFLINE=1 snakemake --profile demo
+	HF_HUB_OFFLINE=1 snakemake --profile workflow/profiles/demo
 	@revela show results/tables/demo.csv
 	@echo "figures: results/figures/demo-*.png"
 

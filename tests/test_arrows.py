@@ -16,6 +16,7 @@ FLOORS = [
     {"encoder"},
     {"inbatch_attention"},
     {"attention"},
+    {"step"},
     {"config"},
     {"common"},
 ]

@@ -485,7 +485,7 @@ AnyBenchmark = Annotated[
 # ---------------------------------------------------------------------------- reading
 
 
-def parse_settings(model: Any, text: str) -> Any:
+def parse_settings(model: Any, text: str, option: str = "--settings") -> Any:
     """Read the JSON settings that a command was given as an entry of type `model`.
 
     Raises:
@@ -494,11 +494,11 @@ def parse_settings(model: Any, text: str) -> Any:
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RevelaError(f"--settings: not valid JSON: {error}") from error
+        raise RevelaError(f"{option}: not valid JSON: {error}") from error
     try:
         return TypeAdapter(model).validate_python(raw)
     except ValidationError as error:
-        raise RevelaError(f"--settings: {first_problem(error, raw)}") from error
+        raise RevelaError(f"{option}: {first_problem(error, raw)}") from error
 
 
 RENAMED = {

@@ -13,6 +13,7 @@ import transformers
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.usage import spent
+from revela.common.versions import STAGE_VERSIONS
 from revela.config.steps import Backbone
 from revela.encoder import devices, native_dtype
 from revela.training.checkpoints import ResumableTrainer, load_weights, run, work_folder
@@ -78,6 +79,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             output,
             settings.model_dump(mode="json"),
             chunks,
+            stage_version=STAGE_VERSIONS["pretrain"],
             device=str(trainer.args.device),
             precision="bfloat16" if trainer.args.bf16 else "float32",
             steps=trainer.state.global_step,

@@ -17,6 +17,7 @@ from revela.attention.cross_document import NotFinite
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.usage import spent
+from revela.common.versions import STAGE_VERSIONS
 from revela.config.steps import Experiment
 from revela.encoder import (
     Encoder,
@@ -117,6 +118,7 @@ def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "
         output,
         experiment.model_dump(mode="json"),
         inputs,
+        stage_version=STAGE_VERSIONS["train"],
         device=str(trainer.args.device),
         precision="bfloat16" if trainer.args.bf16 else "float32",
         **trainer.processes(),

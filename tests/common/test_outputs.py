@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from revela.common.outputs import sha256, whole, write_manifest, write_text
+from revela.common.outputs import atomic_output, sha256, write_manifest, write_text
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):
@@ -14,7 +14,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     write_text(path, "first")
 
     def fail():
-        with whole(path) as temporary:
+        with atomic_output(path) as temporary:
             temporary.write_text("half")
             raise RuntimeError("killed")
 
@@ -33,7 +33,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
 
 def test_a_folder_replaces_a_folder(tmp_path):
     for content in ("one", "two"):
-        with whole(tmp_path / "model") as folder:
+        with atomic_output(tmp_path / "model") as folder:
             folder.mkdir()
             (folder / content).touch()
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["two"]
@@ -42,10 +42,10 @@ def test_a_folder_replaces_a_folder(tmp_path):
 def test_others_may_read_what_is_written(tmp_path):
     (tmp_path / "text").touch()
     usual = (tmp_path / "text").stat().st_mode
-    with whole(tmp_path / "model") as folder:
+    with atomic_output(tmp_path / "model") as folder:
         folder.mkdir()
         save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
-    with whole(tmp_path / "one.safetensors") as file:
+    with atomic_output(tmp_path / "one.safetensors") as file:
         save_file({"a": torch.zeros(1)}, file)
     for path in (tmp_path / "model" / "model.safetensors", tmp_path / "one.safetensors"):
         assert path.stat().st_mode == usual

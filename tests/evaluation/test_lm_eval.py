@@ -6,13 +6,14 @@ import sys
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from revela import cli
 from revela.common.errors import RevelaError
 from revela.config.catalogue import lm_eval_task_files
 from revela.config.steps import LanguageModel, LmEvalBenchmark, Lora
 from revela.encoder import add_lora, load_model, load_tokenizer
 from revela.evaluation import lm_eval
+from revela.evaluation.commands import app
 from tests.conftest import TEXTS, write_choices
 
 SENTENCES = [sentence for text in TEXTS for sentence in text.split(". ")]
@@ -89,18 +90,20 @@ def test_a_limit_takes_the_first_examples(backbone, tasks):
     assert facts["examples"]["effective"] == 7
 
 
-def test_the_command_writes_scores_and_where_they_come_from(backbone, tasks, tmp_path, capsys):
-    model = json.dumps({"kind": "language-model", "language_model": str(backbone)})
+def test_the_command_writes_scores_and_where_they_come_from(backbone, tasks, tmp_path):
+    model = {"kind": "language-model", "language_model": str(backbone)}
     suite = {"source": "lm-eval", "path": str(tasks), "tasks": ["tiny-choice"], "limit": 3}
     scores = tmp_path / "scores.json"
-    cli.evaluate_lm("tiny-choice", model, json.dumps(suite), scores, "tiny")
+    given = ["--model", json.dumps(model), "--benchmark", json.dumps(suite)]
+    given += ["--scores", str(scores), "--name", "tiny"]
+    result = CliRunner().invoke(app, ["evaluate-lm", "tiny-choice", *given])
     assert set(json.loads(scores.read_text())) >= {"task", "acc", "acc_norm", "acc_stderr"}
     manifest = json.loads((tmp_path / "scores.manifest.json").read_text())
     assert manifest["settings"]["benchmark"]["limit"] == 3
     assert manifest["measures"]["acc"] == "acc,none"
     assert manifest["versions"]["lm_eval"]
     assert str(backbone) in manifest["inputs"]
-    assert capsys.readouterr().out.splitlines()[-1].startswith("tiny on tiny-choice: acc ")
+    assert result.stdout.splitlines()[-1].startswith("tiny on tiny-choice: acc ")
 
 
 def test_errors_are_one_line(backbone, tasks, tmp_path, monkeypatch):

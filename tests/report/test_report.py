@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from revela import cli
 from revela.common.errors import RevelaError
 from revela.config.file import load_config
 from revela.config.printed import read_listing
@@ -27,7 +26,7 @@ from revela.config.report import (
     TrendFigure,
 )
 from revela.config.steps import parse_settings
-from revela.report import figures, listings, reported, tables
+from revela.report import commands, figures, listings, reported, tables
 from revela.training.trainlog import append_line
 
 ROOT = Path(__file__).parents[2]
@@ -399,7 +398,7 @@ def test_a_recomputed_mean_is_rounded_as_its_decimals_say(paper):
 
 def test_check_paper_prints_what_does_not_add_up(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    cli.check_paper(Path("config.yaml"))
+    commands.check_paper(Path("config.yaml"))
     lines = capsys.readouterr().out.splitlines()
     assert "coir: REPLUG 3B: Mean printed 53.9, recomputed 51.2" in lines
     assert "beir: REPLUG 0.5B: Mean printed 34.2, recomputed 34.1 (rounding)" in lines

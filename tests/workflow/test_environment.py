@@ -1,4 +1,4 @@
-"""The lock file, the package's needs, conda environments and the container agree."""
+"""The lock file, the package's needs, the conda environment and the container agree."""
 
 import ast
 import re
@@ -7,7 +7,6 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -18,13 +17,18 @@ LOCK = dict(
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# What the rules of each environment run.
-MODULES = {
-    "train": ["chunking", "batching", "pairs", "pretraining", "training"],
-    "evaluate": ["evaluation", "lm_eval", "pydocs", "tables", "figures", "listings", "cost"],
-}
 # Installed only where there are GPUs.
 ELSEWHERE = {"pynvml": "nvidia-ml-py"}
+ENVIRONMENT = yaml.safe_load((ROOT / "envs/environment.yaml").read_text())
+# Its pins, the post-deployment script's included.
+PINS = dict(
+    line.lower().split("==")
+    for line in [
+        *ENVIRONMENT["dependencies"][-1]["pip"],
+        *re.findall(r"[\w-]+==[\w.]+", (ROOT / "envs/environment.post-deploy.sh").read_text()),
+    ]
+)
+PYTHON = re.search(r"\d+\.\d+", PROJECT["requires-python"])[0]
 
 
 def test_every_dependency_is_locked():
@@ -33,52 +37,33 @@ def test_every_dependency_is_locked():
     assert names - {"revela"} <= set(LOCK)
 
 
-def pins(name: str) -> dict[str, str]:
-    """Return what an environment installs, its post-deployment script included."""
-    environment = yaml.safe_load((ROOT / "envs" / f"{name}.yaml").read_text())
-    lines = list(environment["dependencies"][-1]["pip"])
-    script = ROOT / "envs" / f"{name}.post-deploy.sh"
-    if script.exists():
-        lines += re.findall(r"[\w-]+==[\w.]+", script.read_text())
-    return dict(line.lower().split("==") for line in lines)
+def test_the_conda_environment_pins_what_is_locked():
+    assert {package: LOCK.get(package) for package in PINS} == PINS
+    assert f"python={PYTHON}" in ENVIRONMENT["dependencies"]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_conda_environments_pin_what_is_locked(name):
-    found = pins(name)
-    assert found
-    assert {package: LOCK.get(package) for package in found} == found
-    environment = yaml.safe_load((ROOT / "envs" / f"{name}.yaml").read_text())
-    assert f"python={PYTHON}" in environment["dependencies"]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_conda_environments_hold_what_their_rules_import(name):
+def test_the_conda_environment_holds_what_the_rules_import():
     distributions = packages_distributions() | {k: [v] for k, v in ELSEWHERE.items()}
-    needed = imported([*MODULES[name], "settings", "outputs"]) | {"typer", "rich", "yaml"}
-    found = {distributions[top][0].lower() for top in needed}
-    assert {package.replace("_", "-") for package in found} - set(pins(name)) == set()
+    found = {distributions[top][0].lower().replace("_", "-") for top in imported()}
+    assert {"torch", "deepspeed", "mteb"} < found
+    assert found - set(PINS) == set()
 
 
-PYTHON = re.search(r"\d+\.\d+", PROJECT["requires-python"])[0]
+def test_every_rule_has_the_environment():
+    rules = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
+    count = len(re.findall(r"^rule ", rules, re.MULTILINE))
+    assert rules.count('conda:\n        "../../envs/environment.yaml"\n') == count > 0
 
 
-def imported(modules: list[str]) -> set[str]:
-    """Return the packages that modules of revela import, and those that they import, and so on."""
-    queue, seen, packages = [f"revela.{name}" for name in modules], set(), set()
-    while queue:
-        module = queue.pop()
-        path = ROOT / f"{module.replace('.', '/')}.py"
-        if module in seen or not path.exists():
-            continue
-        seen.add(module)
+def imported() -> set[str]:
+    """Return the packages that the modules of revela import."""
+    packages = set()
+    for path in (ROOT / "revela").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.Import):
+                packages |= {alias.name.partition(".")[0] for alias in node.names}
             if isinstance(node, ast.ImportFrom):
-                names = [str(node.module)]
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
-            queue += [name for name in names if name.startswith("revela.")]
-            packages |= {name.partition(".")[0] for name in names}
+                packages.add(str(node.module).partition(".")[0])
     return packages - {"revela"} - set(sys.stdlib_module_names)
 
 

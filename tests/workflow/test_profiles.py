@@ -73,16 +73,19 @@ def test_only_training_differs_on_several_nodes():
 
 
 def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
-    told = plan(clone, "--profile", "local", "results/tables/coir.csv")
+    told = plan(clone, "--profile", "workflow/profiles/local", "results/tables/coir.csv")
     assert "gpu=1" in told
     assert asked(told, "train")["gpu"] == "1"
-    limits = yaml.safe_load((clone / "local/config.yaml").read_text())["resources"]
+    limits = yaml.safe_load((clone / "workflow/profiles/local/config.yaml").read_text())[
+        "resources"
+    ]
     assert limits == {"gpu": 1}
 
 
 @pytest.mark.parametrize(("profile", "table"), [("demo", "demo"), ("study", "study_objectives")])
-def test_demo_and_study_are_found_by_name(clone, profile, table):
-    assert f"results/tables/{table}.csv" in plan(clone, "--profile", profile, "--no-hooks")
+def test_demo_and_study_have_profiles(clone, profile, table):
+    told = plan(clone, "--profile", f"workflow/profiles/{profile}", "--no-hooks")
+    assert f"results/tables/{table}.csv" in told
 
 
 @pytest.mark.parametrize(

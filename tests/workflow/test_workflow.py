@@ -148,20 +148,20 @@ def write_config(folder: Path, config: dict) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+def snakemake(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         ["snakemake", "--cores", "2", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=600,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
     )
 
 
-def planned(folder: Path) -> set[str]:
+def planned(folder: Path, **environment: str) -> set[str]:
     """Return the outputs that a dry run would make."""
-    result = snakemake(folder, "--dry-run", "--summary")
+    result = snakemake(folder, "--dry-run", "--summary", **environment)
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
     return {line[0] for line in lines[1:] if line[-1] != "no update"}
@@ -228,6 +228,28 @@ def test_a_second_run_and_a_comment_do_nothing(project):
     )
     assert planned(project) == set()
     write_config(project, CONFIG)
+
+
+def test_a_comment_in_the_code_does_nothing(project):
+    for path in (project / "revela").rglob("*.py"):
+        path.write_text(path.read_text() + "# a remark\n")
+    assert planned(project) == set()
+
+
+def test_a_new_version_of_a_stage_makes_its_results_again(project):
+    versions = project / "revela/common/versions.py"
+    before = versions.read_text()
+    versions.write_text(before.replace('"evaluate": 1', '"evaluate": 2'))
+    changed = planned(project, PYTHONPATH=str(project))
+    versions.write_text(before)
+    assert {path for path in changed if path.startswith("results/scores/")} == {
+        f"results/scores/{folder.name}/notes-task.{suffix}"
+        for folder in (project / "results/scores").iterdir()
+        for suffix in ("json", "queries.csv")
+        if folder.name != "tiny-lm"
+    }
+    assert "results/tables/notes.csv" in changed
+    assert not [path for path in changed if path.startswith("results/models")]
 
 
 def test_changed_text_is_noticed(project):

@@ -10,10 +10,12 @@ from revela.evaluation.benchmarks import collection_files
 from revela.config import parse_config, paths
 from revela.text.corpora import local_files
 from revela.common.errors import RevelaError
+from revela.common.versions import STAGE_VERSIONS
 from revela.plan.estimates import PAPER_TFLOPS
 from revela.plan.machine import this_machine
 from revela.plan.preflight import run as preflight
 
+# What the rules' shells share: `revela STEP … | record LOG`, and `launch` for one process a GPU.
 # A failing command fails its job although `tee` succeeds. The checkout's own source runs in
 # whatever environment a job has. The shell and the log outlive a signal to all processes of a job:
 # a training that is saving its checkpoint can do so, and say so, since Slurm kills what is left of
@@ -22,7 +24,8 @@ shell.prefix(
     "set -euo pipefail; "
     f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
     "trap : INT TERM USR1; "
-    'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@"; }}; '
+    'revela() {{ exec python -m revela "$@" 2>&1; }}; '
+    'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@" 2>&1; }}; '
     "record() {{ trap '' INT TERM USR1; exec tee \"$1\"; }}; "
 )
 

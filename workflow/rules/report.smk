@@ -6,12 +6,6 @@ rule table:
         scores=lambda w: table_scores(w.table),
         queries=lambda w: table_queries(w.table),
         reported=lambda w: reported_file(w.table),
-        code=[
-            "revela/report/tables.py",
-            "revela/report/reported.py",
-            "revela/report/significance.py",
-            "revela/report/render.py",
-        ],
     output:
         csv=report(
             "results/tables/{table}.csv",
@@ -25,36 +19,33 @@ rule table:
     log:
         "results/logs/table/{table}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("tables", w.table),
         caption=lambda w: CONFIG.tables[w.table].caption,
+        version=STAGE_VERSIONS["table"],
     shell:
-        "python -m revela table --settings {params.settings:q} --scores results/scores"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela table --settings {params.settings:q} --scores results/scores"
+        " --output {output.csv:q} | record {log:q}"
 
 
 rule compare:
     input:
         scores=lambda w: table_scores(w.table),
         reported=lambda w: reported_file(w.table),
-        code=[
-            "revela/report/tables.py",
-            "revela/report/reported.py",
-            "revela/report/render.py",
-        ],
     output:
         csv="results/tables/{table}_vs_paper.csv",
         md="results/tables/{table}_vs_paper.md",
     log:
         "results/logs/compare/{table}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("tables", w.table),
+        version=STAGE_VERSIONS["compare"],
     shell:
-        "python -m revela compare --settings {params.settings:q} --scores results/scores"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela compare --settings {params.settings:q} --scores results/scores"
+        " --output {output.csv:q} | record {log:q}"
 
 
 rule verify:
@@ -66,20 +57,14 @@ rule verify:
     log:
         "results/logs/verify.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     shell:
-        "python -m revela verify {input:q} 2>&1 | record {log:q}"
+        "revela verify {input:q} | record {log:q}"
 
 
 rule figure:
     input:
         data=lambda w: inputs("figures", w.figure),
-        code=[
-            "revela/report/style.py",
-            "revela/report/table_figures.py",
-            "revela/report/training_figures.py",
-            "revela/report/dynamics_figure.py",
-        ],
     output:
         png=report(
             "results/figures/{figure}.png",
@@ -91,20 +76,20 @@ rule figure:
     log:
         "results/logs/figure/{figure}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("figures", w.figure),
         inputs=lambda w: named("figures", w.figure),
         caption=lambda w: CONFIG.figures[w.figure].caption,
+        version=STAGE_VERSIONS["figure"],
     shell:
-        "python -m revela figure --settings {params.settings:q} {params.inputs}"
-        " --output {output.png:q} 2>&1 | record {log:q}"
+        "revela figure --settings {params.settings:q} {params.inputs} --output {output.png:q}"
+        " | record {log:q}"
 
 
 rule listing:
     input:
         rows=lambda w: CONFIG.listings[w.listing].file,
-        code=["revela/report/listings.py", "revela/report/render.py"],
     output:
         csv="results/tables/{listing}.csv",
         md="results/tables/{listing}.md",
@@ -112,29 +97,30 @@ rule listing:
     log:
         "results/logs/listing/{listing}.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("listings", w.listing),
+        version=STAGE_VERSIONS["listing"],
     shell:
-        "python -m revela listing --settings {params.settings:q}"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela listing --settings {params.settings:q} --output {output.csv:q} | record {log:q}"
 
 
 rule step_cost:
     input:
         backbone="data/backbone/model.safetensors",
-        code="bench/training/step_cost.py",
     output:
         "results/bench/{figure}.csv",
     log:
         "results/logs/bench/{figure}.log",
     conda:
-        "../../envs/train.yaml"
+        "../../envs/environment.yaml"
     threads: workflow.cores
     params:
         sizes=lambda w: CONFIG.figures[w.figure].sizes,
+        version=STAGE_VERSIONS["step_cost"],
     shell:
-        "python -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1 | record {log:q}"
+        "python -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1"
+        " | record {log:q}"
 
 
 rule usage:
@@ -146,9 +132,9 @@ rule usage:
     log:
         "results/logs/usage.log",
     conda:
-        "../../envs/evaluate.yaml"
+        "../../envs/environment.yaml"
     params:
         paper=f"{workflow.basedir}/data/paper/gpu_hours.csv",
+        version=STAGE_VERSIONS["usage"],
     shell:
-        "python -m revela usage results --paper {params.paper:q}"
-        " --output {output.csv:q} 2>&1 | record {log:q}"
+        "revela usage results --paper {params.paper:q} --output {output.csv:q} | record {log:q}"

@@ -1,7 +1,8 @@
 """corpus → chunks → batches, pairs.
 
-The code is no input of these rules: trainings stand behind them, and a harmless change must not
-throw hours of work away. The manifests record the commit."""
+`version`, here and in all rules, is what makes results stale when the code's results change. The
+code itself is no input: a harmless change must not throw hours of work away.
+"""
 
 
 rule chunk:
@@ -12,13 +13,14 @@ rule chunk:
     log:
         "results/logs/chunk/{corpus}.log",
     conda:
-        "../../envs/train.yaml"
+        "../../envs/environment.yaml"
     threads: workflow.cores
     params:
         settings=lambda w: settings("corpora", w.corpus),
+        version=STAGE_VERSIONS["chunk"],
     shell:
-        "python -m revela chunk --settings {params.settings:q} --output {output:q}"
-        " --workers {threads} 2>&1 | record {log:q}"
+        "revela chunk --settings {params.settings:q} --output {output:q} --workers {threads}"
+        " | record {log:q}"
 
 
 rule batch:
@@ -29,13 +31,14 @@ rule batch:
     log:
         "results/logs/batch/{batches}.log",
     conda:
-        "../../envs/train.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("batches", w.batches),
         inputs=lambda w: named("batches", w.batches),
+        version=STAGE_VERSIONS["batch"],
     shell:
-        "python -m revela batch --settings {params.settings:q} {params.inputs}"
-        " --output {output:q} 2>&1 | record {log:q}"
+        "revela batch --settings {params.settings:q} {params.inputs} --output {output:q}"
+        " | record {log:q}"
 
 
 rule pair:
@@ -46,10 +49,11 @@ rule pair:
     log:
         "results/logs/pair/{pairs}.log",
     conda:
-        "../../envs/train.yaml"
+        "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("pairs", w.pairs),
         inputs=lambda w: named("pairs", w.pairs),
+        version=STAGE_VERSIONS["pair"],
     shell:
-        "python -m revela pair --settings {params.settings:q} {params.inputs}"
-        " --output {output:q} 2>&1 | record {log:q}"
+        "revela pair --settings {params.settings:q} {params.inputs} --output {output:q}"
+        " | record {log:q}"

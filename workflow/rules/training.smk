@@ -1,8 +1,7 @@
 """chunks → backbone; batches, pairs → trained retriever.
 
-Checkpoints are no declared outputs: Snakemake deletes those of a failed job, and a training goes
-on from the checkpoints that it finds. The code is no input either: a harmless change must not
-throw hours of training away; the manifest records the commit.
+Checkpoints are no declared outputs: Snakemake deletes those of a failed job, and a training resumes
+from the checkpoints that it finds.
 """
 
 
@@ -15,15 +14,16 @@ rule pretrain:
     log:
         "results/logs/pretrain/{backbone}.log",
     conda:
-        "../../envs/train.yaml"
+        "../../envs/environment.yaml"
     threads: workflow.cores
     params:
         settings=lambda w: settings("backbones", w.backbone),
         inputs=lambda w: named("backbones", w.backbone),
         folder=subpath(output.log, parent=True),
+        version=STAGE_VERSIONS["pretrain"],
     shell:
-        "python -m revela pretrain --settings {params.settings:q} {params.inputs}"
-        " --output {params.folder:q} 2>&1 | record {log:q}"
+        "revela pretrain --settings {params.settings:q} {params.inputs} --output {params.folder:q}"
+        " | record {log:q}"
 
 
 rule train:
@@ -36,7 +36,7 @@ rule train:
     log:
         "results/logs/train/{experiment}.log",
     conda:
-        "../../envs/train.yaml"
+        "../../envs/environment.yaml"
     threads: 1
     resources:
         nodes=1,
@@ -44,7 +44,7 @@ rule train:
     params:
         settings=lambda w: settings("experiments", w.experiment),
         folder=subpath(output.log, parent=True),
+        version=STAGE_VERSIONS["train"],
     shell:
-        "OMP_NUM_THREADS={threads} launch {resources.nodes} revela train"
-        " --settings {params.settings:q} --data {input.data:q} --output {params.folder:q}"
-        " --zero {resources.zero} 2>&1 | record {log:q}"
+        "launch {resources.nodes} revela train --settings {params.settings:q} --data {input.data:q}"
+        " --output {params.folder:q} --zero {resources.zero} | record {log:q}"

@@ -1,0 +1,31 @@
+"""`revela settings` and `revela check`."""
+
+from pathlib import Path
+
+import typer
+
+from revela.common.errors import RevelaError, unknown_name
+from revela.config.file import load_config
+
+app = typer.Typer()
+
+
+@app.command()
+def settings(config: Path, section: str, name: str) -> None:
+    """Print the settings of one entry of a config as the JSON that its step expects."""
+    checked = load_config(config)
+    sections = [*type(checked).model_fields, "tasks"]
+    if section not in sections:
+        raise RevelaError(f"{config}: {unknown_name('section', section, sections)}")
+    known = checked.evaluated if section == "models" else getattr(checked, section)
+    if name not in known:
+        raise RevelaError(f"{config}: {unknown_name('entry', name, known)}")
+    print(checked.resolved(section, name).dump())
+
+
+@app.command()
+def check(config: Path) -> None:
+    """Check a config: keys, values and every name that one entry uses of another."""
+    checked = load_config(config)
+    counts = {name: len(getattr(checked, name)) for name in type(checked).model_fields}
+    print(f"{config}: fine:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))

@@ -1,0 +1,89 @@
+"""`revela pydocs`, `evaluate`, `evaluate-lm`."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from revela.common.outputs import write_json, write_text
+from revela.config import steps
+from revela.step import Made, Output, step
+
+app = typer.Typer()
+
+Scores = Annotated[Path, typer.Option("--scores", help="JSON file to write.")]
+Cache = Annotated[Path, typer.Option(help="Folder of embeddings and indexes to resume from.")]
+Name = Annotated[str, typer.Option(help="What the model is called.")]
+
+
+@step(app)
+def pydocs(settings: steps.PydocsBenchmark, task: str, output: Output) -> Made:
+    """Write a task of the pydocs benchmark in BEIR layout."""
+    from revela.evaluation.pydocs import write_task
+
+    counts = write_task(settings, task, output)
+    summary = f"{task}: {counts['queries']} queries, {counts['documents']} documents"
+    return Made(summary, {"task": task, **counts})
+
+
+@step(app)
+def evaluate(
+    task: str,
+    model: steps.AnyRetriever,
+    benchmark: steps.RetrievalBenchmark,
+    output: Scores,
+    cache: Cache,
+    run: Annotated[Path | None, typer.Option(help="TREC run to write.")] = None,
+    queries: Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The task's collection, if local.")] = None,
+    name: Name = "model",
+) -> Made:
+    """Evaluate a retriever on a task."""
+    from revela.common.hub import commit
+    from revela.evaluation import measure
+    from revela.evaluation.benchmarks import collection_files, load_task
+
+    loaded_task = load_task(benchmark, task, folder)
+    revision, weights = measure.revision_of(model), measure.weights_of(model)
+    searcher = measure.load_searcher(model, name, revision, benchmark, cache)
+    found = measure.evaluate(searcher, loaded_task)
+    for path, text in ((run, found.run), (queries, found.queries)):
+        if path:
+            write_text(path, text)
+    write_json(output, found.scores)
+    if model.kind == "encoder":
+        shutil.rmtree(cache, ignore_errors=True)  # large, and quickly made again
+        with contextlib.suppress(OSError):
+            cache.parent.rmdir()  # of the last task under way
+    summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"
+    if found.unjudged:
+        summary += f"; {found.unjudged} queries have no relevant document and do not count"
+    facts = {
+        "task": task,
+        "revision": revision,
+        "commits": {name: commit(name, asked) for name, asked in weights.items()},
+        "queries_without_judgement": found.unjudged,
+    }
+    inputs = [path for path in map(Path, weights) if path.is_dir()]
+    return Made(summary, facts, inputs + (collection_files(folder) if folder else []))
+
+
+@step(app)
+def evaluate_lm(
+    task: str,
+    model: steps.LanguageModel,
+    benchmark: steps.LmEvalBenchmark,
+    output: Scores,
+    name: Name = "model",
+) -> Made:
+    """Evaluate a language model on a task of lm-eval."""
+    from revela.evaluation.lm_eval import evaluate as measure
+
+    found, facts = measure(model, benchmark, task)
+    write_json(output, found)
+    measures = (f"{key} {100 * value:.1f}" for key, value in found.items() if key != "task")
+    summary = f"{name} on {task}: {', '.join(measures)}"
+    local = Path(model.language_model)
+    return Made(summary, {"task": task, **facts}, [local] if local.is_dir() else [])

@@ -1,0 +1,140 @@
+"""`revela table`, `compare`, `verify`, `check-paper`, `listing`, `figure`, `usage`, `show`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from revela.common.errors import RevelaError
+from revela.common.outputs import atomic_output, write_text
+from revela.config.file import load_config
+from revela.config.report import AnyFigure, Listing, Table
+from revela.step import command
+
+app = typer.Typer()
+
+Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json, .queries.csv.")]
+Files = Annotated[Path, typer.Option("--output", help="Files to write, in each format's suffix.")]
+
+
+@command(app)
+def table(settings: Table, scores: Scores, files: Files) -> None:
+    """Compile a table from scores and reported figures: CSV, Markdown, LaTeX.
+
+    Beside it, `<output>_significance`: intervals and tests over queries, CSV and Markdown.
+    """
+    from revela.report import significance, tables
+
+    frame = tables.compile_table(settings, scores)
+    analysis = significance.analyse(settings, scores)
+    undecided = significance.undecided(analysis)
+    _write(
+        files.with_name(f"{files.stem}_significance.csv"),
+        md=tables.analysis_to_markdown(settings, analysis),
+        csv=tables.analysis_to_csv(analysis),
+    )
+    _write(
+        files,
+        md=tables.to_markdown(settings, frame, undecided),
+        tex=tables.to_latex(settings, frame, undecided),
+        csv=tables.to_csv(frame),
+    )
+    for line in tables.gaps(settings, frame):
+        print(line)
+
+
+@command(app)
+def compare(settings: Table, scores: Scores, files: Files) -> None:
+    """Compare a table's scores with the printed ones: differences, verdicts; CSV, Markdown."""
+    from revela.report import reported, tables
+
+    frame = reported.compare(settings, tables.measured_figures(settings, scores))
+    _write(files, md=tables.comparison_to_markdown(settings, frame), csv=tables.to_csv(frame))
+
+
+@app.command()
+def verify(comparisons: list[Path]) -> None:
+    """Check comparisons (CSV of `compare`): fail unless every figure is reproduced."""
+    import pandas as pd
+
+    for path in comparisons:
+        found = pd.read_csv(path)
+        print(found.to_string(index=False, float_format="{:.1f}".format))
+        if off := (found["verdict"] != "reproduced").sum():
+            raise RevelaError(f"{path}: {off} of {len(found)} figures are not reproduced")
+
+
+@app.command()
+def check_paper(config: Path) -> None:
+    """Recompute the means that a config's tables report; print each that was printed otherwise."""
+    from revela.report.reported import check_means
+
+    checked = load_config(config)
+    for name, entry in checked.tables.items():
+        if not entry.reported:
+            continue
+        means = check_means(checked.table(name))
+        for system, mean in means[means["adds_up"].isin(["rounding", "no"])].iterrows():
+            print(
+                f"{name}: {system}: {entry.mean} printed {mean['printed']:.1f}, "
+                f"recomputed {mean['recomputed']:.1f}"
+                + (" (rounding)" if mean["adds_up"] == "rounding" else "")
+            )
+
+
+@command(app)
+def listing(settings: Listing, files: Files) -> None:
+    """Print a table that lists instead of measuring: CSV, Markdown, LaTeX."""
+    from revela.config.printed import read_listing
+    from revela.report.listings import to_csv, to_latex, to_markdown
+
+    rows = read_listing(settings)
+    _write(files, md=to_markdown(settings, rows), tex=to_latex(settings, rows))
+    _write(files, csv=to_csv(settings, rows))
+
+
+@command(app)
+def figure(settings: AnyFigure, inputs: dict[str, Path], files: Files) -> None:
+    """Draw a figure as PDF and PNG: from training logs (experiment=log.jsonl), scores, tables."""
+    from revela.report import figures
+
+    for suffix in (".png", ".pdf"):
+        with atomic_output(files.with_suffix(suffix)) as temporary:
+            figures.save(figures.draw(settings, inputs), temporary, suffix[1:])
+
+
+@app.command()
+def usage(
+    results: Annotated[Path, typer.Argument()] = Path("results"),
+    files: Annotated[
+        Path | None, typer.Option("--output", help="Files to write: CSV and Markdown.")
+    ] = None,
+    paper: Annotated[Path | None, typer.Option(help="CSV of the reported GPU-hours.")] = None,
+) -> None:
+    """Add up GPU-hours, energy and peak memory by model, from the manifests that are there."""
+    from revela.common.usage import to_csv, to_markdown, usage_rows
+
+    rows = usage_rows(results, paper)
+    print(to_csv(rows), end="")
+    if files:
+        _write(files, md=to_markdown(rows), csv=to_csv(rows))
+
+
+@app.command()
+def show(tables: list[Path]) -> None:
+    """Print compiled tables to the terminal."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for path in (table.with_suffix(".md") for table in tables):
+        if not path.exists():
+            raise RevelaError(f"{path}: no such file")
+        console.print(Markdown(path.read_text(encoding="utf-8")))
+
+
+def _write(files: Path, **texts: str) -> None:
+    """Write each text to the path with its format's suffix."""
+    for suffix, text in texts.items():
+        write_text(files.with_suffix(f".{suffix}"), text)

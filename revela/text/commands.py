@@ -1,0 +1,66 @@
+"""`revela chunk`, `batch`, `export-batches`, `pair`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from revela.common.outputs import atomic_output
+from revela.config.steps import AnyCorpus, Batches, Pairs
+from revela.step import Made, Output, step
+
+app = typer.Typer()
+
+
+@step(app)
+def chunk(
+    settings: AnyCorpus,
+    output: Output,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+) -> Made:
+    """Cut a corpus into chunks of whole sentences (Parquet)."""
+    from revela.text.chunking import chunk_corpus
+    from revela.text.corpora import local_files
+
+    counts = chunk_corpus(settings, output, workers)
+    summary = (
+        f"{counts.documents} documents → {counts.chunks} chunks; "
+        f"{counts.sentences_cut} sentences were longer than {settings.max_words} words and cut"
+    )
+    if counts.skipped.count:
+        summary += f"; skipped {counts.skipped.count} bad rows, first: {counts.skipped.examples[0]}"
+    inputs = local_files(settings) if settings.source == "files" else []
+    return Made(summary, {**vars(counts), "skipped": vars(counts.skipped)}, inputs)
+
+
+@step(app)
+def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
+    """Group chunks of consecutive documents into batches (Parquet)."""
+    from revela.text.batching import make_batches
+
+    counts = make_batches(settings, inputs, output)
+    summary = (
+        f"{counts.batches} batches of {settings.batch_size} "
+        f"(of {counts.batches_before_sampling}; {counts.chunks_dropped} chunks left over)"
+    )
+    return Made(summary, vars(counts))
+
+
+@app.command()
+def export_batches(batches: Path, output: Output) -> None:
+    """Write a batch file as JSON lines, the format of the authors' published batches."""
+    from revela.text.batching import read_batches, write_jsonl
+
+    with atomic_output(output) as temporary:
+        count = write_jsonl(read_batches(batches), temporary)
+    print(f"{count} batches")
+
+
+@step(app)
+def pair(settings: Pairs, inputs: dict[str, Path], output: Output) -> Made:
+    """Cut query-document pairs with negatives from chunks, for Contriever (Parquet)."""
+    from revela.text.pairs import make_pairs
+
+    counts = make_pairs(settings, inputs, output)
+    return Made(f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze", vars(counts))

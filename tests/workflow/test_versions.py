@@ -1,0 +1,328 @@
+"""What stages make of fixed inputs, so that no result changes under the version that it had.
+
+`python -m tests.workflow.test_versions STAGE …` records what the named stages make now.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from revela.common.versions import STAGE_VERSIONS
+from revela.config.report import Listing, Table
+from revela.config.steps import (
+    Batches,
+    Bm25Model,
+    EncoderModel,
+    Encoding,
+    Experiment,
+    FilesCorpus,
+    FolderBenchmark,
+    Pairs,
+    PydocsBenchmark,
+)
+from revela.evaluation import commands as evaluation
+from revela.report import commands as report
+from revela.text import chunking
+from revela.text import commands as text
+from revela.training import commands as training
+from tests.conftest import TEXTS
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).with_name("golden.json")
+BACKBONE = str(ROOT / "data/backbone-1m")
+
+
+def digest(made: Any) -> str:
+    return hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
+
+
+def rows_of(path: Path) -> list[dict]:
+    return pq.read_table(path).to_pylist()
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# ---------------------------------------------------------------------------- the stages
+
+
+def chunk(folder: Path) -> dict[str, str]:
+    path = write_lines(
+        folder / "rows.jsonl",
+        [
+            {"id": str(n), "title": f"T{n // 2}", "text": f"{TEXTS[n % 5]} So {n}.\n\nAn end."}
+            for n in range(20)
+        ],
+    )
+    fields = {"id": "id", "title": "title"}
+    made = {}
+    for name, changes in {
+        "plain": {},
+        "sampled": {"max_documents": 7, "seed": 1, "exclude": ["3"]},
+        "joined": {"join_title": True},
+    }.items():
+        corpus = FilesCorpus(source="files", path=str(path), fields=fields, max_words=9, **changes)
+        # Installed Punkt or not: always the one that is trained on the corpus.
+        with mock.patch.object(chunking, "_pretrained_punkt", return_value=None):
+            text.chunk(corpus, folder / "out", workers=1)
+        made[name] = digest(rows_of(folder / "out"))
+    return made
+
+
+def chunks(folder: Path) -> Path:
+    rows = [
+        {"document": str(n // 5), "position": n % 5, "text": f"{n} {TEXTS[n % 5]}"}
+        for n in range(62)
+    ]
+    return write_rows(folder / "chunks", rows)
+
+
+def batch(folder: Path) -> dict[str, str]:
+    inputs = {"c": chunks(folder)}
+    made = {}
+    for name, changes in {
+        "plain": {"corpora": ["c"], "batch_size": 8},
+        "sampled": {"corpora": ["c"], "batch_size": 4, "num_batches": 5, "seed": 1},
+        "runs": {"corpora": ["c"], "batch_size": 4, "run_length": 2},
+        "mixed": {"sample_from": {"plain": 3}, "batch_size": 4},
+    }.items():
+        text.batch(Batches.model_validate(changes), inputs, folder / name)
+        inputs[name] = folder / name
+        made[name] = digest(rows_of(folder / name))
+    return made
+
+
+def pair(folder: Path) -> str:
+    settings = Pairs(corpora=["c"], negatives=3, num_pairs=40, seed=1)
+    text.pair(settings, {"c": chunks(folder)}, folder / "out")
+    return digest(rows_of(folder / "out"))
+
+
+def pydocs(folder: Path) -> dict[str, str]:
+    library = folder / "library"
+    library.mkdir()
+    body = "".join(f"    line_{n} = value + {n}\n" for n in range(7))
+    source = "".join(
+        f'def function_{n}(value):\n    """Return number {n} of a few that are here."""\n{body}\n'
+        for n in range(30)
+    )
+    (library / "module.py").write_text(source.replace("value", "other", 9))
+    made = {}
+    tasks = ("docstring-to-function", "function-to-docstring", "first-to-second-half")
+    for task in tasks:
+        settings = PydocsBenchmark(source="pydocs", tasks=[task], max_queries=5)
+        with mock.patch("sysconfig.get_paths", return_value={"stdlib": str(library)}):
+            evaluation.pydocs(settings, task, folder / task)
+        files = sorted((folder / task).iterdir())
+        made[task] = digest([file.read_text() for file in files])
+    return made
+
+
+def evaluate(folder: Path) -> dict[str, Any]:
+    """Return the best documents and measures of BM25, a tiny encoder, and both together."""
+    task = folder / "mine/task"
+    task.mkdir(parents=True)
+    documents = [f"{TEXTS[n % 5]} Number {n}." for n in range(12)]
+    write_lines(
+        task / "corpus.jsonl", [{"_id": f"d{n}", "text": t} for n, t in enumerate(documents)]
+    )
+    queries = ["mud of rivers", "a matrix number 4", "jobs"]
+    write_lines(
+        task / "queries.jsonl", [{"_id": f"q{n}", "text": t} for n, t in enumerate(queries)]
+    )
+    (task / "qrels.tsv").write_text("q\td\ts\nq0\td2\t1\nq1\td4\t2\nq1\td9\t1\nq2\td3\t1\n")
+    suite = FolderBenchmark(
+        source="folder", path=str(folder / "mine"), tasks=["task"], precision="float32"
+    )
+    models = {"bm25s": Bm25Model(kind="bm25s")} | {
+        pooling: EncoderModel(
+            kind="encoder",
+            retriever=BACKBONE,
+            encoding=Encoding(pooling=pooling),
+            times_bm25=pooling == "mean",
+        )
+        for pooling in ("last", "mean")
+    }
+    made = {}
+    for name, model in models.items():
+        scores, run = folder / f"{name}.json", folder / f"{name}.trec"
+        evaluation.evaluate(
+            "task", model, suite, scores, folder / "cache", run, folder=task, name=name
+        )
+        found = [line.split() for line in run.read_text().splitlines()]
+        made[name] = {
+            f"{query} {document}": float(score)
+            for query, _, document, rank, score, _ in found
+            if int(rank) <= 3
+        }
+        measures = json.loads(scores.read_text())
+        made[name] |= {key: measures[key] for key in ("ndcg_at_10", "recall_at_5")}
+    return made
+
+
+def train(folder: Path) -> dict[str, list[float]]:
+    """Return the losses of two steps of each objective."""
+    batches = [
+        {
+            "source": "c",
+            "texts": [f"{TEXTS[(n + k) % 5]} And {n * k}." for k in range(4)],
+            "documents": ["d"] * 4,
+        }
+        for n in range(8)
+    ]
+    pairs = [
+        {
+            "source": "c",
+            "query": row["texts"][0],
+            "positive": row["texts"][1],
+            "negatives": row["texts"][2:],
+        }
+        for row in batches
+    ]
+    data = {"batches": write_rows(folder / "batches", batches)}
+    data["pairs"] = write_rows(folder / "pairs", pairs)
+    made = {}
+    for objective in (
+        {"name": "revela", "temperature": 0.1},
+        {"name": "replug", "retriever_temperature": 0.1, "language_model_temperature": 0.1},
+        {"name": "contriever", "temperature": 0.1},
+    ):
+        name = objective["name"]
+        contriever = name == "contriever"
+        settings = Experiment(
+            objective=objective,
+            data="data",
+            retriever=BACKBONE,
+            language_model=None if contriever else BACKBONE,
+            lora={"rank": 4, "dropout": 0},  # dropout's random numbers differ between processors
+            max_length=24,
+            batches_per_step=4,
+            batches_per_device=2 if contriever else 1,
+            warmup_steps=1,
+            learning_rate=1e-2,
+            precision="float32",
+        )
+        training.train(settings, data["pairs" if contriever else "batches"], folder / name)
+        lines = (folder / name / "log.jsonl").read_text().splitlines()
+        made[name] = [json.loads(line)["loss"] for line in lines]
+        assert len(made[name]) == 2
+    return made
+
+
+def write_scores(folder: Path) -> Path:
+    queries = {"one": [0.5, 0.25, 0.75], "two": [0.4, 0.2, 0.9], "three": [1, 0, 0]}
+    for model, values in queries.items():
+        path = folder / "scores" / model / "task.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"task": "task", "ndcg_at_10": sum(values) / 3}))
+        lines = [f",q{n},{value}" for n, value in enumerate(values)]
+        path.with_suffix(".queries.csv").write_text(
+            "\n".join(["subset,query,ndcg_at_10", *lines]) + "\n"
+        )
+    return folder / "scores"
+
+
+def table_settings(folder: Path) -> Table:
+    printed = folder / "printed.csv"
+    printed.write_text("task,One,Other\ntask,49.5,60.0\nMean,49.5,61.0\n")
+    rows = [
+        {"label": "One", "model": "one", "reported": "One"},
+        {"label": "Two", "size": "2B", "group": "g", "model": ["two", "three"]},
+        {"label": "Other", "reported": "Other", "shaded": True},
+    ]
+    return Table.model_validate(
+        {"caption": "C & D", "columns": {"task": "task"}, "reported": str(printed), "rows": rows}
+    )
+
+
+def texts_of(folder: Path, stem: str) -> dict[str, str]:
+    return {path.name: digest(path.read_text()) for path in sorted(folder.glob(f"{stem}*.*"))}
+
+
+def table(folder: Path) -> dict[str, str]:
+    report.table(table_settings(folder), write_scores(folder), folder / "out.csv")
+    return texts_of(folder, "out")
+
+
+def compare(folder: Path) -> dict[str, str]:
+    report.compare(table_settings(folder), write_scores(folder), folder / "out.csv")
+    return texts_of(folder, "out")
+
+
+def listing(folder: Path) -> dict[str, str]:
+    (folder / "list.csv").write_text("Name,License,url\na,MIT,http://x\nb_c,GPL,http://y\n")
+    settings = Listing(
+        caption="Listed",
+        file=str(folder / "list.csv"),
+        columns=["Name", "License"],
+        links={"Name": "url"},
+        group="License",
+    )
+    report.listing(settings, folder / "out.csv")
+    return texts_of(folder, "out")
+
+
+STAGES: dict[str, Callable[[Path], Any]] = {
+    stage.__name__: stage
+    for stage in (chunk, batch, pair, pydocs, evaluate, train, table, compare, listing)
+}
+
+
+# ---------------------------------------------------------------------------- the tests
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_results_change_with_their_version_only(stage, tmp_path):
+    golden, version = json.loads(GOLDEN.read_text())[stage], STAGE_VERSIONS[stage]
+    same = equal(STAGES[stage](tmp_path), golden["made"])
+    assert same or version > golden["version"], (
+        f"results changed: raise STAGE_VERSIONS[{stage!r}] in revela/common/versions.py"
+    )
+    assert (same, version) == (True, golden["version"]), (
+        f"a new version: record its results by python -m tests.workflow.test_versions {stage}"
+    )
+
+
+def equal(made: Any, golden: Any) -> bool:
+    """Compare numbers as far as processors agree on them, everything else exactly."""
+    if isinstance(golden, float):
+        return made == pytest.approx(golden, rel=1e-4)
+    if isinstance(golden, dict):
+        return made.keys() == golden.keys() and all(equal(made[k], golden[k]) for k in golden)
+    if isinstance(golden, list):
+        return len(made) == len(golden) and all(map(equal, made, golden))
+    return made == golden
+
+
+def test_every_rule_that_makes_something_has_a_version():
+    for path in (ROOT / "workflow/rules").glob("*.smk"):
+        for rule in re.split(r"^rule ", path.read_text(), flags=re.MULTILINE)[1:]:
+            made = re.search(r"^    output:", rule, re.MULTILINE)
+            versions = re.findall(r'version=STAGE_VERSIONS\["(\w+)"\]', rule)
+            assert len(versions) == bool(made), rule
+            assert set(versions) <= set(STAGE_VERSIONS)
+
+
+if __name__ == "__main__":
+    recorded = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    for name in sys.argv[1:] or STAGES:
+        with tempfile.TemporaryDirectory() as place:
+            recorded[name] = {"version": STAGE_VERSIONS[name], "made": STAGES[name](Path(place))}
+    GOLDEN.write_text(json.dumps(recorded, indent=1) + "\n")
