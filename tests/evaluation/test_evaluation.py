@@ -209,7 +209,7 @@ def test_a_data_set_whose_fields_changed_is_told(backbone, collection, tmp_path,
         raise KeyError("corpus-id")
 
     monkeypatch.setattr(task, "load_data", load)
-    with pytest.raises(RevelaError, match=r"data set '.*' has not the fields .*: 'corpus-id'"):
+    with pytest.raises(RevelaError, match=r"data set '.*' lacks the fields .*: 'corpus-id'"):
         evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
 
 
