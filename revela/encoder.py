@@ -92,9 +92,9 @@ class Encoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return embeddings (N, D) in float32 of right-padded ids (N, L), of unit length if set."""
-        hidden_NLD = self.model(
-            input_ids=input_ids, attention_mask=attention_mask
-        ).last_hidden_state.float()
+        # A decoder's cache would be a copy of the keys and values of every layer.
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        hidden_NLD = output.last_hidden_state.float()
         if self.encoding.pooling == "cls":
             embeddings_ND = hidden_NLD[:, 0]
         elif self.encoding.pooling == "mean":

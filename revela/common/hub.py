@@ -1,8 +1,7 @@
-"""What the Hugging Face hub has; why something cannot be had, in one line that says what to do."""
+"""What the Hugging Face hub has; one line for what cannot be loaded and what to do about it."""
 
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,43 +16,47 @@ def explain(what: str, name: str, error: BaseException) -> str:
     """Return one line for an error that loading `name` from the hub or a folder raised.
 
     Args:
-        what: "model" or "data set".
+        what: "model", "adapter" or "data set".
         name: the hub name or folder asked for.
         error: what the library raised; its causes are looked at as well.
     """
+    from datasets.exceptions import DatasetNotFoundError
+    from datasets.table import CastError
+    from huggingface_hub import errors
+    from huggingface_hub.utils import httpx
+
     causes = list(_causes(error))
-    kinds = {type(cause).__name__ for cause in causes}
     # datasets tells gated and missing sets apart only in its message.
-    told = " ".join(str(c) for c in causes if type(c).__name__ == "DatasetNotFoundError").lower()
-    if "GatedRepoError" in kinds or "gated" in told:
+    missing = " ".join(str(cause) for cause in causes if isinstance(cause, DatasetNotFoundError))
+
+    def caused_by(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in causes)
+
+    if caused_by(errors.GatedRepoError) or "gated" in missing:
         return (
             f"{what} {name!r} is gated: accept its terms on https://huggingface.co/{name} "
             "and set HF_TOKEN in the environment"
         )
-    if "RepositoryNotFoundError" in kinds or "doesn't exist on the hub" in told:
+    if caused_by(errors.RepositoryNotFoundError) or "doesn't exist on the Hub" in missing:
         return (
             f"{what} {name!r} does not exist on the hub, or is private: check the spelling, "
             "or set HF_TOKEN in the environment"
         )
-    text = " ".join(map(str, causes)).lower()
-    offline = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError"}
-    phrases = ("offline", "couldn't connect", "couldn't reach", "cached files")
-    if kinds & offline or any(phrase in text for phrase in phrases):
+    if caused_by(ConnectionError, errors.LocalEntryNotFoundError, httpx.TransportError):
         return (
             f"{what} {name!r} is not in the local cache and the hub cannot be reached: "
             "connect, or download it beforehand with `hf download`"
         )
+    text = str(error).strip() or type(error).__name__
     if "does not appear to have a file named" in text and "safetensors" in text:
         return (
             f"{what} {name!r} has no weights in safetensors: ask for them at "
             "https://huggingface.co/spaces/safetensors/convert, or convert them yourself"
         )
     # What a changed set of fields raises says no more than a name.
-    if isinstance(error, KeyError) or "CastError" in kinds:
-        text = " ".join(str(error).split())[:200]
-        return f"{what} {name!r} has not the fields that are expected: {text}"
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"{what} {name!r} cannot be loaded: {first_line}"
+    if isinstance(error, KeyError) or caused_by(CastError):
+        return f"{what} {name!r} lacks the fields that are expected: {' '.join(text.split())[:200]}"
+    return f"{what} {name!r} cannot be loaded: {text.splitlines()[0]}"
 
 
 def converted_revision(name: str) -> str | None:
@@ -85,17 +88,15 @@ def commit(name: str, revision: str | None) -> str | None:
 
 
 class Hub:
-    """What of the hub can be read, found without reading it; offline, what its cache holds."""
+    """Tells what of the hub can be read without reading it; offline, what its cache holds."""
 
     def __init__(self) -> None:
         from huggingface_hub import HfApi, constants
 
         self.api = HfApi()
         self.address = constants.ENDPOINT
-        self.offline = constants.HF_HUB_OFFLINE
-        self.unreachable = not self.offline and not self._answers()
-        if self.unreachable:
-            self.offline = True
+        self.unreachable = not constants.HF_HUB_OFFLINE and not self._answers()
+        self.offline = constants.HF_HUB_OFFLINE or self.unreachable
 
     def problems(
         self, what: str, repositories: Iterable[tuple[str, str | None]]
@@ -112,15 +113,10 @@ class Hub:
 
     def config(self, name: str) -> dict[str, Any] | None:
         """Return the `config.json` of a model or of a folder, None where it cannot be had."""
-        from huggingface_hub import hf_hub_download
+        from transformers import PreTrainedConfig
 
-        wanted: dict[str, Any] = {"etag_timeout": _SECONDS, "local_files_only": self.offline}
         try:
-            folder = Path(name)
-            path = folder / "config.json"
-            if not folder.is_dir():
-                path = Path(hf_hub_download(name, "config.json", **wanted))
-            return json.loads(path.read_text(encoding="utf-8"))
+            return PreTrainedConfig.get_config_dict(name, local_files_only=self.offline)[0]
         except (OSError, ValueError):  # why it cannot be had is told elsewhere
             return None
 
@@ -135,12 +131,12 @@ class Hub:
 
     def _on_hub(self, what: str, name: str, revision: str | None) -> str | None:
         model = what == "model"
-        ask: Callable[..., Any] = self.api.model_info if model else self.api.dataset_info
+        ask = self.api.model_info if model else self.api.dataset_info
         try:
             info = ask(name, revision=revision, timeout=_SECONDS)
-            if getattr(info, "gated", False):  # its description is public, its files are not
+            if info.gated:  # its description is public, its files are not
                 self.api.auth_check(name, repo_type="model" if model else "dataset")
-            weights = any(f.rfilename.endswith(".safetensors") for f in info.siblings or [])
+            weights = any(file.rfilename.endswith(".safetensors") for file in info.siblings or [])
             if model and not weights and (revision or not converted_revision(name)):
                 return f"model {name!r} has no weights in safetensors"
         except Exception as error:  # explained, whatever it is
@@ -148,16 +144,18 @@ class Hub:
         return None
 
     def _in_cache(self, what: str, name: str, revision: str | None) -> str | None:
+        from datasets import config
         from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
 
-        model = what == "model"
-        kind, needed = ("models", "*.safetensors") if model else ("datasets", "*")
-        folder = Path(constants.HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "snapshots")
+        kind, needed = ("model", "*.safetensors") if what == "model" else ("dataset", "*")
+        # Not scan_cache_dir, which looks at every file of every repository.
+        folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
         commit = revision if revision and len(revision) == 40 else "*"
-        # Prepared data sets stand apart from what was downloaded.
-        prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
-        if any(folder.glob(f"{commit}/{needed}")):
+        if any(folder.glob(f"snapshots/{commit}/{needed}")):
             return None
-        if not model and Path(prepared, name.replace("/", "___").lower()).is_dir():
+        # Prepared data sets stand apart from what was downloaded.
+        prepared = Path(config.HF_DATASETS_CACHE, name.replace("/", "___").lower())
+        if kind == "dataset" and prepared.is_dir():
             return None
         return explain(what, name, ConnectionError())

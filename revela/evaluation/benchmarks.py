@@ -48,14 +48,7 @@ def local_task(name: str, folder: Path) -> Any:
     from mteb.abstasks.retrieval import AbsTaskRetrieval
     from mteb.abstasks.task_metadata import TaskMetadata
 
-    corpus = _read_rows(folder, "corpus")
-    queries = _read_rows(folder, "queries")
-    relevant = _read_qrels(
-        folder / "qrels.tsv", {r["id"] for r in corpus}, {r["id"] for r in queries}
-    )
-
     class LocalTask(AbsTaskRetrieval):
-        data_loaded: bool = False
         metadata = TaskMetadata(
             name=name,
             dataset={"path": str(folder), "revision": "local"},
@@ -67,26 +60,23 @@ def local_task(name: str, folder: Path) -> Any:
             main_score="ndcg_at_10",
         )
 
-        def load_data(self, **_: Any) -> None:
-            if self.data_loaded:
-                return
-            self.dataset = {
-                "default": {
-                    "test": {
-                        "corpus": Dataset.from_list(corpus),
-                        "queries": Dataset.from_list(queries),
-                        "relevant_docs": relevant,
-                        "top_ranked": None,
-                    }
-                }
-            }
-            self.data_loaded = True
-
-    return LocalTask()
+    corpus, queries, qrels = collection_files(folder)
+    documents, texts = _read_rows(corpus), _read_rows(queries)
+    ids = [{row["id"] for row in rows} for rows in (documents, texts)]
+    split = {
+        "corpus": Dataset.from_list(documents),
+        "queries": Dataset.from_list([{"id": row["id"], "text": row["text"]} for row in texts]),
+        "relevant_docs": _read_qrels(qrels, *ids),
+        "top_ranked": None,
+    }
+    task = LocalTask()
+    task.dataset = {"default": {"test": split}}
+    task.data_loaded = True
+    return task
 
 
 def collection_files(folder: Path) -> list[Path]:
-    """Return the three files of a collection.
+    """Return the three files of a collection: corpus, queries, judgements.
 
     Raises:
         RevelaError: one is missing.
@@ -102,8 +92,7 @@ def collection_files(folder: Path) -> list[Path]:
     return [*files, folder / "qrels.tsv"]
 
 
-def _read_rows(folder: Path, name: str) -> list[dict[str, str]]:
-    path = collection_files(folder)[0 if name == "corpus" else 1]
+def _read_rows(path: Path) -> list[dict[str, str]]:
     rows = []
     for place, row in json_lines(path):
         if isinstance(row, Exception):
@@ -113,17 +102,17 @@ def _read_rows(folder: Path, name: str) -> list[dict[str, str]]:
         for field in ("_id", "text"):
             if field not in row:
                 raise RevelaError(f"{place}: {unknown_name('field', field, row)}")
-        title = {"title": row.get("title") or ""} if name == "corpus" else {}
-        rows.append({"id": str(row["_id"]), "text": row["text"], **title})
+        title = row.get("title") or ""
+        rows.append({"id": str(row["_id"]), "text": row["text"], "title": title})
     return rows
 
 
 def _read_qrels(path: Path, documents: set[str], queries: set[str]) -> dict[str, dict[str, int]]:
     relevant: dict[str, dict[str, int]] = {}
     with path.open(encoding="utf-8", newline="") as stream:
-        for number, row in enumerate(csv.reader(stream, delimiter="\t"), start=1):
-            if number == 1:
-                continue
+        rows = enumerate(csv.reader(stream, delimiter="\t"), start=1)
+        next(rows, None)
+        for number, row in rows:
             try:
                 query, document, score = row[0], row[1], int(row[2])
             except (IndexError, ValueError) as error:

@@ -1,12 +1,140 @@
-"""Exact search: the best documents of each query, over embeddings that come a block at a time."""
+"""Dense retrieval: passages are encoded into shards, and queries search all of them exactly."""
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from revela.common.errors import RevelaError
+from revela.config.steps import EncoderModel, Encoding, MtebBenchmark, RetrievalBenchmark
+from revela.encoder import Encoder, devices, load_encoder, native_dtype
+from revela.evaluation.bm25 import Bm25s
+from revela.evaluation.embeddings import Passages, encode_corpus
+
 _QUERIES_AT_A_TIME = 4_096
+_BM25_DEPTH = 1_000  # documents of a query whose BM25 score is multiplied
+_NO_PROMPT = "Retrieve text based on user query."  # mteb's, for a task without a prompt
+
+
+class DenseSearch:
+    """An encoder as mteb's SearchProtocol.
+
+    Not mteb's SearchEncoderWrapper, which encodes on one device, starts again after an
+    interruption, and holds a whole corpus in memory where queries may not find all of it.
+    """
+
+    def __init__(
+        self, model: EncoderModel, name: str, revision: str, suite: RetrievalBenchmark, folder: Path
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            model: which encoder.
+            name: what it is called in runs.
+            revision: of its weights.
+            suite: the benchmark: how long texts may be, in what precision they are encoded.
+            folder: where the shards are kept for a restart.
+        """
+        from mteb.models.model_meta import ModelMeta
+
+        self.model = model
+        self.suite = suite
+        self.folder = folder
+        self.revision = revision
+        self.max_length = min(suite.max_length, model.max_length or suite.max_length)
+        self.bm25 = Bm25s() if model.times_bm25 else None
+        self.mteb_model_meta = ModelMeta.create_empty(
+            {"name": f"revela/{name}", "revision": revision}
+        )
+
+    @functools.cached_property
+    def encoder(self) -> Encoder:
+        """The encoder on the first device."""
+        return load_encoder(self.model, self.suite.precision, devices()[0])
+
+    def index(self, corpus: Any, *, hf_split: str, hf_subset: str, **rest: Any) -> None:
+        """Encode a corpus into shards, or reuse those that an interrupted call left."""
+        self.ids: list[str] = list(corpus["id"])
+        made_by = [self.revision, self.model.dump(), str(native_dtype(self.suite.precision))]
+        load = functools.partial(load_encoder, self.model, self.suite.precision)
+        self.shards = encode_corpus(
+            load if len(devices()) > 1 else lambda _: self.encoder,
+            Passages(corpus),
+            self.max_length,
+            self.folder / f"{hf_split}-{hf_subset}",
+            "\n".join(made_by),
+            devices(),
+        )
+        if self.bm25:
+            self.bm25.index(corpus, hf_split=hf_split, hf_subset=hf_subset, **rest)
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        top_k: int,
+        top_ranked: Mapping[str, Collection[str]] | None = None,
+        **rest: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Return each query's documents and scores, only those of `top_ranked` where it is given.
+
+        Raises:
+            RevelaError: a query is not a text.
+        """
+        names, texts = list(queries["id"]), list(queries["text"])
+        if not all(isinstance(text, str) for text in texts):
+            raise RevelaError(f"task {task_metadata.name}: its queries are not plain texts")
+        lexical: dict[str, dict[str, float]] = {}
+        if self.bm25:
+            rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
+            lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
+            top_ranked = lexical
+        encoding = encoding_for(self.model.encoding, task_metadata, self.suite)
+        embeddings = Encoder(self.encoder.model, self.encoder.tokenizer, encoding).encode(
+            texts, "query", self.max_length
+        )
+        scores, numbers = exact_search(
+            embeddings,
+            (shard.load() for shard in self.shards),
+            top_k,
+            self._allowed(names, top_ranked) if top_ranked is not None else None,
+            devices()[0],
+        )
+        return {
+            name: {
+                self.ids[number]: score * lexical[name][self.ids[number]] if self.bm25 else score
+                for score, number in zip(best, where, strict=True)
+                if score > -np.inf
+            }
+            for name, best, where in zip(names, scores.tolist(), numbers.tolist(), strict=True)
+        }
+
+    def _allowed(
+        self, queries: list[str], top_ranked: Mapping[str, Collection[str]]
+    ) -> list[np.ndarray | None]:
+        """Return the sorted numbers of the documents that each query may find, None for all."""
+        number = {document: number for number, document in enumerate(self.ids)}
+        return [
+            None
+            if len(documents) == len(number)
+            else np.sort(np.array([number[document] for document in documents], np.int64))
+            for documents in (top_ranked.get(query, self.ids) for query in queries)
+        ]
+
+
+def encoding_for(encoding: Encoding, task_metadata: Any, suite: RetrievalBenchmark) -> Encoding:
+    """Return a model's encoding with the task's instruction in its query prefix."""
+    prompt = task_metadata.prompt
+    prompt = prompt.get("query") if isinstance(prompt, dict) else prompt
+    own = suite.instructions.get(task_metadata.name) if isinstance(suite, MtebBenchmark) else None
+    instruction = (own or prompt or _NO_PROMPT).strip()
+    prefix = encoding.query_prefix.replace("{instruction}", instruction)
+    return encoding.model_copy(update={"query_prefix": prefix})
 
 
 def exact_search(
@@ -30,30 +158,26 @@ def exact_search(
     Returns:
         Scores (Q, K), -inf where a query has fewer documents, and document numbers (Q, K).
     """
-    count = len(queries_QD)
-    queries = queries_QD.to(device, torch.float32)
-    scores_QK = torch.empty((count, 0), device=device)
-    numbers_QK = torch.empty((count, 0), dtype=torch.long, device=device)
+    queries = queries_QD.to(device, torch.float32).split(_QUERIES_AT_A_TIME)
+    scores = [torch.empty((len(part), 0), device=device) for part in queries]
+    numbers = [torch.empty((len(part), 0), dtype=torch.long, device=device) for part in queries]
     start = 0
     for stored in blocks:
         block_ND = stored.to(device, torch.float32)
-        merged = []
-        for first in range(0, count, _QUERIES_AT_A_TIME):
-            part = slice(first, min(first + _QUERIES_AT_A_TIME, count))
-            scores = queries[part] @ block_ND.T
+        for part, part_QD in enumerate(queries):
+            block_scores_QN = part_QD @ block_ND.T
             if allowed is not None:
-                permitted = _permitted(allowed[part], start, len(block_ND))
-                scores.masked_fill_(~permitted.to(device), -torch.inf)
+                first = part * _QUERIES_AT_A_TIME
+                permitted = _permitted(allowed[first : first + len(part_QD)], start, len(block_ND))
+                block_scores_QN.masked_fill_(~permitted.to(device), -torch.inf)
             # The block's best first: the merge then sorts 2 K and not N + K.
-            best, where = scores.topk(min(depth, len(block_ND)))
-            best = torch.cat([scores_QK[part], best], dim=1)
-            where = torch.cat([numbers_QK[part], where + start], dim=1)
-            best, order = best.topk(min(depth, best.shape[1]))
-            merged.append((best, where.gather(1, order)))
-        scores_QK = torch.cat([best for best, _ in merged])
-        numbers_QK = torch.cat([where for _, where in merged])
+            best, where = block_scores_QN.topk(min(depth, len(block_ND)))
+            best = torch.cat([scores[part], best], dim=1)
+            where = torch.cat([numbers[part], where + start], dim=1)
+            scores[part], order = best.topk(min(depth, best.shape[1]))
+            numbers[part] = where.gather(1, order)
         start += len(block_ND)
-    return scores_QK.cpu(), numbers_QK.cpu()
+    return torch.cat(scores).cpu(), torch.cat(numbers).cpu()
 
 
 def _permitted(allowed: Sequence[np.ndarray | None], start: int, size: int) -> Tensor:

@@ -10,7 +10,10 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import httpx
 
+from revela.common.hub import Hub, explain
 from tests.rehearsal import hub
 
 ROOT = Path(__file__).parents[2]
@@ -146,3 +149,44 @@ def test_a_part_of_a_file(address):
 def test_nothing_outside_the_repository_is_served(address):
     with pytest.raises(HTTPError, match="404"):
         urllib.request.urlopen(f"{address}/datasets/some/texts/resolve/main/..%2fgated%2f.gated")
+
+
+def not_found():
+    response = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
+    return errors.RepositoryNotFoundError("404", response=response)
+
+
+def wrapped(cause):
+    error = OSError("Something went wrong\non several lines")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (wrapped(not_found()), "does not exist on the hub, or is private"),
+        (wrapped(errors.LocalEntryNotFoundError("no")), "not in the local cache"),
+        (errors.OfflineModeIsEnabled("no"), "not in the local cache"),
+        (httpx.ConnectTimeout("slow"), "not in the local cache"),
+        (ConnectionError("Couldn't reach it"), "not in the local cache"),
+        (wrapped(None), "cannot be loaded: Something went wrong"),
+        (ValueError(), "cannot be loaded: ValueError"),
+        (OSError("x does not appear to have a file named model.safetensors"), "no weights in"),
+    ],
+)
+def test_every_error_is_explained_in_one_line(error, message):
+    told = explain("model", "some/model", error)
+    assert told.startswith("model 'some/model' ")
+    assert message in told
+    assert "\n" not in told
+
+
+def test_a_revision_in_the_cache_is_looked_for_by_its_commit(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--some--model" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    asked = [("some/model", None), ("some/model", COMMIT), ("some/model", COMMIT[::-1])]
+    found = Hub().problems("model", asked)
+    assert [problem is None for problem in found] == [True, True, False]

@@ -3,19 +3,21 @@
 import csv
 import gzip
 import json
+import math
+import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
-import ir_measures
 import mteb
 import pytest
-from ir_measures import nDCG
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela.common.errors import RevelaError
+from revela.config.file import load_config
 from revela.config.steps import (
     ApiModel,
     Bm25Model,
@@ -28,6 +30,7 @@ from revela.config.steps import (
 from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task, local_task
 from revela.evaluation.pydocs import standard_library_functions, write_task
+from revela.evaluation.search import encoding_for
 from tests.conftest import TEXTS, encoder_of
 
 
@@ -64,26 +67,68 @@ def rows_of(run):
     return [line.split() for line in run.splitlines()]
 
 
+def ndcg(ranked, relevant, depth=10):
+    """In plain loops, with trec_eval's gains."""
+
+    def discounted(gains):
+        return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:depth], start=1))
+
+    found = discounted([relevant.get(document, 0) for document in ranked])
+    return found / discounted(sorted(relevant.values(), reverse=True))
+
+
+QRELS = {"q0": {"d2": 1}, "q1": {"d3": 2, "d0": 1}, "q2": {"d4": 1}}
+
+
 def test_scores_are_those_of_the_saved_run_and_of_the_saved_queries(backbone, collection, tmp_path):
     found = evaluation.evaluate(
         searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
     )
-    qrels = [
-        ir_measures.Qrel("q0", "d2", 1),
-        ir_measures.Qrel("q1", "d3", 2),
-        ir_measures.Qrel("q1", "d0", 1),
-        ir_measures.Qrel("q2", "d4", 1),
-    ]
     rows = rows_of(found.run)
-    run = [ir_measures.ScoredDoc(q, d, float(score)) for q, _, d, _, score, _ in rows]
-    expected = ir_measures.calc_aggregate([nDCG @ 10], qrels, run)[nDCG @ 10]
-    assert found.scores["ndcg_at_10"] == pytest.approx(expected, abs=1e-4)
     assert rows[0][1] == "Q0"
     assert [int(row[3]) for row in rows[:5]] == [1, 2, 3, 4, 5]
     queries = list(csv.DictReader(found.queries.splitlines()))
-    assert [(row["subset"], row["query"]) for row in queries] == [("", f"q{n}") for n in range(3)]
+    assert [(row["subset"], row["query"]) for row in queries] == [("", query) for query in QRELS]
+    for row in queries:
+        ranked = [document for query, _, document, *_ in rows if query == row["query"]]
+        expected = ndcg(ranked, QRELS[row["query"]])
+        assert float(row["ndcg_at_10"]) == pytest.approx(expected, abs=1e-6)
     mean = sum(float(row["ndcg_at_10"]) for row in queries) / 3
-    assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-4)
+    assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-5)
+
+
+def test_a_run_keeps_the_best_hundred_and_ties_as_trec_eval_ranks_them(collection, tmp_path):
+    with (collection / "corpus.jsonl").open("w") as stream:
+        for n in range(150):
+            text = "nothing" if n % 2 else "mud and rivers"
+            stream.write(json.dumps({"_id": f"d{n:03}", "text": text}) + "\n")
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td148\t1\n")
+    task = local_task("tiny-task", collection)
+    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    rows = [row for row in rows_of(found.run) if row[0] == "q0"]
+    even, odd = ([f"d{n:03}" for n in range(start, -1, -2)] for start in (148, 149))
+    assert [row[2] for row in rows] == [*even, *odd][:100]
+    assert found.scores["ndcg_at_10"] == 1
+
+
+def test_subsets_are_told_apart_and_their_mean_is_the_score(collection, tmp_path):
+    task = local_task("tiny-task", collection)
+    default = task.dataset["default"]["test"]
+    few = default["queries"].select([0])
+    other = dict(default, queries=few, relevant_docs={"q0": {"d4": 1}})
+    task.dataset["other"] = {"test": other}
+    languages = {subset: ["eng-Latn"] for subset in task.dataset}
+    task.metadata = task.metadata.model_copy(update={"eval_langs": languages})
+    task.hf_subsets = list(task.dataset)
+    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    names = {row[0] for row in rows_of(found.run)}
+    assert names == {*(f"test/default/{query}" for query in QRELS), "test/other/q0"}
+    queries = [(row["subset"], row["query"]) for row in csv.DictReader(found.queries.splitlines())]
+    assert queries == [*(("test/default", query) for query in QRELS), ("test/other", "q0")]
+    for measure in ("ndcg_at_10", "recall_at_1"):
+        values = [scores[measure] for scores in found.scores["subsets"].values()]
+        assert found.scores[measure] == sum(values) / 2
+    assert values == [pytest.approx(5 / 6, abs=1e-5), 0]
 
 
 def test_rankings_are_those_of_the_cosines(backbone, collection, tmp_path):
@@ -130,6 +175,23 @@ def test_bm25_finds_what_shares_words(collection, tmp_path):
     )
     assert found.scores["ndcg_at_10"] > 0.9
     assert rows_of(found.run)[0][2] == "d2"
+
+
+@pytest.mark.parametrize("language", ["eng-Latn", "go-Code"])
+def test_bm25_is_english_whatever_the_task_says(collection, tmp_path, language):
+    """Stop words find nothing, and `jobs` finds `job`; CoIR's tasks are of a language `go-Code`."""
+    (collection / "queries.jsonl").write_text(
+        json.dumps({"_id": "q0", "text": "the and of"})
+        + "\n"
+        + json.dumps({"_id": "q1", "text": "flooding of a field"})
+    )
+    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td2\t1\n")
+    task = local_task("tiny-task", collection)
+    task.metadata = task.metadata.model_copy(update={"eval_langs": [language]})
+    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    scores = {(query, document): float(s) for query, _, document, _, s, _ in rows_of(found.run)}
+    assert {score for (query, _), score in scores.items() if query == "q0"} == {0}
+    assert [document for (query, document), s in scores.items() if query == "q1" and s] == ["d2"]
 
 
 @pytest.mark.parametrize("kind", ["bm25s", "encoder", "product"])
@@ -209,7 +271,7 @@ def test_a_data_set_whose_fields_changed_is_told(backbone, collection, tmp_path,
         raise KeyError("corpus-id")
 
     monkeypatch.setattr(task, "load_data", load)
-    with pytest.raises(RevelaError, match=r"data set '.*' has not the fields .*: 'corpus-id'"):
+    with pytest.raises(RevelaError, match=r"data set '.*' lacks the fields .*: 'corpus-id'"):
         evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
 
 
@@ -227,7 +289,7 @@ def test_the_instruction_of_a_task():
     instructed = Encoding(query_prefix="Instruct: {instruction}\nQuery: ")
 
     def prefix(encoding, metadata, suite):
-        return evaluation._encoding_for(encoding, metadata, suite).query_prefix
+        return encoding_for(encoding, metadata, suite).query_prefix
 
     assert prefix(Encoding(), Metadata, own) == "Query: "
     assert prefix(instructed, Metadata, own) == "Instruct: Given a post, answer\nQuery: "
@@ -235,11 +297,53 @@ def test_the_instruction_of_a_task():
     assert "Retrieve text" in prefix(instructed, Without, own)
 
 
-def test_an_api_without_its_key_is_told(tmp_path, monkeypatch):
+def test_an_api_without_its_key_or_its_package_is_told(tmp_path, monkeypatch):
     monkeypatch.delenv("SOME_KEY", raising=False)
-    model = ApiModel(kind="api", name="openai/text-embedding-3-large", key="SOME_KEY")
+    model = ApiModel(kind="api", name="Cohere/Cohere-embed-english-v3.0", key="SOME_KEY")
     with pytest.raises(RevelaError, match="needs the environment variable SOME_KEY"):
         searcher_of(model, tmp_path)
+    monkeypatch.setenv("SOME_KEY", "-")
+    monkeypatch.setitem(sys.modules, "cohere", None)
+    with pytest.raises(RevelaError, match=r"^model 'tiny': .* missing .*cohere") as caught:
+        searcher_of(model, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+CONFIG = load_config(Path(__file__).parents[2] / "config.yaml")
+APIS = [model for model in CONFIG.models.values() if isinstance(model, ApiModel)]
+
+
+@pytest.mark.parametrize("model", APIS, ids=lambda model: model.name)
+def test_models_behind_apis_are_of_text_and_tell_queries_from_documents(model):
+    """Where the API does; OpenAI's knows no roles."""
+    described = mteb.get_model_meta(model.name)
+    assert described.modalities == ["text"]
+    prompts = described.loader_kwargs.get("model_prompts", {})
+    if not model.name.startswith("openai/"):
+        assert {"query", "document"} <= prompts.keys()
+        assert prompts["query"] != prompts["document"]
+
+
+def test_cohere_is_told_what_is_a_query(collection, tmp_path, monkeypatch):
+    asked = {}
+
+    class Client:
+        def tokenize(self, text, model):
+            return SimpleNamespace(tokens=text.split())
+
+        def embed(self, texts, input_type, **_):
+            asked.setdefault(input_type, []).extend(texts)
+            vectors = [[1.0, len(text)] for text in texts]
+            return SimpleNamespace(embeddings=SimpleNamespace(float=vectors))
+
+    monkeypatch.setenv("COHERE_API_KEY", "-")
+    monkeypatch.setattr("mteb.models.model_meta.ModelMeta._check_requirements", lambda _: None)
+    monkeypatch.setitem(sys.modules, "cohere", SimpleNamespace(Client=Client))
+    task = local_task("tiny-task", collection)
+    evaluation.evaluate(searcher_of(CONFIG.models["cohere-v3"], tmp_path), task)
+    assert asked["search_query"] == ["rivers and mud", "jobs and workers", "transpose of a matrix"]
+    assert asked["search_document"] == [f"Title {n} {text}" for n, text in enumerate(TEXTS)]
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
