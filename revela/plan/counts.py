@@ -1,7 +1,9 @@
 """How much text there is before anything is made: documents → words → chunks → rows → steps."""
 
 import csv
+import gzip
 import itertools
+import lzma
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +21,13 @@ from revela.config.steps import (
     Pairs,
 )
 from revela.plan.jobs import Job
-from revela.text.corpora import Skipped, json_lines, local_files, read_documents
+from revela.text.corpora import Skipped, local_files, read_documents
 
 # Words of a chunk as a share of `max_words`, the last chunk of a document aside, which is half as
 # long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and manuals.
 CHUNK_FILL = 0.88
 BYTES_PER_WORD = 3  # of a Parquet file's compressed text
-_SAMPLE = 1000  # documents that are read where nothing is known
+_SAMPLE, _SAMPLE_BYTES = 1000, 1_000_000  # that are read where nothing is known
 
 _RULES = {"corpora": "chunk", "batches": "batch", "pairs": "pair"}
 
@@ -129,7 +131,7 @@ class Counts:
         if isinstance(entry, Batches) and not entry.corpora:
             rows = self._known.get((entry.hub, ""), {}).get("rows") if entry.hub else None
             rows = _rows_of(Path(entry.file)) if entry.file else rows
-            return _asked(None, rows, entry.num_batches, exact=True) if rows else None
+            return _asked(None, rows, entry.num_batches, not entry.file) if rows else None
         texts = [self.text(corpus) for corpus in entry.corpora]
         if None in texts:
             return None
@@ -185,7 +187,7 @@ class Counts:
         """Read the first documents; return the number of all and the words of one.
 
         Raises:
-            RevelaError: it cannot be read, or how long it is cannot be told.
+            RevelaError: it cannot be read, or its length is unknown.
         """
         update: dict[str, Any] = {"max_documents": None}
         if not isinstance(corpus, PackagesCorpus):
@@ -226,17 +228,20 @@ def _read_known(path: Path) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def _rows_of(file: Path) -> float:
-    """Return the rows of a file; of a long one estimated from where its thousandth ends."""
+    """Return the rows of a file, estimated from its first megabyte if it is longer."""
     if file.suffix in {".txt", ".md"}:
         return 1
     if file.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         return pq.read_metadata(file).num_rows
-    with file.open("rb") as stream:
-        lines = json_lines(stream, str(file))
-        rows = sum(1 for _ in itertools.islice(lines, _SAMPLE))
-        return rows if rows < _SAMPLE else rows * file.stat().st_size / stream.tell()
+    with file.open("rb") as raw:
+        opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, lambda stream: stream)
+        rows = 0
+        for rows, _ in enumerate(opened(raw), start=1):
+            if rows >= _SAMPLE and raw.tell() >= _SAMPLE_BYTES:
+                return rows * file.stat().st_size / raw.tell()
+        return rows
 
 
 def _rows(corpus: FilesCorpus | HubCorpus) -> float:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import random
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from revela.config.file import Config, load_config, parse_config
 from revela.plan.checks import Plan, check
-from revela.plan.counts import CHUNK_FILL, Counts
+from revela.plan.counts import CHUNK_FILL, Counts, _rows_of
 from revela.plan.jobs import Job
 from revela.plan.machine import Machine
 from revela.text.batching import make_batches
@@ -139,6 +140,20 @@ def test_a_corpus_of_one_s_own_is_looked_at(folder, name):
     batches = make_batches(config.batches["mine"], paths, folder / "b.parquet")
     available = counts.data("batches", "mine").available
     assert available == pytest.approx(batches.batches_before_sampling, rel=0.15)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_rows_of_a_long_file_are_estimated_from_its_beginning(folder, suffix):
+    draw = random.Random(0)
+    lines = [json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n" for _ in range(40_000)]
+    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    path = folder / f"long.jsonl{suffix}"
+    path.write_bytes(compress("".join(lines).encode()))
+    estimate = _rows_of(path)
+    assert estimate != 40_000
+    assert estimate == pytest.approx(40_000, rel=0.1)
+    path.write_bytes(compress("".join(lines[:3000]).encode()))
+    assert _rows_of(path) == 3000  # a short one is counted
 
 
 def test_joined_rows_and_few_rows(folder):
