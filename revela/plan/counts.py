@@ -16,6 +16,7 @@ from revela.config.steps import (
     AnyCorpus,
     Batches,
     FilesCorpus,
+    First,
     HubCorpus,
     PackagesCorpus,
     Pairs,
@@ -131,7 +132,7 @@ class Counts:
         if isinstance(entry, Batches) and not entry.corpora:
             rows = self._known.get((entry.hub, ""), {}).get("rows") if entry.hub else None
             rows = _rows_of(Path(entry.file)) if entry.file else rows
-            return _asked(None, rows, entry.num_batches, not entry.file) if rows else None
+            return _asked(None, rows, _number(entry.num_batches), not entry.file) if rows else None
         texts = [self.text(corpus) for corpus in entry.corpora]
         if None in texts:
             return None
@@ -139,7 +140,7 @@ class Counts:
         exact = all(text.documents is None for text in texts if text)
         if isinstance(entry, Pairs):
             return _asked(chunks, chunks, entry.num_pairs, exact)
-        return _asked(chunks, chunks / entry.batch_size, entry.num_batches, exact)
+        return _asked(chunks, chunks / entry.batch_size, _number(entry.num_batches), exact)
 
     def _sampled(self, entry: Batches) -> Rows | None:
         """Return the rows of samples of other sets; the margin is that of the scarcest."""
@@ -150,18 +151,19 @@ class Counts:
                 return None
             margins.append(drawn_from.count / count)
             exact &= drawn_from.exact or drawn_from.asked is not None
-            made += count * self._config.batches[other].batch_size // entry.batch_size
-        if entry.num_batches:
-            margins.append(made / entry.num_batches)
-        return Rows(None, made, entry.num_batches or made, min(margins), exact)
+            each = self._config.batches[other].batch_size // entry.batch_size
+            made += count * (each if entry.oversized == "split" else 1)
+        asked = _number(entry.num_batches)
+        if asked:
+            margins.append(made / asked)
+        return Rows(None, made, asked or made, min(margins), exact)
 
     def _estimated(self, corpus: AnyCorpus) -> Text | None:
         """Return the size of a corpus by the published counts, else by its first documents."""
         known = None
         if isinstance(corpus, HubCorpus):
             known = self._known.get((corpus.dataset, corpus.subset or ""))
-        limit: Any = corpus.max_documents
-        first = getattr(limit, "first", None)  # the first so many, not a sample
+        limit, first = _number(corpus.max_documents), isinstance(corpus.max_documents, First)
         if known:
             joined = getattr(corpus, "join_title", False) and "titles" in known
             documents = known["titles"] if joined else known["rows"]
@@ -175,7 +177,7 @@ class Counts:
             except RevelaError:  # what reads it tells why
                 return None
             source = f"its first {_SAMPLE:,} documents"
-        kept = min(documents, first or limit or documents)
+        kept = min(documents, limit or documents)
         chunks = kept * (words / (CHUNK_FILL * corpus.max_words) + 0.5)
         # A sample is drawn in a second pass; what comes first is all that is read.
         passes = kept / documents if first else 2 if limit else 1
@@ -208,6 +210,10 @@ class Counts:
             documents = len(list(itertools.groupby(sample, key=lambda one: one.title)))
         words = sum(len(one.text.split()) for one in sample)
         return rows * documents / len(sample), words / documents
+
+
+def _number(limit: int | First | None) -> int | None:
+    return limit.first if isinstance(limit, First) else limit
 
 
 def _asked(chunks: float | None, available: float, asked: int | None, exact: bool) -> Rows:
@@ -255,6 +261,6 @@ def _rows(corpus: FilesCorpus | HubCorpus) -> float:
         splits = datasets.load_dataset_builder(name, subset, revision=revision).info.splits
         return splits[corpus.split].num_examples
     except Exception as error:  # whatever the hub or the card lacks
-        if isinstance(corpus.max_documents, int):
-            return corpus.max_documents
+        if limit := _number(corpus.max_documents):
+            return limit
         raise RevelaError(f"{corpus.dataset}: its number of rows is not known") from error

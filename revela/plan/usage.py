@@ -9,6 +9,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError
 from revela.plan.records import Manifest, evaluations, trainings
+from revela.report.render import MISSING, markdown
 
 _PEAKS = ("peak_gpu_memory_gb", "peak_memory_gb")
 _SUMS = ("training_hours", "training_gpu_hours", "evaluation_gpu_hours", "kilowatt_hours")
@@ -77,11 +78,9 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
 
 def to_markdown(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a Markdown table with a note on the paper's figures."""
-    headings = [key.replace("_", " ").replace("gpu", "GPU") for key in COLUMNS]
-    rule = ["---"] * 2 + ["---:"] * (len(COLUMNS) - 2)
-    cells = [[_cell(row[key]) or "–" for key in COLUMNS] for row in rows]
-    lines = [f"| {' | '.join(line)} |" for line in [headings, rule, *cells]]
-    return "\n".join([*lines, "", _NOTE, ""])
+    headings = {key: key.replace("_", " ").replace("gpu", "GPU") for key in COLUMNS}
+    texts = [{headings[key]: _cell(value) or MISSING for key, value in row.items()} for row in rows]
+    return markdown(texts, notes=[_NOTE])
 
 
 def _cell(value: Any) -> str:

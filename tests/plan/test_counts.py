@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from revela.config.file import Config, load_config, parse_config
+from revela.config.steps import First
 from revela.plan.checks import Plan, check
 from revela.plan.counts import CHUNK_FILL, Counts, _rows_of
 from revela.plan.jobs import Job
@@ -64,12 +65,10 @@ def test_a_sample_of_wikipedia_is_too_small_for_the_paper_s_batches(paper):
 
 def test_the_first_articles_suffice_as_the_paper_says(paper):
     """Its 320,000 batches are what the words of a first article come from."""
-
-    class First:
-        first = 339_409
-
-    counts = counts_of(with_sample(paper, First()), [Job.of(*job) for job in text_jobs(paper)])
+    counts = counts_of(with_sample(paper, First(first=339_409)), [])
     assert counts.data("batches", "wikipedia").margin == pytest.approx(1, abs=0.01)
+    found = check(Plan(paper, text_jobs(paper), MACHINE, KNOWN))
+    assert not [one for one in found if one.what.startswith("batches") and one.verdict == "error"]
     # Only that share of the file's articles is read.
     whole = counts_of(with_sample(paper, None), []).text("wikipedia")
     assert whole.documents == 3_232_908
@@ -81,6 +80,8 @@ def test_steps_are_those_that_the_paper_reports(paper):
     assert counts.steps("revela-wiki-1b") == 10_000
     assert counts.steps("revela-code-1b") == 11_211
     assert counts.steps("replug-wiki-1b") == 4_500
+    # The first 8 (4) chunks of each 16.
+    assert counts.steps("revela-wiki-3b") == counts.steps("revela-wiki-1b-bs4") == 10_000
     assert counts.steps("revela-wiki-1b-published") == 10_000
     assert counts.rows_trained("revela-code-1b") == 11_211 * 32
 
@@ -106,6 +107,7 @@ CONFIG = {
     "batches": {
         "mine": {"corpora": ["mine"], "num_batches": 100},
         "half": {"sample_from": {"mine": 40}, "batch_size": 8},
+        "heads": {"sample_from": {"mine": 40}, "batch_size": 8, "oversized": "truncate"},
         "more": {"sample_from": {"mine": 120}},
     },
     "pairs": {"mine": {"corpora": ["mine"], "num_pairs": 5_000}},
@@ -145,7 +147,10 @@ def test_a_corpus_of_one_s_own_is_looked_at(folder, name):
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
 def test_rows_of_a_long_file_are_estimated_from_its_beginning(folder, suffix):
     draw = random.Random(0)
-    lines = [json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n" for _ in range(40_000)]
+    lines = [
+        json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n"
+        for _ in range(40_000)
+    ]
     compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
     path = folder / f"long.jsonl{suffix}"
     path.write_bytes(compress("".join(lines).encode()))
@@ -195,6 +200,7 @@ def test_a_mixture_asks_the_sets_that_it_is_drawn_from(folder):
     counts = counts_of(config, [])
     assert counts.data("batches", "half").count == 80  # each of 16 is split
     assert counts.data("batches", "half").margin == 100 / 40
+    assert counts.data("batches", "heads").count == 40  # the first half of each
     jobs = [("batch", {"batches": name}) for name in config.batches]
     found = {one.what: one for one in check(Plan(config, jobs, MACHINE, KNOWN))}
     assert "batches half" not in found

@@ -145,7 +145,8 @@ def test_cost_adds_up_beside_the_paper(results):
         "peak_gpu_memory_gb": "30", "peak_memory_gb": "9", "paper_gpu_hours": "176",
     }  # fmt: skip
     assert (rows[1]["training_gpu_hours"], rows[1]["evaluation_gpu_hours"]) == ("8", "1")
-    assert "| done | A100 | 4 |" in to_markdown(usage_rows(results, paper))
+    cells = [line.split() for line in to_markdown(usage_rows(results, paper)).splitlines()]
+    assert ["|", "done", "|", "A100", "|", "4", "|"] in [line[:7] for line in cells]
 
 
 def test_the_commands_answer_at_once(results):
