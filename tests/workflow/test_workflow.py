@@ -361,7 +361,7 @@ def test_what_is_missing_stops_a_run_before_its_first_job(project):
     told = result.stdout + result.stderr
     assert result.returncode != 0
     assert "./nowhere: no such file or folder" in told
-    assert "--no-hooks goes without it" in told
+    assert "REVELA_PREFLIGHT=off skips it" in told
     assert "Traceback" not in told
     assert not (project / "results/chunks/more.parquet").exists()
     # Only of what this run makes: the chunks alone need no model.
@@ -370,6 +370,30 @@ def test_what_is_missing_stops_a_run_before_its_first_job(project):
     write_config(project, CONFIG)
     assert result.returncode == 0, result.stderr
     (project / "results/chunks/more.parquet").unlink()
+
+
+def test_preflight_alone_runs_no_job(project, monkeypatch):
+    config = json.loads(json.dumps(CONFIG))
+    config["corpora"]["more"] = CONFIG["corpora"]["notes"]
+    config["batches"]["more"] = {"corpora": ["more"], "batch_size": 4, "num_batches": 5}
+    targets = ["results/batches/more.parquet"]
+    monkeypatch.setenv("REVELA_PREFLIGHT", "only")
+    write_config(project, config)
+    result = snakemake(project, *targets)
+    config["batches"]["more"]["num_batches"] = 500
+    write_config(project, config)
+    too_many = snakemake(project, *targets)
+    write_config(project, CONFIG)
+    assert result.returncode == 0, result.stderr
+    assert "corpus more" in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+    assert too_many.returncode == 1
+    assert "batches more: num_batches asks for 500 of about " in too_many.stderr
+    assert not (project / "results/chunks/more.parquet").exists()
+    assert not list((project / ".snakemake").glob("locks/*"))  # the next run may start
+    counts = json.loads((project / "results/preflight.json").read_text())["counts"]
+    assert [row["name"] for row in counts] == ["corpus more", "batches more"]
+    assert counts[0]["documents"] == 60
 
 
 def test_cost_is_a_report_of_what_is_there(project):

@@ -11,7 +11,7 @@ from revela.config import parse_config, paths
 from revela.text.corpora import local_files
 from revela.common.errors import RevelaError
 from revela.common.versions import STAGE_VERSIONS
-from revela.plan.estimates import PAPER_TFLOPS
+from revela.plan.jobs import RULES
 from revela.plan.machine import this_machine
 from revela.plan.preflight import run as preflight
 
@@ -140,34 +140,41 @@ def manifests():
     )
 
 
-EXPENSIVE = {
-    "chunk",
-    "batch",
-    "pair",
-    "pretrain",
-    "train",
-    "evaluate",
-    "evaluate_language_model",
-}
-
-
 def look_first():
     """Check what the jobs of this run need, on the GPUs that its profile gives a training.
 
     This is no rule. One that is made anew, and that trainings depend on, either runs them all
     again or, as `ancient()`, keeps Snakemake from seeing what else has changed for them.
     """
-    jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name in EXPENSIVE]
+    dag = workflow.dag
+    jobs = costly(dag.needrun_jobs())
     if not jobs:
         return
-    trainings = [job for job in jobs if job.rule.name == "train"]
-    told = trainings[0].resources if trainings else {}
+    targets = {
+        f"{job.rule.name} {job.wildcards[0]}": planned(
+            dag.bfs(dag.dependencies, job, stop=lambda job: not dag.needrun(job))
+        )
+        for job in dag.needrun_jobs()
+        if job.rule.name in ("train", "table")
+    }
+    # Of the job with most GPUs; here, without their memory told, it is this machine's that count.
+    told = max((job.resources for job in jobs), key=lambda of_job: of_job.get("gpu", 0))
+    if workflow.local_exec and not told.get("gpu_memory_gb"):
+        told = {}
     gpus = told.get("gpu") and told["gpu"] * told.get("nodes", 1)
     machine = this_machine(gpus, told.get("gpu_memory_gb"), told.get("slurm_partition"))
+    known, output = Path(workflow.basedir, "data/paper"), Path("results/preflight.json")
     try:
-        output = Path("results/preflight.json")
-        preflight(
-            CONFIG, [job.output[0] for job in jobs], machine, PAPER_TFLOPS, output
-        )
+        preflight(CONFIG, planned(jobs), machine, known, output, targets)
     except RevelaError as error:
-        raise WorkflowError(f"{error}; --no-hooks goes without it")
+        raise WorkflowError(f"{error}; REVELA_PREFLIGHT=off skips it")
+
+
+def costly(jobs):
+    """Return the jobs that take time."""
+    return [job for job in jobs if job.rule.name in RULES]
+
+
+def planned(jobs):
+    """Return the rule and the wildcards of each job that takes time."""
+    return [(job.rule.name, job.wildcards_dict) for job in costly(jobs)]

@@ -1,0 +1,302 @@
+"""The checks of preflight, a function each: what jobs need, and whether it is there.
+
+A finding is ok, a warning or an error, and names the jobs that it concerns.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from revela.common.errors import RevelaError
+from revela.common.hub import Hub
+from revela.config.file import Config
+from revela.config.steps import ApiModel, LmEvalBenchmark, LuceneModel
+from revela.plan import estimates
+from revela.plan.costs import Cost, Costs, ShapeOf
+from revela.plan.counts import Counts, Rows
+from revela.plan.estimates import GB, UNCERTAINTY, Shape
+from revela.plan.jobs import Job, Planned, Source, backbone_of, sources
+from revela.plan.machine import Machine, partition_resources
+from revela.training import trackers
+
+_UNKNOWN = "memory and time unknown: no config.json of its model"
+
+Verdict = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the table."""
+
+    what: str
+    verdict: Verdict
+    message: str
+    jobs: tuple[Job, ...] = ()
+
+
+class Plan:
+    """The jobs of a run, and what is known beforehand of what they use.
+
+    Args:
+        config: the configuration.
+        jobs: what will be made: rules and wildcards.
+        machine: what jobs will run on.
+        known: folder with published counts of corpora and shapes of models.
+    """
+
+    def __init__(self, config: Config, jobs: Planned, machine: Machine, known: Path) -> None:
+        self.config, self.machine, self.hub = config, machine, Hub()
+        self.jobs = sorted(Job.of(rule, wildcards) for rule, wildcards in jobs)
+        self.counts = Counts(config, self.jobs, known / "corpora.csv", self.hub.offline)
+        self.shape = _shapes(config, self.hub, known / "models.json")
+        self.costs = Costs(config, self.counts, self.shape)
+
+    def of(self, *rules: str) -> dict[str, tuple[Job, ...]]:
+        """Return the jobs of some rules by their names."""
+        found: dict[str, tuple[Job, ...]] = {}
+        for job in self.jobs:
+            if job.rule in rules:
+                found[job.name] = (*found.get(job.name, ()), job)
+        return found
+
+    def sources(self, what: str) -> dict[Source, tuple[Job, ...]]:
+        """Return the models, data sets or folders that jobs load, each with these jobs."""
+        found: dict[Source, tuple[Job, ...]] = {}
+        for job in self.jobs:
+            for source in sources(self.config, job):
+                if source.what == what:
+                    found[source] = (*found.get(source, ()), job)
+        return dict(sorted(found.items(), key=str))
+
+
+def _shapes(config: Config, hub: Hub, known: Path) -> ShapeOf:
+    """Return what tells the shape of a backbone, a hub name or a folder, None if unknown."""
+    published = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
+
+    @functools.cache
+    def shape(name: str | None) -> Shape | None:
+        if name in config.backbones:
+            return Shape.of_backbone(config.backbones[name])
+        described = name and (hub.config(name) or published.get(name, {}).get("config"))
+        try:
+            return Shape.of(described) if described else None
+        except Exception:  # of somebody else's file: whatever is wrong, its costs are unknown
+            return None
+
+    return shape
+
+
+# ---------------------------------------------------------------------------- the checks
+
+
+def check(plan: Plan) -> list[Finding]:
+    """Return what was found, in the order of a run."""
+    checks = [_hub, _folders, _trackers, _counts, _divides, _training_memory, _keys,
+              _encoding_memory, _disk, _lucene, _lm_eval, _partition]  # fmt: skip
+    found = [finding for one in checks for finding in one(plan)]
+    return found or [Finding("nothing", "ok", "these jobs need nothing that could be missing")]
+
+
+def _hub(plan: Plan) -> Iterator[Finding]:
+    """Say how many repositories can be read; a finding for each that cannot."""
+    hub = plan.hub
+    needed = {what: plan.sources(what) for what in ("model", "data set")}
+    if hub.unreachable and any(needed.values()):
+        every = tuple(job for own in needed.values() for jobs in own.values() for job in jobs)
+        yield Finding("hub", "error", f"{hub.address} cannot be reached", every)
+    where = "in the local cache" if hub.offline else f"on {hub.address}"
+    for what, own in needed.items():
+        problems = hub.problems(what, [(source.name, source.revision) for source in own])
+        if readable := problems.count(None):
+            yield Finding("hub", "ok", f"{readable} of {len(own)} {what}s {where}")
+        for problem, jobs in zip(problems, own.values(), strict=True):
+            if problem:
+                yield Finding("hub", "error", problem, jobs)
+
+
+def _folders(plan: Plan) -> Iterator[Finding]:
+    """Look for the user's own models. (Snakemake looks for files that are inputs of rules.)"""
+    for source, jobs in plan.sources("folder").items():
+        if not Path(source.name).exists():
+            yield Finding("files", "error", f"{source.name}: no such file or folder", jobs)
+
+
+def _trackers(plan: Plan) -> Iterator[Finding]:
+    trainings = tuple(job for jobs in plan.of("train").values() for job in jobs)
+    for tracker in trackers.chosen() if trainings else []:
+        if problem := trackers.missing(tracker):
+            yield Finding(tracker, "error", problem, trainings)
+
+
+def _counts(plan: Plan) -> Iterator[Finding]:
+    """Compare the batches and pairs that are asked for with those that can be made."""
+    for rule, section in (("batch", "batches"), ("pair", "pairs")):
+        for name, jobs in plan.of(rule).items():
+            rows, what = plan.counts.data(section, name), f"{section} {name}"
+            if rows is None:
+                message = "unknown how many: a corpus has no published counts and cannot be read"
+                yield Finding(what, "warning", message, jobs)
+            elif rows.margin is not None:
+                verdict = _verdict(1, rows.margin)
+                if rows.exact:
+                    verdict = "ok" if rows.margin >= 1 else "error"
+                if verdict != "ok":
+                    yield Finding(what, verdict, _short(plan.config, section, name, rows), jobs)
+
+
+def _short(config: Config, section: str, name: str, rows: Rows) -> str:
+    entry = getattr(config, section)[name]
+    if getattr(entry, "sample_from", None):
+        asked = ", ".join(f"{count:,} of {other}" for other, count in entry.sample_from.items())
+        return f"sample_from asks for {asked}; there are {rows.margin:.2f} for each"
+    key = "num_pairs" if section == "pairs" else "num_batches"
+    about = "" if rows.exact else "about "
+    chunks = f": {about}{rows.chunks:,.0f} chunks" if rows.chunks else ""
+    return f"{key} asks for {rows.asked:,} of {about}{rows.available:,.0f}{chunks}"
+
+
+def _divides(plan: Plan) -> Iterator[Finding]:
+    gpus = plan.machine.gpus
+    for name, jobs in plan.of("train").items():
+        experiment = plan.config.experiments[name]
+        each = experiment.batches_per_device
+        if experiment.batches_per_step % (max(1, gpus) * each):
+            message = (
+                f"batches_per_step {experiment.batches_per_step} is not divisible by {gpus} GPUs "
+                f"× batches_per_device {each}"
+            )
+            yield Finding(f"train {name}", "error", message, jobs)
+
+
+def _training_memory(plan: Plan) -> Iterator[Finding]:
+    for name, jobs in plan.of("train").items():
+        models = plan.costs.models(name)
+        if models is None:
+            yield Finding(f"train {name}", "warning", _UNKNOWN, jobs)
+            continue
+        experiment, size = plan.config.experiments[name], plan.costs.row_size(name)
+        need = estimates.training_memory(experiment, models, size, plan.machine.gpus > 0)
+        yield _fits(f"train {name}", need / GB, plan.machine, jobs)
+
+
+def _keys(plan: Plan) -> Iterator[Finding]:
+    for name, jobs in plan.of("evaluate").items():
+        entry = plan.config.models.get(name)
+        if isinstance(entry, ApiModel):
+            lacks = not os.environ.get(entry.key)
+            message = f"{entry.key} is {'not ' if lacks else ''}in the environment"
+            yield Finding(f"evaluate {name}", "error" if lacks else "ok", message, jobs)
+
+
+def _encoding_memory(plan: Plan) -> Iterator[Finding]:
+    for name, jobs in plan.of("evaluate", "evaluate_language_model").items():
+        if backbone := backbone_of(plan.config, name):
+            shape = plan.shape(backbone)
+            if shape is None:
+                yield Finding(f"evaluate {name}", "warning", _UNKNOWN, jobs)
+            else:
+                need = estimates.encoding_memory(shape, gpu=plan.machine.gpus > 0)
+                yield _fits(f"evaluate {name}", need / GB, plan.machine, jobs)
+
+
+def _fits(what: str, need: float, machine: Machine, jobs: tuple[Job, ...]) -> Finding:
+    """Compare gigabytes needed with what one GPU has, or the machine without one."""
+    if machine.gb is None:
+        message = f"about {need:.1f} GB a GPU; what a GPU has is unknown (gpu_memory_gb)"
+        return Finding(what, "warning", message, jobs)
+    message = f"about {need:.1f} GB; {machine.name} has {machine.gb:.0f} GB"
+    return Finding(what, _verdict(need, machine.gb), message, jobs)
+
+
+def _verdict(need: float, there: float) -> Verdict:
+    if need > UNCERTAINTY * there:
+        return "error"
+    return "warning" if need * UNCERTAINTY > there else "ok"
+
+
+def _disk(plan: Plan) -> Iterator[Finding]:
+    """Add up what will be written, on the disk of `results/` and on that of the hub's cache."""
+    from huggingface_hub import constants
+
+    def cost(*rules: str) -> Cost:
+        return plan.costs.of(job for job in plan.jobs if job.rule in rules)
+
+    data, trained = cost("chunk", "batch", "pair"), cost("pretrain", "train")
+    evaluated = cost("evaluate", "evaluate_language_model")
+    own = {
+        "data": data.disk,
+        "models": trained.disk,
+        "runs": evaluated.disk,
+        "checkpoints of one": trained.peak,
+        "embeddings of one": evaluated.peak,
+    }
+    loaded = {source.name for source in plan.sources("model")}
+    everything = (trained + evaluated).fetched
+    cached = {
+        "models": sum(size for name, size in everything.items() if name in loaded),
+        # As they are fetched, and as they are prepared.
+        "tasks": 2 * sum(size for name, size in everything.items() if name not in loaded),
+        "data": sum(data.fetched[name] for name in data.fetched if _stays(plan.config, name)),
+    }
+    places = [("results", Path("results"), own), ("hub cache", Path(constants.HF_HOME), cached)]
+    for what, place, amounts in places:
+        need, free = sum(amounts.values()) / GB, _free(place) / GB
+        shares = ", ".join(f"{key} {value / GB:.1f}" for key, value in amounts.items() if value)
+        if shares:
+            message = f"about {need:.1f} GB ({shares}); {place} has {free:.0f} GB free"
+            yield Finding(f"disk, {what}", _verdict(need, free), message, tuple(plan.jobs))
+
+
+def _stays(config: Config, name: str) -> bool:
+    """Tell whether a data set is kept as a file in the cache; corpora without one are streamed."""
+    return name not in config.corpora or bool(getattr(config.corpora[name], "file", None))
+
+
+def _free(place: Path) -> int:
+    place = place.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _lucene(plan: Plan) -> Iterator[Finding]:
+    models = plan.config.models
+    jobs = tuple(job for job in plan.jobs if isinstance(models.get(job.name), LuceneModel))
+    if not jobs:
+        return
+    from revela.evaluation.lucene import jar_path, java_path
+
+    try:
+        java, jar = java_path(), jar_path()
+        subprocess.run([java, "-version"], capture_output=True, timeout=10, check=True)
+        yield Finding("Java and Lucene", "ok", f"{java}, {jar.name}")
+    except RevelaError as error:
+        yield Finding("Java and Lucene", "error", str(error), jobs)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding("Java and Lucene", "error", f"{java} does not run: {error}", jobs)
+
+
+def _lm_eval(plan: Plan) -> Iterator[Finding]:
+    tasks = {job.task for job in plan.jobs if job.task}
+    needed = {task for task in tasks if isinstance(plan.config.task(task), LmEvalBenchmark)}
+    if needed and importlib.util.find_spec("lm_eval") is None:
+        message = "the package lm-eval is missing: pip install 'revela[lm-eval]'"
+        jobs = tuple(job for job in plan.jobs if job.task in needed)
+        yield Finding("lm-eval", "error", message, jobs)
+
+
+def _partition(plan: Plan) -> Iterator[Finding]:
+    if not (name := plan.machine.partition):
+        return
+    try:
+        resources = partition_resources(name, gpus=plan.machine.gpus > 0)
+        yield Finding(f"partition {name}", "ok", resources)
+    except RevelaError as error:
+        yield Finding(f"partition {name}", "error", str(error), tuple(plan.jobs))

@@ -1,0 +1,266 @@
+"""How much text there is before anything is made: documents → words → chunks → rows → steps."""
+
+import csv
+import gzip
+import itertools
+import lzma
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from revela.common.errors import RevelaError
+from revela.config import paths
+from revela.config.file import Config
+from revela.config.steps import (
+    AnyCorpus,
+    Batches,
+    FilesCorpus,
+    First,
+    HubCorpus,
+    PackagesCorpus,
+    Pairs,
+)
+from revela.plan.jobs import Job
+from revela.text.corpora import Skipped, local_files, read_documents
+
+# Words of a chunk as a share of `max_words`, the last chunk of a document aside, which is half as
+# long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and manuals.
+CHUNK_FILL = 0.88
+BYTES_PER_WORD = 3  # of a Parquet file's compressed text
+_SAMPLE, _SAMPLE_BYTES = 1000, 1_000_000  # that are read where nothing is known
+
+_RULES = {"corpora": "chunk", "batches": "batch", "pairs": "pair"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A corpus: documents that are kept, their words and chunks."""
+
+    documents: float | None
+    words: float | None
+    chunks: float
+    source: str  # where the counts come from
+    download: float = 0  # bytes that are read from the hub
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A set of batches or pairs: how many rows it will have, and how many it could have."""
+
+    chunks: float | None  # that it is drawn from, None where they are not
+    available: float
+    asked: int | None = None
+    margin: float | None = None  # what there is for each that is asked for
+    exact: bool = True  # not estimated
+
+    @property
+    def count(self) -> float:
+        """The rows that there will be."""
+        return self.asked or self.available
+
+
+class Counts:
+    """Sizes of corpora and data sets, each looked up once; None where one is not known.
+
+    Args:
+        config: the configuration.
+        jobs: what will be made; other files count as they are.
+        known: a CSV of data sets of the hub whose sizes are published.
+        offline: whether the hub can be asked.
+    """
+
+    def __init__(self, config: Config, jobs: Iterable[Job], known: Path, offline: bool) -> None:
+        self._config, self._offline = config, offline
+        self._made = {(job.rule, job.name) for job in jobs}
+        self._known = _read_known(known)
+        self.texts: dict[str, Text | None] = {}
+        self.rows: dict[tuple[str, str], Rows | None] = {}
+
+    def text(self, corpus: str) -> Text | None:
+        """Return the size of a corpus."""
+        if corpus not in self.texts:
+            chunks = self._existing("corpora", corpus)
+            found = Text(None, None, chunks, "chunks that are there") if chunks else None
+            self.texts[corpus] = found or self._estimated(self._config.corpora[corpus])
+        return self.texts[corpus]
+
+    def data(self, section: str, name: str) -> Rows | None:
+        """Return the rows of an entry of `batches` or `pairs`."""
+        if (section, name) not in self.rows:
+            there = self._existing(section, name)
+            found = (
+                Rows(None, there) if there else self._drawn(getattr(self._config, section)[name])
+            )
+            self.rows[section, name] = found
+        return self.rows[section, name]
+
+    def rows_trained(self, experiment: str) -> float | None:
+        """Return how many rows an experiment reads."""
+        settings = self._config.experiments[experiment]
+        steps = self.steps(experiment)
+        return steps and steps * settings.batches_per_step
+
+    def steps(self, experiment: str) -> int | None:
+        """Return the optimizer steps of an experiment: its own number, or those of one epoch."""
+        settings = self._config.experiments[experiment]
+        rows = self.data(settings.data.section, settings.data)
+        return settings.steps or (int(rows.count / settings.batches_per_step) if rows else None)
+
+    def words_per_row(self, section: str, name: str) -> float:
+        """Return the words of a batch, or of a pair with its negatives, as on disk."""
+        entry = getattr(self._config, section)[name]
+        texts = entry.batch_size if isinstance(entry, Batches) else 2 + entry.negatives
+        longest = max((self._config.corpora[c].max_words for c in entry.corpora), default=120)
+        return texts * longest * CHUNK_FILL
+
+    def download(self, dataset: str) -> float:
+        """Return the bytes of a data set of ready-made batches, 0 where they are not known."""
+        return self._known.get((dataset, ""), {}).get("bytes", 0.0)
+
+    def _existing(self, section: str, name: str) -> int | None:
+        import pyarrow.parquet as pq
+
+        file = Path(paths.made(section, name))
+        if (_RULES[section], name) in self._made or not file.exists():
+            return None
+        return pq.read_metadata(file).num_rows
+
+    def _drawn(self, entry: Batches | Pairs) -> Rows | None:
+        if isinstance(entry, Batches) and entry.sample_from:
+            return self._sampled(entry)
+        if isinstance(entry, Batches) and not entry.corpora:
+            rows = self._known.get((entry.hub, ""), {}).get("rows") if entry.hub else None
+            rows = _rows_of(Path(entry.file)) if entry.file else rows
+            return _asked(None, rows, _number(entry.num_batches), not entry.file) if rows else None
+        texts = [self.text(corpus) for corpus in entry.corpora]
+        if None in texts:
+            return None
+        chunks = sum(text.chunks for text in texts if text)
+        exact = all(text.documents is None for text in texts if text)
+        if isinstance(entry, Pairs):
+            return _asked(chunks, chunks, entry.num_pairs, exact)
+        return _asked(chunks, chunks / entry.batch_size, _number(entry.num_batches), exact)
+
+    def _sampled(self, entry: Batches) -> Rows | None:
+        """Return the rows of samples of other sets; the margin is that of the scarcest."""
+        made, margins, exact = 0, [], True
+        for other, count in entry.sample_from.items():
+            drawn_from = self.data("batches", other)
+            if drawn_from is None:
+                return None
+            margins.append(drawn_from.count / count)
+            exact &= drawn_from.exact or drawn_from.asked is not None
+            each = self._config.batches[other].batch_size // entry.batch_size
+            made += count * (each if entry.oversized == "split" else 1)
+        asked = _number(entry.num_batches)
+        if asked:
+            margins.append(made / asked)
+        return Rows(None, made, asked or made, min(margins), exact)
+
+    def _estimated(self, corpus: AnyCorpus) -> Text | None:
+        """Return the size of a corpus by the published counts, else by its first documents."""
+        known = None
+        if isinstance(corpus, HubCorpus):
+            known = self._known.get((corpus.dataset, corpus.subset or ""))
+        limit, first = _number(corpus.max_documents), isinstance(corpus.max_documents, First)
+        if known:
+            joined = getattr(corpus, "join_title", False) and "titles" in known
+            documents = known["titles"] if joined else known["rows"]
+            words = known["rows"] * known["words_per_row"] / documents
+            if first and "words_per_first_document" in known:
+                words = known["words_per_first_document"]
+            source = "published counts"
+        else:
+            try:
+                documents, words = self._look(corpus)
+            except RevelaError:  # what reads it tells why
+                return None
+            source = f"its first {_SAMPLE:,} documents"
+        kept = min(documents, limit or documents)
+        chunks = kept * (words / (CHUNK_FILL * corpus.max_words) + 0.5)
+        # A sample is drawn in a second pass; what comes first is all that is read.
+        passes = kept / documents if first else 2 if limit else 1
+        whole_file = getattr(corpus, "file", None)
+        download = (known or {}).get("bytes", 0.0) * (1 if whole_file else passes)
+        return Text(kept, kept * words, chunks, source, download)
+
+    def _look(self, corpus: AnyCorpus) -> tuple[float, float]:
+        """Read the first documents; return the number of all and the words of one.
+
+        Raises:
+            RevelaError: it cannot be read, or its length is unknown.
+        """
+        update: dict[str, Any] = {"max_documents": None}
+        if not isinstance(corpus, PackagesCorpus):
+            update |= {"join_title": False, "on_bad_row": "skip"}
+        if isinstance(corpus, HubCorpus) and (self._offline or corpus.file):
+            raise RevelaError(f"{corpus.dataset}: neither published counts nor rows to look at")
+        stream = read_documents(corpus.model_copy(update=update), Skipped())
+        if isinstance(corpus, PackagesCorpus):
+            sample = list(stream)
+            rows: float = len(sample)
+        else:
+            sample = list(itertools.islice(stream, _SAMPLE))
+            rows = len(sample) if len(sample) < _SAMPLE else _rows(corpus)
+        if not sample:
+            raise RevelaError("the corpus holds no document")
+        documents = len(sample)
+        if getattr(corpus, "join_title", False):
+            documents = len(list(itertools.groupby(sample, key=lambda one: one.title)))
+        words = sum(len(one.text.split()) for one in sample)
+        return rows * documents / len(sample), words / documents
+
+
+def _number(limit: int | First | None) -> int | None:
+    return limit.first if isinstance(limit, First) else limit
+
+
+def _asked(chunks: float | None, available: float, asked: int | None, exact: bool) -> Rows:
+    return Rows(chunks, available, asked, available / asked if asked else None, exact)
+
+
+def _read_known(path: Path) -> dict[tuple[str, str], dict[str, float]]:
+    """Read data set, subset → the published counts of its row."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as stream:
+        return {
+            (row.pop("dataset"), row.pop("subset")): {
+                key: float(value) for key, value in row.items() if value and key != "source"
+            }
+            for row in csv.DictReader(stream)
+        }
+
+
+def _rows_of(file: Path) -> float:
+    """Return the rows of a file, estimated from its first megabyte if it is longer."""
+    if file.suffix in {".txt", ".md"}:
+        return 1
+    if file.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_metadata(file).num_rows
+    with file.open("rb") as raw:
+        opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, lambda stream: stream)
+        rows = 0
+        for rows, _ in enumerate(opened(raw), start=1):
+            if rows >= _SAMPLE and raw.tell() >= _SAMPLE_BYTES:
+                return rows * file.stat().st_size / raw.tell()
+        return rows
+
+
+def _rows(corpus: FilesCorpus | HubCorpus) -> float:
+    """Return the rows of files, or those that a card on the hub states, else those to be kept."""
+    if isinstance(corpus, FilesCorpus):
+        return sum(map(_rows_of, local_files(corpus)))
+    import datasets
+
+    try:
+        name, subset, revision = corpus.dataset, corpus.subset, corpus.revision
+        splits = datasets.load_dataset_builder(name, subset, revision=revision).info.splits
+        return splits[corpus.split].num_examples
+    except Exception as error:  # whatever the hub or the card lacks
+        if limit := _number(corpus.max_documents):
+            return limit
+        raise RevelaError(f"{corpus.dataset}: its number of rows is not known") from error

@@ -1,0 +1,106 @@
+"""The jobs of a run, as Snakemake plans them, and what each loads that no other job makes."""
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
+from revela.config.file import Config
+from revela.config.names import ModelName, ModelRef, references
+from revela.config.steps import Experiment, LanguageModel, LmEvalBenchmark, MtebBenchmark
+
+RULES = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
+"""The rules whose jobs take time."""
+
+
+class Job(NamedTuple):
+    """A job of one of `RULES`."""
+
+    rule: str
+    name: str  # of the corpus, batch set, set of pairs, backbone, experiment or model
+    task: str = ""
+
+    @classmethod
+    def of(cls, rule: str, wildcards: dict[str, str]) -> "Job":
+        """Return the job of a rule with these wildcards."""
+        (name,) = (value for key, value in wildcards.items() if key != "task")
+        return cls(rule, name, wildcards.get("task", ""))
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self))
+
+
+Planned = Iterable[tuple[str, dict[str, str]]]
+"""Jobs as Snakemake has them: rule, wildcards."""
+
+
+class Source(NamedTuple):
+    """A model or a data set of the hub, or a model's folder."""
+
+    what: str  # model, data set, folder
+    name: str
+    revision: str | None = None
+
+
+def sources(config: Config, job: Job) -> Iterator[Source]:
+    """Yield the models and data sets that a job loads and that no other job makes."""
+    match job.rule:
+        case "chunk":
+            corpus = config.corpora[job.name]
+            if corpus.source == "hub":
+                yield Source("data set", corpus.dataset, corpus.revision)
+        case "batch":
+            if hub := config.batches[job.name].hub:
+                yield Source("data set", hub)
+        case "train":
+            yield from _weights(config.experiments[job.name])
+        case "evaluate" | "evaluate_language_model":
+            yield from _weights(config.model(job.name))
+            if training_of(config, job.name):  # LoRA's weights are put on the backbone anew
+                yield from _weights(backbone_of(config, job.name))
+            yield from _collection(config, job.task)
+
+
+def _weights(entry: object) -> Iterator[Source]:
+    revision, adapter = getattr(entry, "revision", None), getattr(entry, "adapter", None)
+    for model in references(entry):
+        if isinstance(model, ModelRef) and not model.is_entry:
+            if model.is_hub_name:
+                own = model == adapter or not adapter
+                yield Source("model", model, revision if own else None)
+            elif not model.startswith("results/"):
+                yield Source("folder", model)
+
+
+def _collection(config: Config, task: str) -> Iterator[Source]:
+    suite = config.task(task)
+    if isinstance(suite, MtebBenchmark):
+        yield _mteb_data_set(task)
+    elif isinstance(suite, LmEvalBenchmark):
+        file = lm_eval_task_files(suite.path).get(task)
+        path = lm_eval_data_set(file) if file else None
+        if path and "/" in path:
+            yield Source("data set", path)
+
+
+@functools.cache
+def _mteb_data_set(task: str) -> Source:
+    import mteb
+
+    described = mteb.get_task(task).metadata.dataset
+    return Source("data set", described["path"], described.get("revision"))
+
+
+def training_of(config: Config, model: str) -> Experiment | None:
+    """Return the experiment that trains what is evaluated, None for a model from elsewhere."""
+    entry = config.models.get(model)
+    name = entry.language_model if isinstance(entry, LanguageModel) else model
+    return config.experiments.get(ModelName.parse(name).training)
+
+
+def backbone_of(config: Config, model: str) -> str | None:
+    """Return the backbone whose sizes an evaluated model has, None for BM25 and APIs."""
+    entry, experiment = config.models.get(model), training_of(config, model)
+    if experiment:
+        return experiment.language_model if entry else experiment.retriever
+    return getattr(entry, "retriever", None) or getattr(entry, "language_model", None)

@@ -1,0 +1,33 @@
+"""Rows as a table on the terminal."""
+
+import sys
+from typing import Any
+
+_COLOURS = {
+    **{"ok": "green", "warning": "yellow", "error": "red"},
+    **{"done": "green", "running": "cyan", "stopped": "yellow", "stalled": "red"},
+}
+
+
+def show_table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print rows under the keys of the first one, numbers to the right; nothing without a row."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        numbers = any(isinstance(row[column], int | float) for row in rows)
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        cells = map(_cell, row.values())
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in cells))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,242 @@
+"""Sizes of corpora and data sets before they are made, against those that are made."""
+
+import gzip
+import json
+import lzma
+import random
+from pathlib import Path
+
+import pytest
+
+from revela.config.file import Config, load_config, parse_config
+from revela.config.steps import First
+from revela.plan.checks import Plan, check
+from revela.plan.counts import CHUNK_FILL, Counts, _rows_of
+from revela.plan.jobs import Job
+from revela.plan.machine import Machine
+from revela.text.batching import make_batches
+from revela.text.chunking import chunk_corpus
+
+ROOT = Path(__file__).parents[2]
+KNOWN = ROOT / "data/paper"
+MACHINE = Machine(4, 80, 64)
+
+
+@pytest.fixture
+def paper(monkeypatch) -> Config:
+    monkeypatch.chdir(ROOT)
+    return load_config(ROOT / "config.yaml")
+
+
+def counts_of(config: Config, jobs: list[Job], known: Path = KNOWN) -> Counts:
+    return Counts(config, jobs, known / "corpora.csv", offline=True)
+
+
+def text_jobs(config: Config) -> list[tuple[str, dict[str, str]]]:
+    return [
+        *(("chunk", {"corpus": name}) for name in config.corpora),
+        *(("batch", {"batches": name}) for name in config.batches),
+        *(("pair", {"pairs": name}) for name in config.pairs),
+    ]
+
+
+def with_sample(config: Config, documents: object) -> Config:
+    wikipedia = config.corpora["wikipedia"].model_copy(update={"max_documents": documents})
+    return config.model_copy(update={"corpora": config.corpora | {"wikipedia": wikipedia}})
+
+
+def test_a_sample_of_wikipedia_is_too_small_for_the_paper_s_batches(paper):
+    jobs = [Job.of(*job) for job in text_jobs(paper)]
+    sampled = with_sample(paper, 339_409)
+    counts = counts_of(sampled, jobs)
+    text = counts.text("wikipedia")
+    assert text.documents == 339_409
+    assert text.words / text.documents == pytest.approx(21_015_324 * 100 / 3_232_908)
+    assert 2.2e6 < text.chunks < 2.5e6
+    assert counts.data("batches", "wikipedia").margin < 0.5
+    found = check(Plan(sampled, text_jobs(sampled), MACHINE, KNOWN))
+    (finding,) = [one for one in found if one.what == "batches wikipedia"]
+    assert finding.verdict == "error"
+    assert finding.message.startswith("num_batches asks for 320,000 of about 141,")
+    assert finding.jobs == (Job("batch", "wikipedia"),)
+    for others in ("batches code", "batches fineweb-edu", "pairs wikipedia", "pairs code"):
+        assert not [one for one in found if one.what == others]
+
+
+def test_the_first_articles_suffice_as_the_paper_says(paper):
+    """Its 320,000 batches are what the words of a first article come from."""
+    counts = counts_of(with_sample(paper, First(first=339_409)), [])
+    assert counts.data("batches", "wikipedia").margin == pytest.approx(1, abs=0.01)
+    found = check(Plan(paper, text_jobs(paper), MACHINE, KNOWN))
+    assert not [one for one in found if one.what.startswith("batches") and one.verdict == "error"]
+    # Only that share of the file's articles is read.
+    whole = counts_of(with_sample(paper, None), []).text("wikipedia")
+    assert whole.documents == 3_232_908
+    assert whole.words == pytest.approx(21_015_324 * 100)
+
+
+def test_steps_are_those_that_the_paper_reports(paper):
+    counts = counts_of(paper, [])
+    assert counts.steps("revela-wiki-1b") == 10_000
+    assert counts.steps("revela-code-1b") == 11_211
+    assert counts.steps("replug-wiki-1b") == 4_500
+    # The first 8 (4) chunks of each 16.
+    assert counts.steps("revela-wiki-3b") == counts.steps("revela-wiki-1b-bs4") == 10_000
+    assert counts.steps("revela-wiki-1b-published") == 10_000
+    assert counts.rows_trained("revela-code-1b") == 11_211 * 32
+
+
+def documents(count: int, length: int) -> list[dict]:
+    draw = random.Random(0)
+    words = ["river", "water", "stone", "field", "winter", "harvest", "bridge", "market"]
+
+    def sentence() -> str:
+        return " ".join(draw.choices(words, k=draw.randint(8, 32))).capitalize() + "."
+
+    def text() -> str:
+        sentences: list[str] = []
+        while sum(len(one.split()) for one in sentences) < length:
+            sentences.append(sentence())
+        return " ".join(sentences)
+
+    return [{"title": f"t{n // 3}", "text": text()} for n in range(count)]
+
+
+CONFIG = {
+    "corpora": {"mine": {"source": "files", "path": "mine.jsonl"}},
+    "batches": {
+        "mine": {"corpora": ["mine"], "num_batches": 100},
+        "half": {"sample_from": {"mine": 40}, "batch_size": 8},
+        "heads": {"sample_from": {"mine": 40}, "batch_size": 8, "oversized": "truncate"},
+        "more": {"sample_from": {"mine": 120}},
+    },
+    "pairs": {"mine": {"corpora": ["mine"], "num_pairs": 5_000}},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.gz"])
+def test_a_corpus_of_one_s_own_is_looked_at(folder, name):
+    rows = documents(2_500, 150)
+    write(folder / name, rows)
+    config = parse_config(
+        CONFIG | {"corpora": {"mine": {"source": "files", "path": name}}}, "config"
+    )
+    counts = counts_of(config, [])
+    estimate = counts.text("mine")
+    made = chunk_corpus(config.corpora["mine"], folder / "chunks.parquet", workers=1)
+    assert estimate.documents == pytest.approx(made.documents, rel=0.1)
+    assert estimate.words == pytest.approx(sum(len(r["text"].split()) for r in rows), rel=0.1)
+    assert estimate.chunks == pytest.approx(made.chunks, rel=0.15)
+    paths = {"mine": folder / "chunks.parquet"}
+    batches = make_batches(config.batches["mine"], paths, folder / "b.parquet")
+    available = counts.data("batches", "mine").available
+    assert available == pytest.approx(batches.batches_before_sampling, rel=0.15)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_rows_of_a_long_file_are_estimated_from_its_beginning(folder, suffix):
+    draw = random.Random(0)
+    lines = [
+        json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n"
+        for _ in range(40_000)
+    ]
+    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    path = folder / f"long.jsonl{suffix}"
+    path.write_bytes(compress("".join(lines).encode()))
+    estimate = _rows_of(path)
+    assert estimate != 40_000
+    assert estimate == pytest.approx(40_000, rel=0.1)
+    path.write_bytes(compress("".join(lines[:3000]).encode()))
+    assert _rows_of(path) == 3000  # a short one is counted
+
+
+def test_joined_rows_and_few_rows(folder):
+    write(folder / "mine.jsonl", documents(300, 50))
+    joined = {"source": "files", "path": "mine.jsonl", "fields": {"title": "title"},
+              "join_title": True}  # fmt: skip
+    counts = counts_of(parse_config(CONFIG | {"corpora": {"mine": joined}}, "config"), [])
+    assert counts.text("mine").documents == 100  # exact: there are less than a thousand rows
+    longest = counts.text("mine").words / 100
+    expected = 100 * (longest / (CHUNK_FILL * 120) + 0.5)
+    assert counts.text("mine").chunks == pytest.approx(expected)
+
+
+def test_chunks_that_are_there_are_counted(folder):
+    write(folder / "mine.jsonl", documents(700, 150))
+    config = parse_config(CONFIG, "config")
+    Path("results/chunks").mkdir(parents=True)
+    made = chunk_corpus(config.corpora["mine"], Path("results/chunks/mine.parquet"), workers=1)
+    counts = counts_of(config, [Job("batch", "mine")])
+    assert counts.text("mine").chunks == made.chunks
+    assert counts.data("batches", "mine").exact
+    # A job that makes them anew: what is there does not count.
+    assert counts_of(config, [Job("chunk", "mine")]).text("mine").documents == 700
+
+    def verdicts(asked: int) -> list[str]:
+        asking = {"mine": {"corpora": ["mine"], "num_batches": asked}}
+        own = parse_config(CONFIG | {"batches": asking}, "config")
+        found = check(Plan(own, [("batch", {"batches": "mine"})], MACHINE, KNOWN))
+        return [one.verdict for one in found if one.what == "batches mine"]
+
+    enough = made.chunks // 16
+    assert verdicts(enough) == []
+    assert verdicts(enough + 1) == ["error"]
+
+
+def test_a_mixture_asks_the_sets_that_it_is_drawn_from(folder):
+    write(folder / "mine.jsonl", documents(2_000, 150))
+    config = parse_config(CONFIG, "config")
+    counts = counts_of(config, [])
+    assert counts.data("batches", "half").count == 80  # each of 16 is split
+    assert counts.data("batches", "half").margin == 100 / 40
+    assert counts.data("batches", "heads").count == 40  # the first half of each
+    jobs = [("batch", {"batches": name}) for name in config.batches]
+    found = {one.what: one for one in check(Plan(config, jobs, MACHINE, KNOWN))}
+    assert "batches half" not in found
+    assert found["batches more"].verdict == "error"
+    assert found["batches more"].message.startswith("sample_from asks for 120 of mine")
+
+
+def test_what_can_be_neither_known_nor_read_is_a_warning(folder):
+    nowhere = {"mine": {"source": "hub", "dataset": "some/texts"}}
+    config = parse_config(CONFIG | {"corpora": nowhere}, "config")
+    found = check(Plan(config, [("pair", {"pairs": "mine"})], MACHINE, KNOWN))
+    assert [one.verdict for one in found if one.what == "pairs mine"] == ["warning"]
+
+
+def test_margins_at_which_an_estimate_warns_and_fails(folder):
+    write(folder / "mine.jsonl", documents(2_000, 150))
+    available = counts_of(parse_config(CONFIG, "config"), []).text("mine").chunks
+
+    def verdicts(share: float) -> list[str]:
+        pairs = {"mine": {"corpora": ["mine"], "num_pairs": int(available / share)}}
+        config = parse_config(CONFIG | {"pairs": pairs}, "config")
+        found = check(Plan(config, [("pair", {"pairs": "mine"})], MACHINE, KNOWN))
+        return [one.verdict for one in found if one.what == "pairs mine"]
+
+    assert [verdicts(share) for share in (1.5, 1.3, 0.8, 0.6)] == [
+        [],
+        ["warning"],
+        ["warning"],
+        ["error"],
+    ]
+
+
+def test_every_corpus_of_the_paper_is_known(paper):
+    counts = counts_of(paper, [])
+    for name, corpus in paper.corpora.items():
+        assert counts.text(name).source == "published counts", name
+        assert counts.text(name).download > 0, corpus.dataset
+    for name in paper.batches:
+        assert counts.data("batches", name), name
