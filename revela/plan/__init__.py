@@ -1,1 +1,15 @@
-"""Planned jobs and files in; what they need, will take, and where they stand out."""
+"""Planned jobs and files in; what they need, what they will take and where they stand out."""
+
+from typing import Any
+
+from revela.common.lazy import find
+
+_HOMES = {
+    "Plan": "checks",
+    "check": "checks",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    return find(__name__, _HOMES, name)
