@@ -3,6 +3,7 @@
 #   make demo    set up, run the whole pipeline on the embedded default, print its table
 #   make test    set up, lint, types, tests
 #   make rehearsal    run every job of config.yaml in miniature, offline
+#   make life-size    the paper's steps at their real sizes, offline; an hour or two on two cores
 #   make test-cluster    run the pipeline on a real Slurm of one host; root and Debian packages
 
 PYTHON ?= python3.11
@@ -13,7 +14,7 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := true
 export TQDM_MININTERVAL := 5
 
-.PHONY: demo rehearsal test test-cluster lint lock bench clean help
+.PHONY: demo rehearsal life-size test test-cluster lint lock bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -25,6 +26,9 @@ demo: .venv/installed
 
 rehearsal: .venv/installed
 	python -m tests.rehearsal
+
+life-size: .venv/installed
+	python -m bench.life_size
 
 test: lint
 	pytest
@@ -75,4 +79,4 @@ lock:
 	sed -E '/^nvidia-ml-py==/b; /^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
 
 clean:
-	rm -rf .venv .snakemake .rehearsal results/[a-z]*
+	rm -rf .venv .snakemake .rehearsal .life-size results/[a-z]*

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 _API = re.compile(
     r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|commits|discussions)(?:/([^/]+)(.*))?)?"
 )
+_BLOCK = 1 << 20  # bytes of a file in memory
 _FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -117,8 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not path.is_file() or not path.is_relative_to(repository.resolve()):
             missing = {"X-Repo-Commit": commit}
             raise _Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound", **missing)
-        content, status = path.read_bytes(), HTTPStatus.OK
-        size = len(content)
+        size, status = path.stat().st_size, HTTPStatus.OK
+        first, last = 0, size - 1
         headers = {
             "ETag": f'"{_blob(path)}"',
             "X-Repo-Commit": commit,
@@ -126,26 +127,34 @@ class _Handler(BaseHTTPRequestHandler):
             "Accept-Ranges": "bytes",
         }
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            first, last = int(asked[1]), min(int(asked[2] or size - 1), size - 1)
+            first, last = int(asked[1]), min(int(asked[2] or last), last)
             if first >= size:
                 wrong = {"Content-Range": f"bytes */{size}"}
                 raise _Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "Range", **wrong)
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-            content, status = content[first : last + 1], HTTPStatus.PARTIAL_CONTENT
-        self._send(status, content, headers)
+            status = HTTPStatus.PARTIAL_CONTENT
+        self._send_head(status, headers, last + 1 - first)
+        if self.command != "HEAD":
+            with path.open("rb") as file:
+                file.seek(first)
+                for start in range(first, last + 1, _BLOCK):
+                    self.wfile.write(file.read(min(_BLOCK, last + 1 - start)))
 
     def _send_json(self, answer: Any) -> None:
         content = json.dumps(answer).encode()
         self._send(HTTPStatus.OK, content, {"Content-Type": "application/json"})
 
     def _send(self, status: HTTPStatus, content: bytes, headers: dict[str, str]) -> None:
+        self._send_head(status, headers, len(content))
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _send_head(self, status: HTTPStatus, headers: dict[str, str], length: int) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(length))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
@@ -225,4 +234,5 @@ def _entry(repository: Path, file: str) -> dict[str, Any]:
 @functools.cache
 def _blob(path: Path) -> str:
     """Return the hash by which clients tell contents apart; the files do not change."""
-    return hashlib.sha1(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest()

@@ -1,0 +1,1 @@
+"""The paper's steps at their real sizes, without a hub: `python -m bench.life_size`."""

@@ -1,0 +1,84 @@
+"""The paper's steps at their real sizes, without a hub.
+
+Parts that are done are skipped in a second call; remove the folder to do all again. Each part has
+its processes to itself, and one that the machine's memory cannot hold is named and left out.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.life_size import results
+from bench.life_size.plan import EXPERIMENTS, make_plan
+from bench.life_size.processes import Failed, Skipped, apart
+from bench.life_size.text import CORPORA, Chunking
+from bench.life_size.training import Training
+from revela.common.outputs import write_json
+
+_TFLOPS = 0.05  # until the first part is done
+
+
+def main() -> None:
+    """Do every part, and write the tables after each."""
+    parser = argparse.ArgumentParser(prog="bench.life_size", description=__doc__)
+    names = [*EXPERIMENTS, *(f"chunk-{corpus}" for corpus in CORPORA)]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="repeatable")
+    parser.add_argument("--text-gb", type=float, default=1.0, help="text of each corpus")
+    parser.add_argument("--folder", type=Path, default=Path(".life-size"))
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    plan = apart(make_plan, options.folder)
+    parts = [
+        *(Training(step, options.folder) for step in plan.steps),
+        *(
+            Chunking(corpus, plan.corpora[corpus], options.folder, options.text_gb)
+            for corpus in CORPORA
+        ),
+    ]
+    found = {name: _read(options.folder, name) for name in names}
+    todo = [
+        part
+        for part in parts
+        if part.name in (options.only or names)
+        and ("result" not in found[part.name] or found[part.name]["key"] != part.key)
+    ]
+    start, finished = time.monotonic(), 0.0
+    for number, part in enumerate(todo):
+        rate = finished / (time.monotonic() - start) if finished else _TFLOPS
+        minutes = sum(other.tflop for other in todo[number:]) / rate / 60
+        print(f"{part.name}: {number + 1} of {len(todo)}, {minutes:.0f} min left", flush=True)
+        found[part.name] = {"key": part.key, **_tried(part)}
+        write_json(_file(options.folder, part.name), found[part.name])
+        results.write(found, plan.machine)
+        finished += part.tflop
+    print(results.write(found, plan.machine))
+    if any("failed" in found[name] for name in options.only or names):
+        sys.exit("life-size: not all parts were done")
+
+
+def _tried(part: Any) -> dict[str, Any]:
+    try:
+        return {"result": part.run()}
+    except Skipped as reason:
+        print(f"    left out: {reason}", flush=True)
+        return {"skipped": str(reason)}
+    except Exception as error:  # whatever is wrong with one part, the others are done
+        reason = str(error) if isinstance(error, Failed) else repr(error)
+        print(f"    failed: {reason}", flush=True)
+        return {"failed": reason}
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / "parts" / f"{name}.json"
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    path = _file(folder, name)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+if __name__ == "__main__":
+    main()

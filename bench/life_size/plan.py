@@ -1,0 +1,128 @@
+"""What is run: experiments and corpora as `config.yaml` has them, and what the plan expects."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.life_size.twins import shapes
+
+_SMOLLM = "HuggingFaceTB/SmolLM2-135M"
+
+# Name → what `config.yaml` is given of it; nothing where it has that experiment itself.
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "revela-wiki-0.1b-lm-0.1b": {},
+    "revela-code-0.1b-lm-0.1b": {},
+    "replug-wiki-0.1b-lm-0.1b": {
+        "base": "replug-wiki-1b",
+        "retriever": _SMOLLM,
+        "language_model": _SMOLLM,
+    },
+    "contriever-wiki-0.1b": {"base": "contriever-wiki-1b", "retriever": _SMOLLM},
+    "revela-wiki-0.1b": {},
+    "revela-wiki-0.5b-lm-0.5b": {},
+    "revela-wiki-0.5b": {},
+    "revela-wiki-1b": {},
+    "revela-wiki-3b": {},
+    "replug-wiki-0.5b": {},
+    "replug-wiki-1b": {},
+    "replug-wiki-3b": {},
+    "contriever-wiki-1b": {},
+}
+PAIRS = 8  # of 17 texts: more than are encoded at once (128)
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """One step of one experiment, and what the plan expects of it."""
+
+    name: str
+    settings: dict[str, Any]
+    models: list[str]  # retriever, language model
+    row: int  # texts of a batch (B), or of a pair
+    training_gb: float
+    encoding_gb: float
+    flops: float
+    parameters: int  # of the retriever
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it is trained on pairs, else on batches."""
+        return self.settings["objective"]["name"] == "contriever"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All micro-steps, the settings of all corpora, and what they run on."""
+
+    machine: str
+    steps: list[MicroStep]
+    corpora: dict[str, dict[str, Any]]
+
+
+def make_plan(folder: Path) -> Plan:
+    """Read `config.yaml` with the experiments that are added to it here, as `revela settings` does.
+
+    What is cut: one step of one batch (of eight pairs), no warm-up, whose first steps change
+    nothing, and neither snapshots nor plain losses, which no step's model counts.
+    """
+    from bench.common import machine
+    from revela.config.file import load_config
+
+    raw = yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8"))
+    raw["experiments"] |= {name: entry for name, entry in EXPERIMENTS.items() if entry}
+    extended = folder / "config.yaml"
+    extended.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
+    config = load_config(extended)
+    corpora = {name: json.loads(config.resolved("corpora", name).dump()) for name in config.corpora}
+    return Plan(machine(), [_micro_step(config, name) for name in EXPERIMENTS], corpora)
+
+
+def _micro_step(config: Any, name: str) -> MicroStep:
+    from revela.encoder import native_dtype
+    from revela.plan import estimates
+
+    entry = config.resolved("experiments", name)
+    contriever = entry.objective.name == "contriever"
+    data = (config.pairs if contriever else config.batches)[entry.data]
+    row = 2 + data.negatives if contriever else data.batch_size
+    size = PAIRS if contriever else 1
+    objective = entry.objective
+    if objective.name == "revela":
+        objective = objective.model_copy(update={"plain_loss_every": 0})
+    cut = entry.model_copy(
+        update={
+            "objective": objective,
+            "steps": 1,
+            "batches_per_step": size,
+            "batches_per_device": size,
+            "warmup_steps": 0,
+            "similarity_snapshot_steps": [],
+        }
+    )
+    models = [str(model) for model in (entry.retriever, entry.language_model) if model]
+    known = [estimates.Shape.of(shapes()[model]) for model in models]
+    together = estimates.Models(*known)
+    # "On a GPU" stands for having bfloat16, as this machine may.
+    half = "bfloat16" in str(native_dtype(entry.precision))
+    return MicroStep(
+        name=name,
+        settings=json.loads(cut.dump()),
+        models=models,
+        row=row,
+        training_gb=estimates.training_memory(cut, together, row, half) / estimates.GB,
+        encoding_gb=estimates.encoding_memory(known[0], half) / estimates.GB,
+        flops=estimates.training_flops(cut, together, row, size),
+        parameters=_parameters(shapes()[models[0]]),
+    )
+
+
+def _parameters(config: dict[str, Any]) -> int:
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
+    return model.num_parameters()

@@ -1,0 +1,131 @@
+"""The tables of what the parts found, as Markdown."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path("bench/RESULTS-life-size.md")
+SAME = 0.999  # cosine of embeddings that count as the same
+
+Found = dict[str, dict[str, Any]]
+
+_TRAININGS = [
+    "experiment",
+    "retriever + language model",
+    "B",
+    "GB",
+    "estimated GB",
+    "seconds",
+    "modelled TFLOP",
+    "of matmul rate",
+    "loss",
+    "all finite",
+    "64 passages, s",
+    "GB",
+    "estimated GB",
+    "reloaded as by hand",
+]
+_TEXTS = [
+    "corpus",
+    "text, MB",
+    "MB/s",
+    "GB at a tenth",
+    "GB",
+    "flat",
+    "chunks",
+    "hours: reader",
+    "hours: workers, 1 core",
+    "hours: {cores} cores",
+    "profile's hours",
+]
+
+
+def write(found: Found, machine: str, path: Path = RESULTS) -> str:
+    """Write both tables, and the line of each part that has no row; return them."""
+    trainings = {n: r["result"] for n, r in found.items() if "training" in r.get("result", {})}
+    texts = {n: r["result"] for n, r in found.items() if "large" in r.get("result", {})}
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    sections = [f"# The paper's steps at their real sizes\n\n`make life-size`, {today}, {machine}."]
+    if trainings:
+        sections.append(_TRAINING_NOTE)
+        sections.append(_table(_TRAININGS, [_training(*one) for one in trainings.items()]))
+    if texts:
+        cores = next(iter(texts.values()))["profile_cores"]
+        heading = [name.format(cores=cores) for name in _TEXTS]
+        sections.append(_TEXT_NOTE)
+        sections.append(_table(heading, [_text(*one) for one in texts.items()]))
+    missing = [
+        f"- {n}: {why}" for n, r in found.items() if (why := r.get("skipped", r.get("failed")))
+    ]
+    if missing:
+        sections += ["## Not measured", "\n".join(missing)]
+    text = "\n\n".join(sections) + "\n"
+    path.write_text(text, encoding="utf-8")
+    return text
+
+
+_TRAINING_NOTE = """\
+## One micro-step of each experiment
+
+Random weights in the published shapes; the settings of `config.yaml`, with one step of one batch
+(Contriever: eight pairs of 17 texts) and no warm-up. Memory is the process's peak, estimates are
+`revela.plan.estimates`'s, without the libraries themselves. Seconds are the step's. The last column
+is the lowest cosine between embeddings of the saved and reloaded retriever and those of W + α/r·BA
+in float32; in brackets the highest cosine of these with the backbone's own, which an adapter that
+was not loaded would give."""
+
+_TEXT_NOTE = """\
+## Chunking
+
+Generated text in each corpus's row format, streamed from a hub on this machine by the settings of
+`config.yaml`; samples keep their share. Hours are of the whole corpus, without its download:
+processor time that a row adds, times the published rows. One process reads and writes, twice where
+a sample is drawn; its hours are not shared by more cores, those of its workers are. The sum takes
+neither for hidden behind the other."""
+
+
+def _table(heading: list[str], rows: list[list[str]]) -> str:
+    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _training(name: str, found: dict[str, Any]) -> list[str]:
+    expected, step = found["step"], found["training"]
+    encoded, same = found["evaluation"], found["embeddings"]
+    share = expected["flops"] / step["seconds"] / step["matmul_rate"]
+    finite = step["finite"] and encoded["finite"]
+    verdict = "yes" if same["lowest_cosine"] >= SAME else "NO"
+    return [
+        name,
+        " + ".join(model.rpartition("/")[2] for model in expected["models"]),
+        str(expected["row"]),
+        f"{step['gb']:.1f}",
+        f"{expected['training_gb']:.1f}",
+        f"{step['seconds']:.0f}",
+        f"{expected['flops'] / 1e12:.1f}",
+        f"{share:.0%}",
+        f"{step['loss']:.3f}",
+        "yes" if finite else "NO",
+        f"{encoded['seconds']:.0f}",
+        f"{encoded['gb']:.1f}",
+        f"{expected['encoding_gb']:.1f}",
+        f"{verdict}: {same['lowest_cosine']:.5f} ({same['backbone_cosine']:.5f})",
+    ]
+
+
+def _text(name: str, found: dict[str, Any]) -> list[str]:
+    small, large = found["small"], found["large"]
+    enough = found["hours"] <= found["profile_hours"]
+    return [
+        name.removeprefix("chunk-"),
+        f"{large['characters'] / 1e6:.0f}",
+        f"{large['characters'] / 1e6 / large['seconds']:.1f}",
+        f"{small['peak_gb']:.2f}",
+        f"{large['peak_gb']:.2f}",
+        "yes" if found["flat"] else "NO",
+        f"{large['chunks']:,}",
+        f"{found['reading_hours']:.2f}",
+        f"{found['workers_hours']:.2f}",
+        f"{found['hours']:.2f}",
+        f"{found['profile_hours']:g}{'' if enough else ': TOO FEW'}",
+    ]
