@@ -1,4 +1,4 @@
-"""`revela table`, `compare`, `verify`, `check-paper`, `listing`, `figure`, `usage`, `show`."""
+"""`revela table`, `compare`, `verify`, `check-paper`, `listing`, `figure`, `show`."""
 
 import sys
 from pathlib import Path
