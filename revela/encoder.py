@@ -61,34 +61,23 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tens
     Returns:
         input_ids (N, L) and attention_mask (N, L), 1 on real tokens.
     """
-    length = max(map(len, rows))
-    length += -length % _PAD_MULTIPLE
-    input_ids = torch.full((len(rows), length), pad_id or 0, dtype=torch.long)
-    attention_mask = torch.zeros((len(rows), length), dtype=torch.long)
-    for index, ids in enumerate(rows):
-        input_ids[index, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-        attention_mask[index, : len(ids)] = 1
-    return input_ids, attention_mask
+    lengths = torch.tensor([len(ids) for ids in rows])
+    width = int(lengths.max())
+    width += -width % _PAD_MULTIPLE
+    input_ids = torch.full((len(rows), width), pad_id or 0, dtype=torch.long)
+    for row, ids in zip(input_ids, rows, strict=True):
+        row[: len(ids)] = torch.tensor(ids, dtype=torch.long)
+    return input_ids, (torch.arange(width) < lengths[:, None]).long()
 
 
 class Encoder(nn.Module):
     """A backbone, perhaps with an adapter, and the pooling that makes its output a vector."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, encoding: Encoding) -> None:
+    def __init__(self, model: Any, tokenizer: Any, encoding: Encoding) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
         self.encoding = encoding
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.model.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the weights are."""
-        return next(self.model.parameters()).dtype
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return embeddings (N, D) in float32 of right-padded ids (N, L), of unit length if set."""
@@ -129,12 +118,12 @@ class Encoder(nn.Module):
         rows = token_ids(self.tokenizer, texts, role, self.encoding, max_length)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
-        room = _TOKENS_PER_BATCH[self.device.type]
+        room = _TOKENS_PER_BATCH[self.model.device.type]
         while order:
             width = len(rows[order[0]]) + _PAD_MULTIPLE
             batch, order = order[: max(1, room // width)], order[max(1, room // width) :]
             ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
-            output = self(ids.to(self.device), mask.to(self.device)).cpu()
+            output = self(ids.to(self.model.device), mask.to(self.model.device)).cpu()
             if not bool(output.isfinite().all()):
                 bad = batch[int((~output.isfinite()).any(1).nonzero()[0])]
                 raise RevelaError(f"the embedding of {texts[bad][:80]!r} is not finite")

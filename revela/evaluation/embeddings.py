@@ -1,4 +1,4 @@
-"""Embeddings of a corpus: shards on disk that a restart keeps, made on any number of devices."""
+"""Embeddings of a corpus: shards on disk, made on any number of devices; a restart skips them."""
 
 import hashlib
 import multiprocessing
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -45,28 +45,8 @@ class Shard:
     texts: slice
 
     def load(self) -> Tensor:
-        """Return the embeddings (N, D) as they are stored, mapped into memory."""
-        with safe_open(self.path, framework="pt") as file:
-            return file.get_tensor("embeddings")
-
-    def is_whole(self, made_of: Callable[[], str]) -> bool:
-        """Tell whether the file is there and holds what it should; delete it if it does not.
-
-        Args:
-            made_of: called where there is a file, returns what it should be made of.
-        """
-        if not self.path.exists():
-            return False
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                if (file.metadata() or {}).get("made_of") == made_of():
-                    return True
-            reason = "is of another model, setting or text"
-        except (SafetensorError, OSError) as error:
-            reason = f"cannot be read ({error})"
-        print(f"{self.path} {reason}: made again")
-        self.path.unlink()
-        return False
+        """Return the embeddings (N, D) as they are stored."""
+        return load_file(self.path)["embeddings"]
 
 
 def encode_corpus(
@@ -78,7 +58,7 @@ def encode_corpus(
     devices: list[str],
     shard_size: int = SHARD_SIZE,
 ) -> list[Shard]:
-    """Encode passages into shards; those that are there already are kept.
+    """Encode passages into shards; those that are there already are skipped.
 
     Args:
         load: returns the encoder on a device; called in a process of each device's own if there
@@ -99,31 +79,23 @@ def encode_corpus(
         for n, i in enumerate(starts)
     ]
     job = _Job(load, passages, max_length, f"{made_by}\n{max_length}")
-
-    def is_there(shard: Shard) -> bool:
-        return shard.is_whole(lambda: job.made_of(passages[shard.texts]))
-
-    missing = [shard for shard in shards if not is_there(shard)]
+    missing = [shard for shard in shards if not job.is_done(shard)]
     if len(missing) < len(shards):
         print(f"{folder}: {len(shards) - len(missing)} of {len(shards)} shards are there already")
-    devices = devices[: len(missing)]
-    if len(devices) == 1:
+    count = min(len(devices), len(missing))
+    if count == 1:
         job.encode(missing, devices[0], 0)
-    elif devices:
+    elif count:
+        shares = [missing[place::count] for place in range(count)]
         spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(len(devices), mp_context=spawn) as pool:
-            parts = [
-                pool.submit(job.encode, missing[n :: len(devices)], device, n)
-                for n, device in enumerate(devices)
-            ]
-            try:
-                for part in parts:
-                    part.result()
-            except BrokenProcessPool as error:
-                raise RevelaError(
-                    "a process that encodes was killed (out of memory?); the shards that are "
-                    f"finished stay in {folder}"
-                ) from error
+        try:
+            with ProcessPoolExecutor(count, mp_context=spawn) as pool:
+                list(pool.map(job.encode, shares, devices, range(count)))
+        except BrokenProcessPool as error:
+            raise RevelaError(
+                "a process that encodes was killed (out of memory?); the shards that are "
+                f"finished stay in {folder}"
+            ) from error
     return shards
 
 
@@ -136,13 +108,30 @@ class _Job:
     max_length: int
     made_by: str
 
-    def made_of(self, texts: Sequence[str]) -> str:
+    def made_of(self, shard: Shard) -> str:
+        """Return the hash of all that a shard's embeddings depend on."""
         digest = hashlib.sha256(self.made_by.encode())
-        for text in texts:
+        for text in self.passages[shard.texts]:
             digest.update(b"\0" + text.encode(errors="surrogatepass"))
         return digest.hexdigest()
 
+    def is_done(self, shard: Shard) -> bool:
+        """Tell whether a shard's file holds what it should; delete it if it does not."""
+        if not shard.path.exists():
+            return False
+        try:
+            with safe_open(shard.path, framework="pt") as file:
+                if (file.metadata() or {}).get("made_of") == self.made_of(shard):
+                    return True
+            reason = "is of another model, setting or text"
+        except (SafetensorError, OSError) as error:
+            reason = f"cannot be read ({error})"
+        print(f"{shard.path} {reason}: it is encoded again")
+        shard.path.unlink()
+        return False
+
     def encode(self, shards: list[Shard], device: str, place: int) -> None:
+        """Encode shards on a device, whose progress bar is at a place of the terminal."""
         encoder = self.load(device)
         total = sum(shard.texts.stop - shard.texts.start for shard in shards)
         with tqdm(total=total, desc=f"passages, {device}", position=place, mininterval=2) as bar:
@@ -150,9 +139,9 @@ class _Job:
                 texts = self.passages[shard.texts]
                 embeddings = encoder.encode(texts, "passage", self.max_length, bar.update)
                 # Half a precision's embeddings need no more on disk.
-                half = encoder.dtype != torch.float32
+                half = encoder.model.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):
                     raise RevelaError("an embedding is too large for float16: use float32")
                 with outputs.atomic_output(shard.path) as temporary:
-                    save_file({"embeddings": stored}, temporary, {"made_of": self.made_of(texts)})
+                    save_file({"embeddings": stored}, temporary, {"made_of": self.made_of(shard)})

@@ -39,22 +39,17 @@ def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, 
     """Write a task in BEIR layout: corpus.jsonl, queries.jsonl, qrels.tsv; return their sizes."""
     functions = list(standard_library_functions())
     random.Random(settings.seed).shuffle(functions)
-    functions = functions[:_MAX_DOCUMENTS]
-    texts = [_query_and_document(function, task) for function in functions]
-    queries = functions[: settings.max_queries]
+    texts = {one.id: _query_and_document(one, task) for one in functions[:_MAX_DOCUMENTS]}
+    queries = list(texts)[: settings.max_queries]
+    corpus = [{"_id": name, "title": "", "text": texts[name][1]} for name in sorted(texts)]
+    asked = [{"_id": f"q:{name}", "text": texts[name][0]} for name in queries]
     folder.mkdir(parents=True)
-    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as stream:
-        for function, (_, document) in sorted(
-            zip(functions, texts, strict=True), key=lambda pair: pair[0].id
-        ):
-            stream.write(json.dumps({"_id": function.id, "title": "", "text": document}) + "\n")
-    with (folder / "queries.jsonl").open("w", encoding="utf-8") as stream:
-        for function, (query, _) in zip(queries, texts, strict=False):
-            stream.write(json.dumps({"_id": f"q:{function.id}", "text": query}) + "\n")
-    with (folder / "qrels.tsv").open("w", encoding="utf-8") as stream:
-        stream.write("query-id\tcorpus-id\tscore\n")
-        stream.writelines(f"q:{function.id}\t{function.id}\t1\n" for function in queries)
-    return {"documents": len(functions), "queries": len(queries)}
+    for file, rows in (("corpus.jsonl", corpus), ("queries.jsonl", asked)):
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / file).write_text("".join(lines), encoding="utf-8")
+    judged = [f"q:{name}\t{name}\t1\n" for name in queries]
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    return {"documents": len(corpus), "queries": len(queries)}
 
 
 def _query_and_document(function: Function, task: str) -> tuple[str, str]:
