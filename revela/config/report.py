@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from revela.config.names import (
     BackboneName,
+    BatchSetName,
     BenchmarkName,
     EvaluatedName,
     ExperimentName,
@@ -101,11 +102,18 @@ class Table(Settings):
         return list(dict.fromkeys(c.partition(":")[0] for _, cs in self.columns for c in cs))
 
 
+BATCH_COLUMNS = ["Document", "Text here"]
+"""What a listing of a batch adds to its file's columns."""
+
+
 class Listing(Settings):
     """A table of text, e.g. the paper's list of tasks."""
 
     caption: str
     file: str = Field(description="CSV with a line of headings")
+    batches: BatchSetName | None = Field(
+        None, description="batch set; the batch that shares most words with the file stands beside"
+    )
     columns: list[str] = Field([], description="headings to print; all by default")
     links: dict[str, str] = Field({}, description="heading → column with the URLs")
     group: str | None = Field(None, description="column at whose changes a rule is drawn")

@@ -93,7 +93,10 @@ CONFIG = {
             "rows": [{"label": "BM25", "model": "bm25", "reported": "BM25"}],
         },
     },
-    "listings": {"list": {"caption": "Listed", "file": "list.csv"}},
+    "listings": {
+        "list": {"caption": "Listed", "file": "list.csv"},
+        "batch": {"caption": "Batch", "file": "list.csv", "batches": "notes"},
+    },
     "figures": {
         "bars": {"kind": "bars", "caption": "Bars", "tables": {"notes": "Notes"}},
         "curves": {
@@ -183,6 +186,7 @@ def test_everything_is_made_with_a_manifest(project):
         "tables/notes_significance.csv",
         "tables/notes_significance.md",
         "tables/list.tex",
+        "tables/batch.tex",
         "figures/bars.pdf",
         "tables/printed_vs_paper.md",
         "figures/curves.png",
@@ -261,6 +265,7 @@ def test_changed_text_is_noticed(project):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert "results/chunks/notes.parquet" in changed
     assert "results/tables/notes.csv" in changed
+    assert "results/tables/batch.csv" in changed
 
 
 def test_a_step_that_fails_fails_its_job(project, tmp_path):

@@ -90,6 +90,7 @@ rule figure:
 rule listing:
     input:
         rows=lambda w: CONFIG.listings[w.listing].file,
+        batches=lambda w: inputs("listings", w.listing),
     output:
         csv="results/tables/{listing}.csv",
         md="results/tables/{listing}.md",
@@ -100,9 +101,11 @@ rule listing:
         "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("listings", w.listing),
+        inputs=lambda w: named("listings", w.listing),
         version=STAGE_VERSIONS["listing"],
     shell:
-        "revela listing --settings {params.settings:q} --output {output.csv:q} | record {log:q}"
+        "revela listing --settings {params.settings:q} {params.inputs} --output {output.csv:q}"
+        " | record {log:q}"
 
 
 rule step_cost:
