@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from revela.common.errors import unknown_name
 from revela.config.names import (
     BackboneName,
     BatchSetName,
@@ -117,6 +118,24 @@ class Listing(Settings):
     columns: list[str] = Field([], description="headings to print; all by default")
     links: dict[str, str] = Field({}, description="heading → column with the URLs")
     group: str | None = Field(None, description="column at whose changes a rule is drawn")
+
+
+class CostTable(Settings):
+    """What trainings take, beside what a paper reports and claims."""
+
+    caption: str
+    experiments: Ordered[ExperimentName, str] = Field(
+        min_length=1, description="experiment → label"
+    )
+    reported: str = Field(description="CSV of reported GPU-hours: data, objective, hours, gpus")
+    claims: str = Field(description="CSV of claims: how much more another system took")
+    claims_about: ExperimentName = Field(description="the experiment that the claims are about")
+
+    @model_validator(mode="after")
+    def _is_shown(self) -> Self:
+        if self.claims_about not in (shown := [name for name, _ in self.experiments]):
+            raise ValueError(unknown_name("claims_about", self.claims_about, shown))
+        return self
 
 
 class CurvesFigure(Settings):

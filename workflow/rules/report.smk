@@ -108,6 +108,29 @@ rule listing:
         " | record {log:q}"
 
 
+rule cost:
+    input:
+        trained=lambda w: inputs("costs", w.cost),
+        reported=lambda w: CONFIG.costs[w.cost].reported,
+        claims=lambda w: CONFIG.costs[w.cost].claims,
+    output:
+        csv="results/tables/{cost}.csv",
+        claims="results/tables/{cost}_claims.csv",
+        md="results/tables/{cost}.md",
+        tex="results/tables/{cost}.tex",
+    log:
+        "results/logs/cost/{cost}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        settings=lambda w: settings("costs", w.cost),
+        known=f"{workflow.basedir}/data/paper",
+        version=STAGE_VERSIONS["cost"],
+    shell:
+        "revela cost --settings {params.settings:q} --known {params.known:q}"
+        " --output {output.csv:q} | record {log:q}"
+
+
 rule step_cost:
     input:
         backbone="data/backbone/model.safetensors",
