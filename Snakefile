@@ -21,6 +21,7 @@ rule all:
         expand("results/tables/{table}.csv", table=CONFIG.tables),
         expand("results/tables/{table}_vs_paper.csv", table=COMPARED),
         expand("results/tables/{listing}.csv", listing=CONFIG.listings),
+        expand("results/tables/{cost}.csv", cost=CONFIG.costs),
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
 
 
@@ -28,6 +29,7 @@ rule all:
 localrules:
     all,
     usage,
+    cost,
     pydocs,
     table,
     compare,

@@ -12,6 +12,7 @@ STAGE_VERSIONS = {
     "table": 1,
     "compare": 1,
     "listing": 1,
+    "cost": 1,
     "figure": 1,
     "step_cost": 1,
     "usage": 1,

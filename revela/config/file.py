@@ -3,7 +3,8 @@
 One file describes what to compute (`config.yaml`); the Snakemake profile says on what machines.
 Each entry of a section is one thing to make, named by its key:
 
-    corpora → batches, pairs → backbones → experiments → benchmarks → tables, listings, figures
+    corpora → batches, pairs → backbones → experiments → benchmarks → tables, listings,
+    costs, figures
 """
 
 import os
@@ -21,7 +22,7 @@ from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_
 from revela.config.expand import expand
 from revela.config.names import LanguageModelRef, ModelName, ModelRef, references
 from revela.config.printed import read_listing, read_reported
-from revela.config.report import AnyFigure, DynamicsFigure, Listing, Table
+from revela.config.report import AnyFigure, CostTable, DynamicsFigure, Listing, Table
 from revela.config.steps import (
     AnyBenchmark,
     AnyCorpus,
@@ -55,6 +56,7 @@ class Config(Settings):
     benchmarks: dict[str, AnyBenchmark] = {}
     tables: dict[str, Table] = {}
     listings: dict[str, Listing] = {}
+    costs: dict[str, CostTable] = {}
     figures: dict[str, AnyFigure] = {}
 
     # ------------------------------------------------------------------------ names
@@ -137,9 +139,12 @@ class Config(Settings):
         """Return an entry as its step expects it: what is made here is named by its path.
 
         Args:
-            section: of the file; `tasks` as well.
+            section: of the file; `tasks` as well. Of `costs` it is a configuration with all that
+                the trainings depend on.
             name: of the entry; of a table, model or task in the forms of `table`, `model`, `task`.
         """
+        if section == "costs":
+            return self._training_slice(name)
         if section in ("tables", "models", "tasks"):
             entry = getattr(self, section.removesuffix("s"))(name)
         else:
@@ -148,6 +153,17 @@ class Config(Settings):
         weights = {k: v for k in fields if isinstance(v := getattr(entry, k), ModelRef)}
         update = {k: self._folder(v) for k, v in weights.items() if v.is_entry}
         return entry.model_copy(update=update)
+
+    def _training_slice(self, name: str) -> "Config":
+        trained = [experiment for experiment, _ in self.costs[name].experiments]
+        return Config(
+            corpora=self.corpora,
+            batches=self.batches,
+            pairs=self.pairs,
+            backbones=self.backbones,
+            experiments={experiment: self.experiments[experiment] for experiment in trained},
+            costs={name: self.costs[name]},
+        )
 
     def _folder(self, model: ModelRef) -> str:
         if isinstance(model, LanguageModelRef) and model in self.experiments:
@@ -347,6 +363,12 @@ def _problems(config: Config) -> Iterator[str]:
             read_listing(listing)
         except RevelaError as error:
             yield f"listings.{name}: {error}"
+    for name, cost in config.costs.items():
+        if name in config.tables or name in config.listings:
+            yield f"costs.{name}: the name is taken by a table or listing"
+        for key, file in (("reported", cost.reported), ("claims", cost.claims)):
+            if not Path(file).is_file():
+                yield f"costs.{name}.{key}: {file}: no such file"
     for name, figure in config.figures.items():
         if isinstance(figure, DynamicsFigure):
             shown = config.experiments[figure.experiment]

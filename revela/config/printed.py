@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.config.report import Listing
+from revela.config.report import BATCH_COLUMNS, Listing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +50,9 @@ def read_listing(listing: Listing) -> "pd.DataFrame":
         raise RevelaError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise RevelaError(f"{path}: not a CSV: {' '.join(str(error).split())}") from error
+    known = [*rows.columns, *(BATCH_COLUMNS if listing.batches else [])]
     group = [listing.group] if listing.group else []
     for column in [*listing.columns, *listing.links, *listing.links.values(), *group]:
-        if column not in rows:
-            raise RevelaError(f"{path}: {unknown_name('column', column, rows.columns)}")
+        if column not in known:
+            raise RevelaError(f"{path}: {unknown_name('column', column, known)}")
     return rows

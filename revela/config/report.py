@@ -4,8 +4,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from revela.common.errors import unknown_name
 from revela.config.names import (
     BackboneName,
+    BatchSetName,
     BenchmarkName,
     EvaluatedName,
     ExperimentName,
@@ -101,14 +103,39 @@ class Table(Settings):
         return list(dict.fromkeys(c.partition(":")[0] for _, cs in self.columns for c in cs))
 
 
+BATCH_COLUMNS = ["Document", "Text here"]
+"""What a listing of a batch adds to its file's columns."""
+
+
 class Listing(Settings):
     """A table of text, e.g. the paper's list of tasks."""
 
     caption: str
     file: str = Field(description="CSV with a line of headings")
+    batches: BatchSetName | None = Field(
+        None, description="batch set; the batch that shares most words with the file stands beside"
+    )
     columns: list[str] = Field([], description="headings to print; all by default")
     links: dict[str, str] = Field({}, description="heading → column with the URLs")
     group: str | None = Field(None, description="column at whose changes a rule is drawn")
+
+
+class CostTable(Settings):
+    """What trainings take, beside what a paper reports and claims."""
+
+    caption: str
+    experiments: Ordered[ExperimentName, str] = Field(
+        min_length=1, description="experiment → label"
+    )
+    reported: str = Field(description="CSV of reported GPU-hours: data, objective, hours, gpus")
+    claims: str = Field(description="CSV of claims: how much more another system took")
+    claims_about: ExperimentName = Field(description="the experiment that the claims are about")
+
+    @model_validator(mode="after")
+    def _is_shown(self) -> Self:
+        if self.claims_about not in (shown := [name for name, _ in self.experiments]):
+            raise ValueError(unknown_name("claims_about", self.claims_about, shown))
+        return self
 
 
 class CurvesFigure(Settings):

@@ -3,9 +3,7 @@
 A finding is ok, a warning or an error, and names the jobs that it concerns.
 """
 
-import functools
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -19,9 +17,9 @@ from revela.common.hub import Hub
 from revela.config.file import Config
 from revela.config.steps import ApiModel, LmEvalBenchmark, LuceneModel
 from revela.plan import estimates
-from revela.plan.costs import Cost, Costs, ShapeOf
+from revela.plan.costs import Cost, Costs, known_shapes
 from revela.plan.counts import Counts, Rows
-from revela.plan.estimates import GB, UNCERTAINTY, Shape
+from revela.plan.estimates import GB, UNCERTAINTY
 from revela.plan.jobs import Job, Planned, Source, backbone_of, sources
 from revela.plan.machine import Machine, partition_resources
 from revela.training import trackers
@@ -55,7 +53,7 @@ class Plan:
         self.config, self.machine, self.hub = config, machine, Hub()
         self.jobs = sorted(Job.of(rule, wildcards) for rule, wildcards in jobs)
         self.counts = Counts(config, self.jobs, known / "corpora.csv", self.hub.offline)
-        self.shape = _shapes(config, self.hub, known / "models.json")
+        self.shape = known_shapes(config, self.hub, known / "models.json")
         self.costs = Costs(config, self.counts, self.shape)
 
     def of(self, *rules: str) -> dict[str, tuple[Job, ...]]:
@@ -74,23 +72,6 @@ class Plan:
                 if source.what == what:
                     found[source] = (*found.get(source, ()), job)
         return dict(sorted(found.items(), key=str))
-
-
-def _shapes(config: Config, hub: Hub, known: Path) -> ShapeOf:
-    """Return what tells the shape of a backbone, a hub name or a folder, None if unknown."""
-    published = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
-
-    @functools.cache
-    def shape(name: str | None) -> Shape | None:
-        if name in config.backbones:
-            return Shape.of_backbone(config.backbones[name])
-        described = name and (hub.config(name) or published.get(name, {}).get("config"))
-        try:
-            return Shape.of(described) if described else None
-        except Exception:  # of somebody else's file: whatever is wrong, its costs are unknown
-            return None
-
-    return shape
 
 
 # ---------------------------------------------------------------------------- the checks

@@ -1,4 +1,4 @@
-"""`revela status` and `revela usage`."""
+"""`revela status`, `revela usage` and `revela cost`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,8 @@ import typer
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
+from revela.config.file import Config
+from revela.step import command
 
 app = typer.Typer()
 
@@ -37,3 +39,25 @@ def usage(
     if files:
         outputs.write_text(files.with_suffix(".md"), to_markdown(rows))
         outputs.write_text(files.with_suffix(".csv"), to_csv(rows))
+
+
+@command(app)
+def cost(
+    settings: Config,
+    files: Annotated[Path, typer.Option("--output", help="Files to write: CSV, Markdown, LaTeX.")],
+    known: Annotated[Path, typer.Option(help="Folder with corpora.csv and models.json.")],
+    results: Path = Path("results"),
+) -> None:
+    """Compile what trainings take beside what a paper reports: CSV, Markdown, LaTeX.
+
+    Beside it, `<output>_claims`: the paper's claims about it, each with a verdict, CSV.
+    """
+    from revela.plan.training_cost import check_claims, to_latex, to_markdown, training_costs
+
+    for entry in settings.costs.values():
+        costs = training_costs(settings, entry, results, known)
+        claims = check_claims(entry, costs)
+        outputs.write_text(files.with_name(f"{files.stem}_claims.csv"), claims.to_csv(index=False))
+        outputs.write_text(files.with_suffix(".md"), to_markdown(entry, costs, claims))
+        outputs.write_text(files.with_suffix(".tex"), to_latex(entry, costs, claims))
+        outputs.write_text(files.with_suffix(".csv"), costs.to_csv(index=False))

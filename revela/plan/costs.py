@@ -1,9 +1,12 @@
 """What jobs cost, from shapes and counts alone: operations, disk, what is fetched from the hub."""
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from revela.common.hub import Hub
 from revela.config.file import Config
 from revela.config.steps import Benchmark, MtebBenchmark
 from revela.plan import estimates
@@ -16,6 +19,23 @@ _BYTES_PER_LINE = 55
 _SECTIONS = {"batch": "batches", "pair": "pairs"}
 
 ShapeOf = Callable[[str | None], Shape | None]
+
+
+def known_shapes(config: Config, hub: Hub, known: Path) -> ShapeOf:
+    """Return what tells the shape of a backbone, a hub name or a folder, None if unknown."""
+    published = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
+
+    @functools.cache
+    def shape(name: str | None) -> Shape | None:
+        if name in config.backbones:
+            return Shape.of_backbone(config.backbones[name])
+        described = name and (hub.config(name) or published.get(name, {}).get("config"))
+        try:
+            return Shape.of(described) if described else None
+        except Exception:  # of somebody else's file: whatever is wrong, its costs are unknown
+            return None
+
+    return shape
 
 
 @dataclass
@@ -104,14 +124,21 @@ class Costs:
             return Cost()
         return Cost(estimates.pretraining_flops(settings, shape), 4 * shape.parameters)
 
+    def training_flops(self, experiment: str) -> float | None:
+        """Return the floating-point operations of a training, None if they are not known."""
+        models, rows = self.models(experiment), self._counts.rows_trained(experiment)
+        if models is None or rows is None:
+            return None
+        settings, size = self._config.experiments[experiment], self.row_size(experiment)
+        return estimates.training_flops(settings, models, size, rows)
+
     def _of_training(self, job: Job) -> Cost:
         settings, models = self._config.experiments[job.name], self.models(job.name)
         if models is None:
             return Cost()
         trained = estimates.trained_parameters(settings, models)
-        rows = self._counts.rows_trained(job.name) or 0
         return Cost(
-            estimates.training_flops(settings, models, self.row_size(job.name), rows),
+            self.training_flops(job.name) or 0,
             4 * trained,
             # Weights and two moments; the new one stands before the oldest one goes.
             12 * trained * (settings.checkpoints_kept + 1),

@@ -30,7 +30,7 @@ def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, Any]]
     Raises:
         RevelaError: a manifest or the CSV cannot be read.
     """
-    reported = _reported(paper) if paper else {}
+    reported = reported_hours(paper) if paper else {}
     trained = {one.name: one.manifest for one in trainings(results, 0) if one.state == "done"}
     evaluated: dict[str, list[Manifest]] = defaultdict(list)
     for one in evaluations(results):
@@ -92,7 +92,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return round(sum(known), 4) if known else None
 
 
-def _reported(path: Path) -> dict[tuple[Any, Any], float]:
+def reported_hours(path: Path) -> dict[tuple[Any, Any], float]:
     """Return the reported GPU-hours by data and objective."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:

@@ -84,12 +84,11 @@ def check_paper(config: Path) -> None:
 
 
 @command(app)
-def listing(settings: Listing, files: Files) -> None:
+def listing(settings: Listing, inputs: dict[str, Path], files: Files) -> None:
     """Print a table that lists instead of measuring: CSV, Markdown, LaTeX."""
-    from revela.config.printed import read_listing
-    from revela.report.listings import to_csv, to_latex, to_markdown
+    from revela.report.listings import listed, to_csv, to_latex, to_markdown
 
-    rows = read_listing(settings)
+    rows = listed(settings, inputs)
     _write(files, md=to_markdown(settings, rows), tex=to_latex(settings, rows))
     _write(files, csv=to_csv(settings, rows))
 

@@ -1,9 +1,52 @@
 """Listings: tables of text, as CSV, Markdown and LaTeX."""
 
+import re
+import textwrap
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+
 import pandas as pd
 
-from revela.config.report import Listing
+from revela.config.printed import read_listing
+from revela.config.report import BATCH_COLUMNS, Listing
 from revela.report.render import as_latex, latex, markdown
+from revela.text.batching import read_batches
+
+_SHOWN = 160  # characters of a batch's text, about as many as the paper prints; the CSV has all
+_WIDE = 100  # characters from which a column of LaTeX wraps
+
+
+def listed(listing: Listing, inputs: Mapping[str, Path]) -> pd.DataFrame:
+    """Return the rows of a listing's file, beside a batch if it names a batch set.
+
+    Args:
+        listing: its settings.
+        inputs: the batch file, by the name of its set.
+
+    Raises:
+        RevelaError: the file cannot be read, or lacks a column.
+    """
+    rows = read_listing(listing)
+    if listing.batches is None:
+        return rows
+    batch = pd.DataFrame(closest_batch(rows, inputs[listing.batches]), columns=BATCH_COLUMNS)
+    return pd.concat([rows, batch], axis=1).fillna("")
+
+
+def closest_batch(rows: pd.DataFrame, batches: Path) -> list[tuple[str | None, str]]:
+    """Return document and text of each chunk of the batch that shares most words with the rows.
+
+    One batch after the other is read; where several share as many, it is the first of them.
+    """
+    printed = _words(" ".join(rows.to_numpy().ravel()))
+
+    def shared(batch: dict[str, list[str]]) -> int:
+        return len(printed & _words(" ".join(batch["texts"])))
+
+    batch = max(read_batches(batches), key=shared)
+    texts = batch["texts"]
+    return list(zip(batch["documents"] or [None] * len(texts), texts, strict=True))
 
 
 def to_csv(listing: Listing, rows: pd.DataFrame) -> str:
@@ -13,17 +56,28 @@ def to_csv(listing: Listing, rows: pd.DataFrame) -> str:
 
 def to_markdown(listing: Listing, rows: pd.DataFrame) -> str:
     """Return a listing as Markdown."""
-    return markdown(_cells(listing, rows), listing.caption, align="left")
+    cells = _cells(listing, rows).replace(r"\|", r"\|", regex=True)
+    return markdown(cells, listing.caption, align="left")
 
 
 def to_latex(listing: Listing, rows: pd.DataFrame) -> str:
     """Return a listing as LaTeX with a rule where its `group` changes."""
+    cells = _cells(listing, rows)
+    wide = [cells[name].str.len().max() > _WIDE for name in cells]
+    wrapped = f"p{{{0.76 / max(sum(wide), 1):.2f}\\linewidth}}"
+    columns = "l" + "".join(wrapped if is_wide else "l" for is_wide in wide)
     blocks = rows[listing.group] if listing.group else [""] * len(rows)
-    return latex(as_latex(_cells(listing, rows)), listing.caption, blocks, align="left")
+    return latex(as_latex(cells), listing.caption, blocks, columns=columns)
 
 
 def _cells(listing: Listing, rows: pd.DataFrame) -> pd.DataFrame:
     cells = rows[listing.columns or list(rows.columns)].copy()
     for name, column in listing.links.items():
         cells[name] = "[" + rows[name] + "](" + rows[column] + ")"
+    for name in cells.columns.intersection(BATCH_COLUMNS):
+        cells[name] = [textwrap.shorten(text, _SHOWN, placeholder=" …") for text in cells[name]]
     return cells.set_index(cells.columns[0])
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower()))

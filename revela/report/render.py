@@ -41,7 +41,7 @@ def latex(
     caption: str,
     blocks: Iterable[str],
     notes: Iterable[str] = (),
-    align: Literal["left", "right"] = "right",
+    columns: str = "",
     merged: bool = False,
 ) -> str:
     """Return a table as LaTeX; its first line names the packages that it needs.
@@ -51,7 +51,7 @@ def latex(
         caption: plain text.
         blocks: the block of each row; a rule separates neighbouring blocks.
         notes: plain text, printed below.
-        align: alignment of all columns but the first.
+        columns: their format; all but the first are aligned to the right by default.
         merged: equal neighbouring headings span their columns, the last line of headings aside.
     """
     before, labels = None, []
@@ -60,7 +60,7 @@ def latex(
         before = block
     tabular = cells.set_axis(labels).style.to_latex(
         hrules=True,
-        column_format="l" + align[0] * cells.shape[1],
+        column_format=columns or "l" + "r" * cells.shape[1],
         multicol_align="c",
         sparse_columns=merged,
     )
@@ -88,10 +88,11 @@ def as_latex(cells: "pd.DataFrame") -> "pd.DataFrame":
 # By hand: pandas escapes cells and headings, not captions, and leaves † and → as they are.
 _LATEX = str.maketrans(
     {character: "\\" + character for character in "&%$#_{}"}
-    | {letter: f"$^{{{plain}}}$" for letter, plain in zip("ᵃᵇᶜᵈ", "abcd", strict=True)}
+    | {letter: f"$^{{{plain}}}$" for letter, plain in zip("ᵃᵇᶜᵈ²⁺", "abcd2+", strict=True)}
+    | {letter: f"$_{{{plain}}}$" for letter, plain in zip("ₐ₂₃₄", "a234", strict=True)}
     | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     | {"†": "$^{\\dagger}$", "‡": "$^{\\ddagger}$", "≥": "$\\geq$", "×": "$\\times$"}
-    | {"→": "$\\rightarrow$", "–": "--"}
+    | {"→": "$\\rightarrow$", "–": "--", "’": "'", "“": "``", "”": "''", "…": "\\ldots{}"}
 )
 
 

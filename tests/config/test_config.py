@@ -108,6 +108,11 @@ def test_shipped_configs_are_valid(name):
             {"l": {"caption": "c", "file": "x.csv"}},
             r"listings\.l: x\.csv: No such file",
         ),
+        (
+            "listings",
+            {"l": {"caption": "c", "file": "x.csv", "batches": "docs"}},
+            r"listings\.l\.batches: unknown batch set 'docs'",
+        ),
         ("corpora/python-packages/source", "package", "package"),
     ],
 )

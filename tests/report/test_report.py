@@ -27,6 +27,8 @@ from revela.config.report import (
 )
 from revela.config.steps import parse_settings
 from revela.report import commands, figures, listings, reported, tables
+from revela.text.batching import SCHEMA
+from revela.text.rows import write_parquet
 from revela.training.trainlog import append_line
 
 ROOT = Path(__file__).parents[2]
@@ -194,7 +196,8 @@ def check_latex(text, folder):
     assert plain.count("{") == plain.count("}")
     assert text.isascii()
     body = text[text.index("\\toprule") :]
-    columns = re.search(r"begin\{tabular\}\{([lr]+)\}", text).group(1)
+    columns = re.search(r"begin\{tabular\}\{((?:[lr]|p\{.+?\})+)\}", text).group(1)
+    columns = re.sub(r"p\{.+?\}", "p", columns)
     for line in body.splitlines():
         if line.endswith("\\\\"):
             spans = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line)]
@@ -280,7 +283,7 @@ LISTINGS = ["bright_tasks", "checkpoints", "coir_tasks", "embedding_models"]
 PAPER_TABLES = sorted(
     path.stem
     for path in (ROOT / "data" / "paper").glob("*.csv")
-    if path.stem not in [*LISTINGS, "gpu_hours", "corpora"]
+    if path.stem not in [*LISTINGS, "example_batch", "gpu_hours", "corpora"]
 )
 
 
@@ -441,6 +444,64 @@ def test_a_listing_without_its_columns(tmp_path):
     ):
         with pytest.raises(RevelaError, match=message):
             read_listing(Listing.model_validate({"caption": "c", "file": str(path)} | changes))
+
+
+BATCHES = [
+    ["Nothing of the kind."] * 16,
+    ["Largest Irish island; Michael Davitt | Bridge", *(["Slievemore peat bog " * 20] * 16)],
+    ["Irish bog"] * 16,
+]
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """The paper's batch: its listing, its file's lines, and batches to stand beside it."""
+    monkeypatch.chdir(ROOT)
+    config = load_config(Path("config.yaml"))
+    assert config.inputs("listings", "example_batch") == {
+        "wikipedia": "results/batches/wikipedia.parquet"
+    }
+    listing = parse_settings(Listing, config.resolved("listings", "example_batch").dump())
+    with Path(listing.file).open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    path = tmp_path / "batches.parquet"
+
+    def listed(batches, documents=True):
+        ids = [[f"d{n}" for n, _ in enumerate(texts)] if documents else None for texts in batches]
+        rows = [{"source": "wikipedia", "texts": texts, "documents": of_one}
+                for texts, of_one in zip(batches, ids, strict=True)]  # fmt: skip
+        write_parquet(path, SCHEMA, rows)
+        return listings.listed(listing, {"wikipedia": path})
+
+    return listing, lines, listed
+
+
+def test_the_closest_batch_stands_beside_the_paper_s(example, tmp_path):
+    listing, lines, listed = example
+    found = listed(BATCHES)
+    printed = list(csv.DictReader(listings.to_csv(listing, found).splitlines()))
+    assert [row["Text here"] for row in printed] == BATCHES[1]
+    assert [row["Document"] for row in printed] == [f"d{n}" for n in range(17)]
+    assert [row["Text in the paper"] for row in printed] == [
+        *(line["Text in the paper"] for line in lines), ""
+    ]  # fmt: skip
+    markdown = squeezed(listings.to_markdown(listing, found))
+    first = f"| 1 | d0 | {BATCHES[1][0]} | {lines[0]['Text in the paper']} |"
+    assert first.replace("Davitt |", "Davitt \\|") in markdown
+    assert all(len(line) < 400 for line in markdown)
+    latex = listings.to_latex(listing, found)
+    assert "NaBH$_{4}$/LiAlH$_{4}$" in latex
+    assert latex.count("p{0.38\\linewidth}") == 2
+    check_latex(latex, tmp_path)
+
+
+def test_without_a_batch_that_is_close_it_is_the_first(example):
+    _, _, listed = example
+    batches = [["Unlike"] * 16, ["Also unlike"] * 16]
+    assert list(listed(batches)["Text here"]) == batches[0]
+    ready_made = listed(BATCHES[2:], documents=False)
+    assert list(ready_made["Text here"]) == BATCHES[2]
+    assert set(ready_made["Document"]) == {""}
 
 
 # ---------------------------------------------------------------------------- figures

@@ -93,7 +93,19 @@ CONFIG = {
             "rows": [{"label": "BM25", "model": "bm25", "reported": "BM25"}],
         },
     },
-    "listings": {"list": {"caption": "Listed", "file": "list.csv"}},
+    "listings": {
+        "list": {"caption": "Listed", "file": "list.csv"},
+        "batch": {"caption": "Batch", "file": "list.csv", "batches": "notes"},
+    },
+    "costs": {
+        "took": {
+            "caption": "Took",
+            "experiments": {"tiny-revela": "Revela", "tiny-contriever": "Contriever"},
+            "reported": "data/paper/gpu_hours.csv",
+            "claims": "data/paper/claims.csv",
+            "claims_about": "tiny-revela",
+        }
+    },
     "figures": {
         "bars": {"kind": "bars", "caption": "Bars", "tables": {"notes": "Notes"}},
         "curves": {
@@ -183,6 +195,9 @@ def test_everything_is_made_with_a_manifest(project):
         "tables/notes_significance.csv",
         "tables/notes_significance.md",
         "tables/list.tex",
+        "tables/batch.tex",
+        "tables/took.tex",
+        "tables/took_claims.csv",
         "figures/bars.pdf",
         "tables/printed_vs_paper.md",
         "figures/curves.png",
@@ -261,12 +276,14 @@ def test_changed_text_is_noticed(project):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert "results/chunks/notes.parquet" in changed
     assert "results/tables/notes.csv" in changed
+    assert "results/tables/batch.csv" in changed
+    assert "results/tables/took.csv" in changed
 
 
 def test_a_step_that_fails_fails_its_job(project, tmp_path):
     for name in ("Snakefile", "config.yaml", "printed.csv", "list.csv"):
         shutil.copy(project / name, tmp_path)
-    for name in ("workflow", "envs", "revela", "choices"):
+    for name in ("workflow", "envs", "revela", "choices", "data"):
         shutil.copytree(project / name, tmp_path / name)
     (tmp_path / "notes.jsonl").write_text('{"text": "fine"}\n{broken\n')
     result = snakemake(tmp_path, "results/chunks/notes.parquet")

@@ -90,6 +90,7 @@ rule figure:
 rule listing:
     input:
         rows=lambda w: CONFIG.listings[w.listing].file,
+        batches=lambda w: inputs("listings", w.listing),
     output:
         csv="results/tables/{listing}.csv",
         md="results/tables/{listing}.md",
@@ -100,9 +101,34 @@ rule listing:
         "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("listings", w.listing),
+        inputs=lambda w: named("listings", w.listing),
         version=STAGE_VERSIONS["listing"],
     shell:
-        "revela listing --settings {params.settings:q} --output {output.csv:q} | record {log:q}"
+        "revela listing --settings {params.settings:q} {params.inputs} --output {output.csv:q}"
+        " | record {log:q}"
+
+
+rule cost:
+    input:
+        trained=lambda w: inputs("costs", w.cost),
+        reported=lambda w: CONFIG.costs[w.cost].reported,
+        claims=lambda w: CONFIG.costs[w.cost].claims,
+    output:
+        csv="results/tables/{cost}.csv",
+        claims="results/tables/{cost}_claims.csv",
+        md="results/tables/{cost}.md",
+        tex="results/tables/{cost}.tex",
+    log:
+        "results/logs/cost/{cost}.log",
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        settings=lambda w: settings("costs", w.cost),
+        known=f"{workflow.basedir}/data/paper",
+        version=STAGE_VERSIONS["cost"],
+    shell:
+        "revela cost --settings {params.settings:q} --known {params.known:q}"
+        " --output {output.csv:q} | record {log:q}"
 
 
 rule step_cost:
