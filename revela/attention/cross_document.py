@@ -1,4 +1,4 @@
-"""Who reads whom: the checks of a batch, its kept pairs, and documents of other processes."""
+"""Which chunks attend to which: a batch's checks and kept pairs, documents of other processes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,6 @@ from torch import Tensor
 from revela.attention.packing import to_device
 
 
-class NotFinite(ValueError):
-    """The retriever has diverged: its similarities are NaN or infinite."""
-
-
 @dataclass(frozen=True)
 class Readers:
     """N documents, and for each the tokens of all chunks that read it, M at most."""
@@ -23,7 +19,7 @@ class Readers:
     document_N: Tensor  # rows of the keys
     key_length: int  # K, of the longest document
     key_mask_NK: Tensor | None  # real tokens; None where all documents have K
-    token_NM: Tensor  # of the h rows, in [0, T); any where there are fewer than M
+    token_NM: Tensor  # of the h rows, in [0, T); arbitrary where there are fewer than M
     weight_NM: Tensor  # similarity of reader and document, with gradient; zero there
 
 
@@ -61,9 +57,9 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
         ctx.group, ctx.size = group, len(tensor)
-        parts = [torch.empty_like(tensor) for _ in range(distributed.get_world_size(group))]
-        distributed.all_gather(parts, tensor, group=group)
-        return torch.cat(parts)
+        tensors = [torch.empty_like(tensor) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(tensors, tensor, group=group)
+        return torch.cat(tensors)
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
@@ -98,25 +94,22 @@ def checked(
     flags = torch.stack(
         [
             ((positions < length_B[:, None]) != attention_mask.bool()).any(),
-            ~values.isfinite().all(),
-            (values.masked_fill(~own, 0) != 0).any(),
+            (values.masked_fill(~own, 0).abs() > 0).any(),
             ((values.sum(1) - 1).abs() > 1e-2).any(),
         ]
     )
     kept = (values >= min_similarity) & ~own
     known = torch.cat([flags.long(), length_B.long(), kept.flatten().long()]).cpu().numpy()
-    (left, infinite, diagonal, sums), lengths = known[:4], known[4 : 4 + size].tolist()
+    (left, diagonal, sums), lengths = known[:3], known[3 : 3 + size].tolist()
     if not all(lengths):
         raise ValueError(f"chunk {lengths.index(0)} has no token")
     if left:
         raise ValueError("chunks must be padded on the right")
-    if infinite:
-        raise NotFinite("similarity is not finite")
     if diagonal:
         raise ValueError("similarity has a nonzero diagonal: no chunk reads itself")
     if sums:
         raise ValueError("rows of similarity must sum to one")
-    return known[4 + size :].reshape(shape).astype(bool), lengths
+    return known[3 + size :].reshape(shape).astype(bool), lengths
 
 
 def own_columns(similarity: Tensor, group: Any) -> Tensor:
@@ -144,15 +137,15 @@ def documents_read(
         own = [j for j in range(size) if all_own or wanted[j]]
         return Documents(own, {column: row for row, column in enumerate(own)}, lengths)
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
-    told: list[Any] = [None] * world
-    distributed.all_gather_object(told, (wanted, lengths), group=group)
-    all_lengths = [length for _, others in told for length in others]
+    gathered: list[Any] = [None] * world
+    distributed.all_gather_object(gathered, (wanted, lengths), group=group)
+    all_lengths = [length for _, others in gathered for length in others]
 
     def sent_by(process: int) -> list[int]:
-        """Chunks of a process that another one reads."""
+        """Return the chunks of a process that another one reads."""
         columns = slice(process * size, (process + 1) * size)
-        readers = [wanted[columns] for other, (wanted, _) in enumerate(told) if other != process]
-        return [int(j) for j in np.flatnonzero(np.any(readers, axis=0))]
+        others = [wanted for other, (wanted, _) in enumerate(gathered) if other != process]
+        return [int(j) for j in np.flatnonzero(np.any(others, axis=0)[columns])]
 
     sent = [sent_by(process) for process in range(world)]
     mine = slice(rank * size, (rank + 1) * size)
@@ -171,18 +164,17 @@ def documents_read(
 def readers_of(
     kept: np.ndarray, documents: Documents, lengths: list[int], similarity: Tensor
 ) -> list[Readers]:
-    """Gather documents with about as many reading tokens into blocks of about a batch's tokens.
+    """Group documents with about as many reading tokens into blocks of about a batch's tokens.
 
     Args:
         kept: (B, W · B) which pairs are kept.
-        documents: where the keys of each column stand.
+        documents: where the keys of each column are.
         lengths: of the B reading chunks.
         similarity: (B, W · B).
     """
-    starts = np.cumsum([0, *lengths[:-1]])
-    sizes = np.asarray(lengths)
+    sizes, starts = np.asarray(lengths), np.cumsum([0, *lengths[:-1]])
     read = []  # (reading tokens, column, readers)
-    for column in np.flatnonzero(kept.sum(axis=0)):
+    for column in np.flatnonzero(kept.any(axis=0)):
         readers = np.flatnonzero(kept[:, column])
         read.append((int(sizes[readers].sum()), int(column), readers))
     blocks: list[list[Any]] = []
@@ -192,46 +184,33 @@ def readers_of(
         if full or item[0] < 0.8 * widest:
             blocks.append([])
         blocks[-1].append(item)
-    return _on_device([_lay_out(block, documents, sizes, starts) for block in blocks], similarity)
-
-
-def _lay_out(
-    block: list[Any], documents: Documents, sizes: np.ndarray, starts: np.ndarray
-) -> list[np.ndarray]:
-    """Return keys' rows (N,), key lengths (N,), tokens (N, M), their pairs (N, M), pairs (P, 2)."""
-    tokens = np.zeros((len(block), block[0][0]), np.int64)
-    pair_of = np.full_like(tokens, sum(len(readers) for _, _, readers in block))  # none
-    pairs: list[tuple[int, int]] = []
-    for n, (count, column, readers) in enumerate(block):
-        tokens[n, :count] = np.concatenate([np.arange(sizes[i]) + starts[i] for i in readers])
-        pair_of[n, :count] = np.repeat(np.arange(len(readers)) + len(pairs), sizes[readers])
-        pairs += [(int(i), column) for i in readers]
-    columns = [column for _, column, _ in block]
-    rows = np.array([documents.rows[column] for column in columns])
-    lengths = np.array([documents.lengths[column] for column in columns])
-    return [rows, lengths, tokens, pair_of, np.array(pairs)]
-
-
-def _on_device(blocks: list[list[np.ndarray]], similarity: Tensor) -> list[Readers]:
-    """Return blocks with their weights, where the similarities are."""
-    if not blocks:
+    arrays = []  # of each block: rows (N,), key lengths (N,), tokens (N, M), their pairs (N, M)
+    for block in blocks:
+        tokens = np.zeros((len(block), block[0][0]), np.int64)
+        pairs = np.full_like(tokens, kept.size)  # none
+        for n, (count, column, readers) in enumerate(block):
+            tokens[n, :count] = np.concatenate([np.arange(sizes[i]) + starts[i] for i in readers])
+            pairs[n, :count] = np.repeat(readers * kept.shape[1] + column, sizes[readers])
+        columns = [column for _, column, _ in block]
+        arrays.append(np.array([documents.rows[column] for column in columns]))
+        arrays.append(np.array([documents.lengths[column] for column in columns]))
+        arrays += [tokens, pairs]
+    if not arrays:
         return []
-    arrays = [array for block in blocks for array in block]
     moved = iter(to_device(arrays, similarity.device))
+    weights = F.pad(similarity.flatten(), (0, 1))  # the last one is for tokens of no pair
     found = []
-    for _, lengths, *_ in blocks:
-        row_N, length_N, token_NM, pair_NM, pair_P2 = (next(moved) for _ in range(5))
-        width = int(lengths.max())
-        position_K = torch.arange(width, device=similarity.device)
-        # The last weight is for tokens of no pair.
-        weight_P = F.pad(similarity[pair_P2[:, 0], pair_P2[:, 1]], (0, 1))
+    for key_lengths in arrays[1::4]:
+        row_N, length_N, token_NM, pair_NM = (next(moved) for _ in range(4))
+        width = int(key_lengths.max())
+        real_NK = torch.arange(width, device=similarity.device) < length_N[:, None]
         found.append(
             Readers(
                 document_N=row_N,
                 key_length=width,
-                key_mask_NK=None if lengths.min() == width else position_K < length_N[:, None],
+                key_mask_NK=None if key_lengths.min() == width else real_NK,
                 token_NM=token_NM,
-                weight_NM=weight_P.index_select(0, pair_NM.flatten()).view(pair_NM.shape),
+                weight_NM=weights.index_select(0, pair_NM.flatten()).view(pair_NM.shape),
             )
         )
     return found

@@ -1,7 +1,7 @@
 """A stock causal language model of transformers, run on packed rows with attention of our own.
 
-What is set on it changes nothing for other callers: its attention does what it always did unless
-the call says what rows it packs, and the last MLP leaves tokens out only when told so by it.
+What is set on it changes nothing for other callers: its attention is transformers' own unless the
+call passes packed rows, and only then does the last MLP skip tokens.
 """
 
 import inspect
@@ -121,9 +121,9 @@ def last_layer(model: Any) -> int:
 
 
 def skip_last_mlp(attention: Any, tokens: int) -> None:
-    """Have the MLP behind the last layer's attention leave out the first tokens, this once.
+    """Have the MLP behind the last layer's attention skip the first tokens in this pass.
 
-    E rows end at the last layer's keys and values: nothing reads what an MLP would make of them.
+    E rows end at the last layer's keys and values: nothing uses an MLP's output of them.
     """
     following = getattr(attention, _FOLLOWING, None)
     if following is not None:
@@ -131,7 +131,7 @@ def skip_last_mlp(attention: Any, tokens: int) -> None:
 
 
 class _Following:
-    """The MLP behind the last attention, and how many tokens it leaves out."""
+    """The MLP behind the last attention, and how many tokens it skips."""
 
     def __init__(self, mlp: Any) -> None:
         self.skipped_tokens = self.cut_tokens = 0

@@ -11,10 +11,11 @@ with a softmax of its own over each document j's real tokens (equations 6 to 8).
 the retriever through Sim and the language model through everything, K^e and V^e included.
 
 Nothing of transformers is replaced: one attention function is registered under a name, and what it
-has to know of the batch travels to it through the model's keyword arguments. Called without that, a
-model with this attention behaves as it always did.
+needs of the batch is passed through the model's keyword arguments. Without those a model with this
+attention behaves as before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,14 +42,14 @@ EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
 
 @dataclass(frozen=True)
 class InBatch:
-    """E e rows and B h rows, packed one after the other; worked out once a step."""
+    """E e rows and B h rows, packed one after the other; computed once a step."""
 
     packing: Packing
-    documents: int  # E
-    document_tokens: int  # of all e rows
-    readers: list[Readers]
-    value_norm: bool
-    last_layer: int  # from whose attention on e rows serve nothing any more; -1: they do
+    documents: int = 0  # E
+    document_tokens: int = 0  # of all e rows
+    readers: Sequence[Readers] = ()
+    value_norm: bool = False
+    last_layer: int = -1  # whose e rows need no output; -1: none
     exchange: Exchange | None = None
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -100,7 +101,8 @@ def in_batch_loss(
             values of the pairs kept travel between them, with gradients.
 
     Returns:
-        A scalar: the mean over all real tokens but each chunk's first, of the h rows.
+        A scalar: the mean over all real tokens but each chunk's first, of the h rows; NaN where
+        the similarity is.
 
     Raises:
         ValueError: B < 2, an empty chunk, left padding, a similarity matrix that is not as
@@ -137,23 +139,17 @@ def in_batch_loss(
     (own,) = to_device([np.array(documents.own, np.int64)], input_ids.device)
     rows = torch.cat([input_ids[own], input_ids])[:, : max(lengths)]
     loss = _loss(model, rows, e_lengths, lengths, in_batch, dual_loss)
-    # Others wait for this process's part of the similarities' gradient, also where it is zero.
-    return loss + 0 * similarity.sum() if group else loss
+    # NaN where a similarity is, since no pair of it is kept. And other processes wait for this
+    # one's share of the similarities' gradient, also where it is zero.
+    return loss + 0 * similarity.sum()
 
 
 def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return the mean next-token loss without in-batch attention; shapes as `in_batch_loss`."""
     lengths = attention_mask.sum(1).tolist()
     model = prepared(language_model, max(lengths))
-    in_batch = InBatch(
-        packing=Packing(lengths, input_ids.device),
-        documents=0,
-        document_tokens=0,
-        readers=[],
-        value_norm=False,
-        last_layer=-1,
-    )
-    return _loss(model, input_ids[:, : max(lengths)], [], lengths, in_batch, False)
+    rows = InBatch(Packing(lengths, input_ids.device))
+    return _loss(model, input_ids[:, : max(lengths)], [], lengths, rows)
 
 
 def in_batch_similarity(cosine: Tensor, temperature: float, group: Any = None) -> Tensor:
@@ -168,7 +164,7 @@ def _loss(
     e_lengths: list[int],
     h_lengths: list[int],
     rows: InBatch,
-    dual_loss: bool,
+    dual_loss: bool = False,
 ) -> Tensor:
     """Run the packed rows through the model and return the loss of the h rows, or of both."""
     ids_T = rows.packing.pack(input_ids_RL)
@@ -192,7 +188,7 @@ def cross_document(
     query_THD: Tensor,
     key_EGLD: Tensor,
     value_EGLD: Tensor,
-    readers: list[Readers],
+    readers: Sequence[Readers],
     value_norm: bool,
 ) -> Tensor:
     """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 7 and 8; V-norm equation 11).
@@ -209,7 +205,7 @@ def cross_document(
         value_EGLD = torch.cat([value_EGLD, norm], dim=-1)
     total_THD = query_THD.new_zeros(*query_THD.shape[:2], width)
     for block in readers:
-        # What a block makes on its way is made again in the backward pass: at any time one exists.
+        # Recomputed in the backward pass, so that one block's intermediates exist at a time.
         read = checkpoint(
             _read,
             query_THD,
@@ -225,7 +221,7 @@ def cross_document(
 
 
 class _Add(torch.autograd.Function):
-    """`index_add`, which would keep what it adds for the sake of its shape."""
+    """`index_add`; torch's own keeps what it adds for the backward pass, only for its shape."""
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, index: Tensor, added: Tensor) -> Tensor:

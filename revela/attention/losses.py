@@ -1,4 +1,8 @@
-"""The language model's loss, without ever holding the logits of a whole batch."""
+"""The language model's loss, without ever holding the logits of a whole batch.
+
+torch's `linear_cross_entropy` (2.13) is no substitute: it sums the loss of bfloat16 states in
+bfloat16 (0.1 to 1% off), ignores autocast, and knows no sharded head.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,17 +19,17 @@ _LOGITS_AT_A_TIME = 2**25
 def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """Return the mean cross-entropy of T tokens, in float32 (float64 for float64).
 
-    The logits of some tokens are made, used for the loss and at once for its gradients, and
-    dropped: neither kept for the backward pass nor made again in it.
+    The logits of some tokens at a time are computed, used for the loss and at once for its
+    gradients, and freed: neither kept for the backward pass nor computed again in it.
 
     Args:
-        hidden_TD: what predicts each token.
-        head: the module that makes logits (…, V) of it; its trainable weights get gradients.
+        hidden_TD: the state that predicts each token.
+        head: the module from states to logits (…, V); its trainable weights get gradients.
         targets_T: the tokens.
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
     size = _tokens_at_a_time(head)
-    with zero.whole(head) as logits:
+    with zero.gathered(head) as logits:
         total = _SummedLoss.apply(
             hidden_TD, logits, targets_T, size, torch.is_grad_enabled(), *weights
         )
@@ -36,12 +40,12 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
 def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """Return each token's cross-entropy (T,) in float32, the logits of some at a time."""
     size = _tokens_at_a_time(head)
-    with zero.whole(head) as logits:
-        parts = [
+    with zero.gathered(head) as logits:
+        losses = [
             F.cross_entropy(logits(hidden).float(), targets, reduction="none")
             for hidden, targets in zip(hidden_TD.split(size), targets_T.split(size), strict=True)
         ]
-    return torch.cat(parts)
+    return torch.cat(losses)
 
 
 def _tokens_at_a_time(head: Any) -> int:

@@ -42,15 +42,15 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
     """Return integer arrays as tensors, in one transfer that the host does not wait for."""
     flat = torch.from_numpy(np.concatenate([array.ravel().astype(np.int64) for array in arrays]))
     moved = (flat.pin_memory() if device.type == "cuda" else flat).to(device, non_blocking=True)
-    parts = moved.split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    split = moved.split([array.size for array in arrays])
+    return [tensor.view(array.shape) for tensor, array in zip(split, arrays, strict=True)]
 
 
 def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -> Tensor:
     """Return causal attention (R, H, L, D) of scaled queries on padded rows.
 
-    With more keys than queries (K > L) the queries are the last ones, as behind a prefix. Padding
-    stands on the right: real tokens never see it.
+    With more keys than queries (K > L) the queries are the last ones, as after a prefix. Padding is
+    on the right: real tokens never see it.
     """
     length, keys = query_RHLD.shape[2], key_RGKD.shape[2]
     if query_RHLD.is_cuda and length == keys:

@@ -1,10 +1,10 @@
-"""DeepSpeed ZeRO: optimizer states (2), and weights too (3), in parts on the processes.
+"""DeepSpeed ZeRO: optimizer states (stage 2), and weights too (3), sharded over the processes.
 
 Optimizer and schedule are those of every training, torch's AdamW and the Trainer's linear rise and
-fall, handed to DeepSpeed's engine: its own ones decay norms and biases too, and cannot start
-without a warm-up. So in float32 a training is the same to rounding with and without ZeRO. In
-bfloat16 DeepSpeed computes in weights of that precision, adapters included, and its optimizer keeps
-float32 copies; DDP keeps what is trained in float32 and computes under autocast.
+fall, handed to DeepSpeed's engine: its own ones decay norms and biases too, and need a warm-up. So
+in float32 a training is the same to rounding with and without ZeRO. In bfloat16 DeepSpeed computes
+in weights of that precision, adapters included, and its optimizer keeps float32 copies; DDP keeps
+what is trained in float32 and computes under autocast.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from revela.common.errors import RevelaError
 
-_KEPT_WHOLE = 4096  # numbers: norms and biases, not worth a message each
+_NOT_SHARDED = 4096  # numbers at most: norms and biases, not worth a message each
 
 
 def deepspeed_config(
@@ -49,7 +49,7 @@ def deepspeed_config(
     _prepare_deepspeed()
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
     if stage == 3:
-        zero["stage3_param_persistence_threshold"] = _KEPT_WHOLE
+        zero["stage3_param_persistence_threshold"] = _NOT_SHARDED
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
@@ -70,32 +70,27 @@ def _prepare_deepspeed() -> None:
     warnings.filterwarnings("ignore", r".*torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not torch.cuda.is_available():
         # Without its operator for shared memory gloo is used: nothing has to be compiled, and
-        # processes that wait for one that was killed are told.
+        # processes that wait for one that was killed get an error.
         vars(deepspeed.ops)["__compatible_ops__"] = {}
 
 
-# ---------------------------------------------------------------------------- whole weights
+# ---------------------------------------------------------------------------- sharded weights
 
 
-def is_partitioned(weight: Tensor) -> bool:
-    """Tell whether each process holds only a part of a weight (ZeRO-3)."""
+def is_sharded(weight: Tensor) -> bool:
+    """Return whether each process holds only a shard of a weight (ZeRO-3)."""
     return hasattr(weight, "ds_id")
 
 
-def whole_shape(weight: Tensor) -> tuple[int, ...]:
-    """Return the shape that a weight has when it is whole."""
-    return tuple(getattr(weight, "ds_shape", weight.shape))
-
-
 @contextlib.contextmanager
-def whole(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Yield the function of a module whose weights are whole while the block runs.
+def gathered(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield the function of a module whose weights are gathered while the block runs.
 
-    Called as a module, one that is partitioned would gather its weights at each call, and wait for
+    Called as a module, one that is sharded would gather its weights at each call, and wait for
     ever where processes call it a different number of times.
     """
     weights = list(module.parameters())
-    if not any(map(is_partitioned, weights)):
+    if not any(map(is_sharded, weights)):
         yield module
         return
     import deepspeed
@@ -105,33 +100,24 @@ def whole(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def gather(weights: Sequence[Any]) -> None:
-    """Make partitioned weights whole until the next step: autograd compares a gradient's shape."""
-    partitioned = [weight for weight in weights if is_partitioned(weight)]
-    if partitioned:
-        partitioned[0].all_gather(param_list=partitioned)
+    """Gather sharded weights until the next step: autograd compares a gradient's shape."""
+    sharded = [weight for weight in weights if is_sharded(weight)]
+    if sharded:
+        sharded[0].all_gather(param_list=sharded)
 
 
-def whole_state(model: Any) -> dict[str, Tensor]:
-    """Return a model's state dict, partitioned weights that are trained copied whole to the CPU.
+def gathered_state(model: Any) -> dict[str, Tensor]:
+    """Return a model's state dict, with trained weights that are sharded gathered on the CPU.
 
-    All processes must call it. Frozen weights stay in parts.
+    All processes must call it. Frozen weights stay sharded.
     """
     state = model.state_dict(keep_vars=True)
     copies: dict[int, Tensor] = {}
     for weight in state.values():
-        if is_partitioned(weight) and weight.requires_grad and id(weight) not in copies:
+        if is_sharded(weight) and weight.requires_grad and id(weight) not in copies:
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([weight]):  # one at a time
                 copies[id(weight)] = weight.detach().to("cpu", copy=True)
     # Tied weights stay one tensor.
     return {name: copies.get(id(weight), weight.detach()) for name, weight in state.items()}
-
-
-def nonzero(weights: Sequence[Any]) -> list[bool]:
-    """Tell of each weight whether any of its numbers, in any process, is not zero."""
-    parts = [weight.ds_tensor if is_partitioned(weight) else weight for weight in weights]
-    found = torch.stack([part.detach().ne(0).any() for part in parts]).int()
-    if any(map(is_partitioned, weights)):
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
-    return found.bool().tolist()

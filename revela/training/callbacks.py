@@ -1,96 +1,95 @@
-"""What a training leaves of its models, at its end and on its way."""
+"""What a training saves of its models, at its end and on its way."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
 
+from revela.attention import zero
 from revela.common import outputs
-from revela.training.checkpoints import save_weights
+from revela.common.errors import RevelaError
 from revela.training.objectives.revela import similarity_measures
-from revela.training.trainlog import LOG, append_line
+
+ADAPTER = "adapter_model.safetensors"
 
 
 def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
     """Write a model to a folder: adapter or weights in safetensors, and its tokenizer.
 
-    All processes call it, the one that `writes` writes.
+    All processes call it, since weights may be sharded; the one that `writes` writes.
+
+    Raises:
+        RevelaError: an adapter in the file is not the one in memory.
     """
+    state = zero.gathered_state(model)
     if not writes:
-        save_weights(model, None)
         return
     with outputs.atomic_output(path) as folder:
-        save_weights(model, folder)
+        model.save_pretrained(folder, state_dict=state)
         tokenizer.save_pretrained(folder)
+        if hasattr(model, "peft_config"):
+            trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+            check_adapter(folder / ADAPTER, {name: state[name] for name in trained})
 
 
-class KeepRetriever(transformers.TrainerCallback):
-    """Keep the retriever as it is at chosen steps, to see later how it learned."""
+def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
+    """Check a saved adapter: sharded weights have been saved empty before.
 
-    def __init__(self, trainer: Any, steps: list[int], output: Path) -> None:
-        self.trainer, self.steps, self.output = trainer, set(steps), output
+    Args:
+        file: in safetensors.
+        expected: the trained weights, by their names in the model.
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep step 0."""
-        if state.global_step == 0:
-            self._keep(0)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep a chosen step."""
-        self._keep(state.global_step)
-
-    def _keep(self, step: int) -> None:
-        if step in self.steps:
-            retriever = self.trainer.accelerator.unwrap_model(self.trainer.model).retriever
-            writes = self.trainer.is_world_process_zero()
-            path = self.output / "steps" / str(step)
-            save_model(retriever.model, retriever.tokenizer, path, writes)
+    Raises:
+        RevelaError: a weight in the file is missing, differs, or is not finite.
+    """
+    found = load_file(file)
+    for name, weight in expected.items():
+        saved = found.get(name.replace(".default", ""))
+        if saved is None or not torch.equal(saved, weight.cpu()):  # NaN equals nothing
+            raise RevelaError(f"{file}: {name} is missing, not finite, or not what was trained")
 
 
-class Snapshots(transformers.TrainerCallback):
-    """Record the in-batch similarities and losses of one batch at chosen steps (figure 6)."""
+class AtSteps(transformers.TrainerCallback):
+    """Call functions after chosen steps; after step 0 means before the first one."""
 
-    def __init__(self, trainer: Any, steps: list[int], row: dict[str, Any]) -> None:
-        self.trainer, self.steps, self.row = trainer, set(steps), row
+    def __init__(self, *calls: tuple[list[int], Callable[[int], None]]) -> None:
+        self.calls = calls
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record step 0."""
+        """Call those of step 0."""
         if state.global_step == 0:
-            self._record(0)
+            self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record a chosen step."""
-        if state.global_step:
-            self._record(state.global_step)
+        """Call those of this step."""
+        for steps, call in self.calls:
+            if state.global_step in steps:
+                call(state.global_step)
 
-    @torch.no_grad()
-    def _record(self, step: int) -> None:
-        if step not in self.steps:
-            return
-        module = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        tensors = self.trainer.data_collator.tensors(self.row["texts"], self.row["source"])
-        inputs = {name: tensor.to(self.trainer.args.device) for name, tensor in tensors.items()}
-        training = module.training
-        module.eval()
-        with self.trainer.accelerator.autocast():
-            similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
-            result = module(**inputs)
-            plain = module.plain_loss(inputs["language_model_ids"], inputs["language_model_mask"])
-        module.train(training)
-        if not self.trainer.is_world_process_zero():
-            return  # computed everywhere: chunks may read those of other processes
-        append_line(
-            self.trainer.work / LOG,
-            {
-                "step": step,
-                "snapshot": {
-                    "texts": self.row["texts"],
-                    "documents": self.row.get("documents"),
-                    "similarity": similarity.float().tolist(),
-                    "loss": float(result["loss"]),
-                    "plain_loss": float(plain),
-                    **{k: float(v) for k, v in similarity_measures(similarity).items()},
-                },
-            },
-        )
+
+@torch.no_grad()
+def record_similarities(trainer: Any, row: dict[str, Any], step: int) -> None:
+    """Log the in-batch similarities and losses of one batch (figure 6)."""
+    module = trainer.model
+    tensors = trainer.data_collator.tensors(row["texts"], row["source"])
+    inputs = {name: tensor.to(trainer.args.device) for name, tensor in tensors.items()}
+    training = module.training
+    module.eval()
+    # In all processes: chunks may attend to those of others.
+    with trainer.accelerator.autocast():
+        similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
+        result = module(**inputs)
+        plain = module.plain_loss(inputs["language_model_ids"], inputs["language_model_mask"])
+    module.train(training)
+    snapshot = {
+        "texts": row["texts"],
+        "documents": row.get("documents"),
+        "similarity": similarity.float().tolist(),
+        "loss": float(result["loss"]),
+        "plain_loss": float(plain),
+        **{name: float(value) for name, value in similarity_measures(similarity).items()},
+    }
+    trainer.write_line({"step": step, "snapshot": snapshot})

@@ -39,14 +39,10 @@ class BatchCollator:
         half = source in self.experiment.first_half
         queries = token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
         passages = token_ids(self.tokenizer, texts, "passage", settings, length)
-        retriever_ids, retriever_mask = pad(queries + passages, self.tokenizer.pad_token_id)
         bare = self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)
-        model_ids, model_mask = pad(bare["input_ids"], self.language_model_tokenizer.pad_token_id)
         return {
-            "retriever_ids": retriever_ids,
-            "retriever_mask": retriever_mask,
-            "language_model_ids": model_ids,
-            "language_model_mask": model_mask,
+            **_padded("retriever", queries + passages, self.tokenizer),
+            **_padded("language_model", bare["input_ids"], self.language_model_tokenizer),
         }
 
 
@@ -62,15 +58,17 @@ class PairCollator:
         settings, length = self.experiment.encoding, self.experiment.max_length
         queries = [row["query"] for row in rows]
         passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
-        pad_id = self.tokenizer.pad_token_id
-        query = pad(token_ids(self.tokenizer, queries, "query", settings, length), pad_id)
-        passage = pad(token_ids(self.tokenizer, passages, "passage", settings, length), pad_id)
+        query_ids = token_ids(self.tokenizer, queries, "query", settings, length)
+        passage_ids = token_ids(self.tokenizer, passages, "passage", settings, length)
         return {
-            "query_ids": query[0],
-            "query_mask": query[1],
-            "passage_ids": passage[0],
-            "passage_mask": passage[1],
+            **_padded("query", query_ids, self.tokenizer),
+            **_padded("passage", passage_ids, self.tokenizer),
         }
+
+
+def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.Tensor]:
+    padded, mask = pad(ids, tokenizer.pad_token_id)
+    return {f"{name}_ids": padded, f"{name}_mask": mask}
 
 
 def load_rows(data: Path) -> Any:

@@ -1,7 +1,7 @@
 """`python -m revela.training.launch` is torchrun, for trainings that may be interrupted.
 
-Slurm's warning SIGUSR1 reaches the processes, they have the time to save a checkpoint, and a
-failure is told in one line.
+It forwards Slurm's warning SIGUSR1, gives the processes time to save a checkpoint, and prints why
+they failed in one line.
 """
 
 import logging
@@ -18,7 +18,7 @@ _SECONDS_TO_STOP = 600  # after a signal: a step and a checkpoint
 
 def main() -> None:
     """Launch processes; exit with the first failure of one."""
-    logging.disable(logging.ERROR)  # what torchrun tells about failures, besides
+    logging.disable(logging.ERROR)  # torchrun's own reports of failures
     parser = run.get_args_parser()
     parser.set_defaults(signals_to_handle=_FORWARDED, shutdown_timeout=_SECONDS_TO_STOP)
     try:
@@ -30,15 +30,21 @@ def main() -> None:
 
 
 def _reason(error: ChildFailedError) -> str | int:
-    """Return what to say of a failure; process 0 has said itself why it failed."""
+    """Return which process was killed, or the message of the first that failed.
+
+    Process 0 prints its own message: for that one return its exit code.
+    """
     for rank, failure in error.failures.items():
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # the others are sent that
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # the others get that
             return f"revela: error: process {rank} was ended by {failure.signal_name()}"
+    messages = {
+        rank: failure.message["message"] if isinstance(failure.message, dict) else None
+        for rank, failure in error.failures.items()
+    }
     rank, failure = error.get_first_failure()
-    if rank == 0:
+    if 0 in messages and messages[0] == messages[rank]:
         return failure.exitcode
-    told = failure.message
-    return told["message"] if isinstance(told, dict) else f"revela: error: process {rank} failed"
+    return messages[rank] or f"revela: error: process {rank} failed"
 
 
 if __name__ == "__main__":

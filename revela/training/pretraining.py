@@ -1,28 +1,25 @@
 """A small backbone from nothing: a BPE tokenizer and a Llama trained on corpora's chunks."""
 
 from collections.abc import Iterator
-from itertools import islice, zip_longest
+from itertools import groupby, islice, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 import transformers
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.common.usage import spent
-from revela.common.versions import STAGE_VERSIONS
 from revela.config.steps import Backbone
-from revela.encoder import devices, native_dtype
-from revela.training.checkpoints import ResumableTrainer, load_weights, run, work_folder
-from revela.training.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
+from revela.text.rows import parquet_rows
+from revela.training.base import BaseTrainer, start, training_arguments
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 _TOKENIZER_CHARACTERS = 20_000_000  # enough text for a small vocabulary
 _HELD_OUT_EVERY = 100  # documents
-_HELD_OUT_WINDOWS = 400
+_HELD_OUT = 400  # windows at most
 
 
 def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
@@ -30,66 +27,76 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
 
     Writes a stock Llama in safetensors, its tokenizer, `log.jsonl` and `manifest.json`. The
     weights are those of the checkpoint with the lowest loss on held-out documents, every hundredth
-    of each corpus. Called again after an interruption it goes on from the last checkpoint.
+    of each corpus. Another call after an interruption resumes from the last checkpoint.
 
     Raises:
-        RevelaError: the corpora are shorter than one sequence, the folder cannot be written or is
-            in use, or a signal stopped the pretraining (a checkpoint is saved).
+        RevelaError: the corpora are shorter than one step, the loss is not finite, the folder
+            cannot be written or is in use, or a signal stopped the pretraining (a checkpoint is
+            saved).
     """
-    with work_folder(output, settings.dump(), chunks) as work:
-        keep_freed_memory()
-        transformers.set_seed(settings.seed)
-        if not (work / "tokens").exists():
-            with outputs.atomic_output(work / "tokens") as folder:
-                _tokenize(settings, chunks, folder)
+    length, rows = settings.sequence_length, settings.sequences_per_step
+    steps = max(1, settings.tokens // (length * rows))
+    with start(output, settings, chunks) as work:
+        arguments = training_arguments(
+            settings,
+            work,
+            rows,
+            max_steps=steps,
+            per_device_eval_batch_size=rows,
+            lr_scheduler_type="cosine",
+            warmup_steps=min(settings.warmup_steps, steps // 2),
+            weight_decay=0.1,
+            adam_beta2=0.95,
+            torch_compile=settings.compile,
+            eval_strategy="steps",
+            eval_steps=settings.checkpoint_steps,
+            save_total_limit=2,
+            metric_for_best_model="eval_loss",  # its checkpoint is never rotated away
+            greater_is_better=False,
+            prediction_loss_only=True,
+        )
+        with arguments.main_process_first(local=False):
+            if not (work / "tokens").exists():
+                with outputs.atomic_output(work / "tokens") as folder:
+                    _tokenize(settings, chunks, folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(work / "tokens")
-        length = settings.sequence_length
         training, held_out = (
-            _Windows(work / "tokens" / name, length) for name in ("training", "held_out")
+            _windows(work / "tokens" / name, length) for name in ("training", "held_out")
         )
-        if not (len(training) and len(held_out)):
-            files = ", ".join(map(str, chunks))
-            raise RevelaError(f"{files}: too few tokens for sequences of {length}")
-        # Whole steps only; nothing of the held-out windows is dropped.
-        training.count -= training.count % min(training.count, settings.sequences_per_step)
-        held_out.limit(_HELD_OUT_WINDOWS)
-        trainer = ResumableTrainer(
+        files = ", ".join(map(str, chunks))
+        if len(training) < rows or not len(held_out):
+            raise RevelaError(f"{files}: too few tokens for {rows} sequences of {length}")
+        trainer = _Pretrainer(
+            files,
             model=_new_model(settings, tokenizer),
-            args=_arguments(settings, work),
-            train_dataset=training,
-            eval_dataset=held_out,
+            args=arguments,
+            train_dataset=training[: len(training) // rows * rows],
+            eval_dataset=held_out[:: max(1, len(held_out) // _HELD_OUT)][:_HELD_OUT],
+            data_collator=_collate,
         )
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.add_callback(Progress())
-        trainer.add_callback(_Log(work / LOG, length * settings.sequences_per_step))
-        run(trainer)
+        trainer.run()
         model = trainer.model
         if trainer.state.best_model_checkpoint:
-            load_weights(model, Path(trainer.state.best_model_checkpoint))
-        if trainer.args.bf16:
+            trainer._load_from_checkpoint(trainer.state.best_model_checkpoint)
+        if arguments.bf16:
             model.bfloat16()
         loss = trainer.evaluate()["eval_loss"]  # of the weights as they are saved
-        with outputs.atomic_output(work / "model") as folder:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-        for file in (work / "model").iterdir():
-            file.replace(output / file.name)
-        outputs.write_text(output / LOG, (work / LOG).read_text())
-        outputs.write_manifest(
+        if trainer.is_world_process_zero():
+            with outputs.atomic_output(work / "model") as folder:
+                model.save_pretrained(folder)
+                tokenizer.save_pretrained(folder)
+            for file in (work / "model").iterdir():
+                file.replace(output / file.name)
+        trainer.finish(
             output,
-            settings.model_dump(mode="json"),
+            settings,
             chunks,
-            stage_version=STAGE_VERSIONS["pretrain"],
-            device=str(trainer.args.device),
-            precision="bfloat16" if trainer.args.bf16 else "float32",
-            steps=trainer.state.global_step,
             parameters=model.num_parameters(),
-            corpus_tokens=len(training) * length,
-            token_passes=trainer.state.global_step * settings.sequences_per_step * length,
-            held_out_tokens=len(held_out) * length,
+            corpus_tokens=len(trainer.train_dataset) * length,
+            token_passes=trainer.state.global_step * rows * length,
+            held_out_tokens=len(trainer.eval_dataset) * length,
             held_out_loss=round(loss, 4),
             best_checkpoint_step=trainer.state.best_global_step,
-            **spent(work),
         )
 
 
@@ -110,35 +117,27 @@ def _new_model(settings: Backbone, tokenizer: Any) -> Any:
     )
 
 
-def _arguments(settings: Backbone, work: Path) -> transformers.TrainingArguments:
-    device, dtype = torch.device(devices()[0]), native_dtype(settings.precision)
-    steps = max(1, settings.tokens // (settings.sequence_length * settings.sequences_per_step))
-    return transformers.TrainingArguments(
-        output_dir=str(work),
-        per_device_train_batch_size=settings.sequences_per_step,
-        per_device_eval_batch_size=settings.sequences_per_step,
-        max_steps=steps,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=min(settings.warmup_steps, steps // 2),
-        weight_decay=0.1,
-        adam_beta2=0.95,
-        bf16=dtype == torch.bfloat16,
-        torch_compile=settings.compile,
-        use_cpu=device.type == "cpu",
-        logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=settings.checkpoint_steps,
-        save_steps=settings.checkpoint_steps,
-        save_total_limit=2,
-        metric_for_best_model="eval_loss",  # its checkpoint is never rotated away
-        greater_is_better=False,
-        prediction_loss_only=True,
-        report_to=[],
-        disable_tqdm=True,
-        seed=settings.seed,
-        dataloader_pin_memory=device.type == "cuda",
-    )
+class _Pretrainer(BaseTrainer):
+    """A trainer that logs the tokens seen, and held-out losses."""
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log one step, or one held-out loss.
+
+        Raises:
+            RevelaError: the loss is not finite.
+        """
+        step, tokens = self.state.global_step, self.rows_per_step * self.train_dataset.shape[1]
+        if "eval_loss" in logs:
+            held_out = logs["eval_loss"]
+            self.write_line({"step": step, "tokens": step * tokens, "held_out_loss": held_out})
+        elif "loss" in logs:
+            self.log_step(logs, tokens, tokens=step * tokens, loss=logs["loss"])
+
+
+def _collate(windows: list[np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return ids (B, L) and the same as labels: the model shifts them."""
+    ids = torch.from_numpy(np.stack(windows).astype(np.int64))
+    return {"input_ids": ids, "labels": ids}
 
 
 # ---------------------------------------------------------------------------- tokens
@@ -183,17 +182,9 @@ def _in_turns(files: list[Path]) -> Iterator[str]:
 
 def _documents(chunks: Path) -> Iterator[str]:
     """Yield documents again: the chunks of each, joined by line breaks."""
-    current: str | None = None
-    texts: list[str] = []
-    for rows in pq.ParquetFile(chunks).iter_batches(8192, columns=["document", "text"]):
-        for document, text in zip(*(column.to_pylist() for column in rows), strict=True):
-            if document != current and texts:
-                yield "\n".join(texts)
-                texts = []
-            current = document
-            texts.append(text)
-    if texts:
-        yield "\n".join(texts)
+    rows = parquet_rows(chunks, ["document", "text"])
+    for _, group in groupby(rows, key=itemgetter("document")):
+        yield "\n".join(row["text"] for row in group)
 
 
 def _tokenize(settings: Backbone, chunks: list[Path], folder: Path) -> None:
@@ -216,48 +207,9 @@ def _tokenize(settings: Backbone, chunks: list[Path], folder: Path) -> None:
                     number += 1
 
 
-class _Windows(torch.utils.data.Dataset):
-    """Consecutive windows of one row of tokens on disk, without overlap."""
-
-    def __init__(self, path: Path, length: int) -> None:
-        size = path.stat().st_size // np.dtype(np.int32).itemsize
-        self.count = size // length
-        if self.count:
-            tokens = np.memmap(path, np.int32, "r", shape=(size,))
-            self.windows = tokens[: self.count * length].reshape(self.count, length)
-
-    def limit(self, count: int) -> None:
-        """Keep so many windows at most, evenly spread."""
-        if self.count > count:
-            self.windows = self.windows[:: self.count // count][:count]
-            self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids = torch.from_numpy(self.windows[index].astype(np.int64))
-        return {"input_ids": ids, "labels": ids}
-
-
-class _Log(transformers.TrainerCallback):
-    """One JSON line a step, and one for each held-out loss."""
-
-    def __init__(self, path: Path, tokens_per_step: int) -> None:
-        self.path, self.tokens_per_step = path, tokens_per_step
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Write the line."""
-        entry = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
-        if "loss" in logs:
-            entry |= {
-                "loss": float(logs["loss"]),
-                "learning_rate": logs["learning_rate"],
-                "gradient_norm": float(logs["grad_norm"]),
-                "memory_gb": round(memory_gb(), 3),
-            }
-        elif "eval_loss" in logs:
-            entry["held_out_loss"] = float(logs["eval_loss"])
-        else:
-            return
-        append_line(self.path, entry)
+def _windows(path: Path, length: int) -> np.ndarray:
+    """Return the consecutive windows (N, L) of a row of tokens on disk, without overlap."""
+    count = path.stat().st_size // (np.dtype(np.int32).itemsize * length)
+    if not count:
+        return np.empty((0, length), np.int32)
+    return np.memmap(path, np.int32, "r", shape=(count, length))

@@ -1,7 +1,7 @@
-"""Where a training's measures are shown besides its own log: TensorBoard, Weights & Biases.
+"""Where a training's measures are logged besides its own log: TensorBoard, Weights & Biases.
 
-That is no setting of an experiment: watching a training must not make it another one. The
-environment names them, e.g. `REVELA_TRACKERS=tensorboard,wandb`.
+The environment chooses them, e.g. `REVELA_TRACKERS=tensorboard,wandb`; in the settings of an
+experiment they would make it another training.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ def chosen() -> list[str]:
 
 
 def missing(tracker: str) -> str | None:
-    """Tell in one line what a tracker lacks here, None if nothing."""
+    """Return in one line what a tracker lacks here, None if nothing."""
     if importlib.util.find_spec(tracker) is None:
         return f"REVELA_TRACKERS: {tracker} needs the package {tracker}: pip install {tracker}"
     offline = os.environ.get("WANDB_MODE") in ("offline", "disabled")
@@ -37,11 +37,11 @@ def missing(tracker: str) -> str | None:
 
 
 def prepare(output: Path, training: str) -> None:
-    """Have the chosen trackers write beside a model, in a run that a resumed training goes on.
+    """Have the chosen trackers write beside a model, in a run that a resumed training continues.
 
     Args:
         output: the model's folder.
-        training: tells this training from one with other settings.
+        training: identifies the settings and inputs of this training.
 
     Raises:
         RevelaError: a package or a key is missing, or a tracker is unknown.

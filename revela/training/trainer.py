@@ -1,46 +1,21 @@
-"""Training: one entry point for the three objectives, on the Hugging Face Trainer."""
+"""Training a retriever: one entry point for the three objectives."""
 
-import math
-import os
 import random
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from torch import nn
+from transformers.trainer_pt_utils import get_model_param_count
 
-from revela.attention import zero
-from revela.attention.cross_document import NotFinite
-from revela.common import outputs
-from revela.common.errors import RevelaError
-from revela.common.usage import spent
-from revela.common.versions import STAGE_VERSIONS
 from revela.config.steps import Experiment
-from revela.encoder import (
-    Encoder,
-    add_lora,
-    devices,
-    load_model,
-    load_tokenizer,
-    native_dtype,
-)
-from revela.training import trackers
-from revela.training.callbacks import KeepRetriever, Snapshots, save_model
-from revela.training.checkpoints import (
-    ResumableTrainer,
-    load_weights,
-    run,
-    save_weights,
-    work_folder,
-)
+from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
+from revela.training.base import BaseTrainer, start, training_arguments
+from revela.training.callbacks import AtSteps, record_similarities, save_model
 from revela.training.collators import BatchCollator, PairCollator, load_rows
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
-from revela.training.trainlog import LOG, Progress, append_line, keep_freed_memory, memory_gb
+from revela.training.schedule import warmup_decay
 
 
 def train(
@@ -52,12 +27,12 @@ def train(
 ) -> None:
     """Train a retriever and write it to the folder `output`.
 
-    Launched by torchrun, all its processes train together. A step has the same batches, dropout
+    The processes that a launcher started train together. A step has the same batches, dropout
     included, on any number of them, so that they change the result by rounding only.
 
     Writes `retriever/` (adapter or weights in safetensors, tokenizer), `language_model/` where one
-    is trained, `log.jsonl` (one line a step) and `manifest.json`. While it runs, checkpoints stand
-    in `output/checkpoints/`, in a folder of these settings and data: calling again goes on from the
+    is trained, `log.jsonl` (one line a step) and `manifest.json`. While it runs, checkpoints are
+    in `output/checkpoints/`, in a folder of these settings and data: another call resumes from the
     last one.
 
     Args:
@@ -73,72 +48,57 @@ def train(
     """
     folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
     inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
-    with work_folder(output, experiment.dump(), inputs) as work:
-        keep_freed_memory()
-        transformers.set_seed(experiment.seed)
-        trackers.prepare(output, work.name)
-        # First: ZeRO-3 takes weights apart where they are loaded.
-        arguments = _arguments(experiment, work, zero_stage)
+    with start(output, experiment, inputs) as work:
+        # Before the models: ZeRO-3 shards weights where they are loaded.
+        arguments = training_arguments(
+            experiment,
+            work,
+            experiment.batches_per_step,
+            experiment.batches_per_device,
+            zero_stage,
+            max_steps=experiment.steps or -1,
+            num_train_epochs=1,
+            weight_decay=experiment.weight_decay,
+            max_grad_norm=experiment.max_gradient_norm,
+            save_total_limit=experiment.checkpoints_kept,
+            label_names=[],
+            average_tokens_across_devices=False,
+        )
         module, collate = _build(experiment, zero_stage)
         rows = load_rows(data)
-        if len(rows) < experiment.batches_per_step:
-            raise RevelaError(
-                f"{data}: {len(rows)} rows are fewer than batches_per_step "
-                f"{experiment.batches_per_step}"
-            )
         trainer = _Trainer(
-            experiment=experiment,
+            experiment,
+            data,
             model=module,
             args=arguments,
             train_dataset=rows,
             data_collator=collate,
         )
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.add_callback(Progress())
-        if isinstance(module, Revela) and experiment.similarity_snapshot_steps:
-            trainer.add_callback(Snapshots(trainer, experiment.similarity_snapshot_steps, rows[0]))
-        if experiment.save_retriever_steps:
-            trainer.add_callback(KeepRetriever(trainer, experiment.save_retriever_steps, output))
-        run(trainer, checkpoint_minutes)
-        _finish(experiment, inputs, output, trainer)
+        retriever, writes = module.retriever, trainer.is_world_process_zero()
+
+        def save(path: Path) -> None:
+            save_model(retriever.model, retriever.tokenizer, path, writes)
+
+        snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
+        trainer.add_callback(
+            AtSteps(
+                (experiment.save_retriever_steps, lambda step: save(output / f"steps/{step}")),
+                (snapshots, lambda step: record_similarities(trainer, rows[0], step)),
+            )
+        )
+        trainer.run(checkpoint_minutes)
+        save(output / "retriever")
+        if isinstance(module, Revela) and not module.settings.freeze_language_model:
+            tokenizer = load_tokenizer(str(experiment.language_model))
+            save_model(module.language_model, tokenizer, output / "language_model", writes)
+        trained = get_model_param_count(module, trainable_only=True)
+        trainer.finish(output, experiment, inputs, trainable_parameters=trained)
 
 
-def _finish(experiment: Experiment, inputs: list[Path], output: Path, trainer: "_Trainer") -> None:
-    """Write the finished models, the log and the manifest."""
-    module, writes = trainer.model, trainer.is_world_process_zero()
-    retriever = module.retriever
-    save_model(retriever.model, retriever.tokenizer, output / "retriever", writes)
-    if isinstance(module, Revela) and not module.settings.freeze_language_model:
-        tokenizer = load_tokenizer(str(experiment.language_model))
-        save_model(module.language_model, tokenizer, output / "language_model", writes)
-    if not writes:
-        return
-    outputs.write_text(output / LOG, (trainer.work / LOG).read_text())
-    outputs.write_manifest(
-        output,
-        experiment.model_dump(mode="json"),
-        inputs,
-        stage_version=STAGE_VERSIONS["train"],
-        device=str(trainer.args.device),
-        precision="bfloat16" if trainer.args.bf16 else "float32",
-        **trainer.processes(),
-        steps=trainer.state.global_step,
-        trainable_parameters=sum(
-            math.prod(zero.whole_shape(p)) for p in module.parameters() if p.requires_grad
-        ),
-        train_seconds=round(trainer.seconds, 1),
-        tokens_per_second=round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
-        **spent(trainer.work),
-    )
-
-
-# ---------------------------------------------------------------------------- what is trained
-
-
-def _build(experiment: Experiment, zero_stage: int) -> tuple[nn.Module, Any]:
+def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
     """Load the models of an experiment and return its objective and its collator."""
     dtype = native_dtype(experiment.precision)
-    # Frozen weights can be half precision; trained ones are kept in float32 under autocast.
+    # Frozen weights can be half precision; trained ones stay in float32 under autocast.
     weights = dtype if experiment.lora else torch.float32
 
     def load(name: str, causal: bool) -> Any:
@@ -172,106 +132,47 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[nn.Module, Any]:
     return Revela(retriever, adapted(language_model), objective), collate
 
 
-# ---------------------------------------------------------------------------- the trainer
+class _Trainer(BaseTrainer):
+    """Trains an objective, each batch with dropout of its own, and logs what it measures."""
 
-
-def _arguments(
-    experiment: Experiment, work: Path, zero_stage: int
-) -> transformers.TrainingArguments:
-    device, dtype = torch.device(devices()[0]), native_dtype(experiment.precision)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    together = world * experiment.batches_per_device
-    if experiment.batches_per_step % together:
-        raise RevelaError(
-            f"batches_per_step {experiment.batches_per_step} is not divisible by {world} processes "
-            f"× batches_per_device {experiment.batches_per_device}"
-        )
-    accumulation = experiment.batches_per_step // together
-    return transformers.TrainingArguments(
-        output_dir=str(work),
-        per_device_train_batch_size=experiment.batches_per_device,
-        gradient_accumulation_steps=accumulation,
-        deepspeed=zero.deepspeed_config(
-            zero_stage,
-            micro_batch=experiment.batches_per_device,
-            accumulation=accumulation,
-            max_gradient_norm=experiment.max_gradient_norm,
-            bfloat16=dtype == torch.bfloat16,
-        ),
-        # The buckets of DDP then stay as they are, so that sums after a resume have their order.
-        ddp_find_unused_parameters=True,
-        max_steps=experiment.steps or -1,
-        num_train_epochs=1,
-        learning_rate=experiment.learning_rate,
-        lr_scheduler_type="linear",  # WarmupDecayLR: linear up, linear down to zero
-        warmup_steps=experiment.warmup_steps,
-        weight_decay=experiment.weight_decay,
-        max_grad_norm=experiment.max_gradient_norm,
-        bf16=dtype == torch.bfloat16,
-        use_cpu=device.type == "cpu",
-        seed=experiment.seed,
-        logging_steps=1,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        save_steps=experiment.checkpoint_steps,
-        save_total_limit=experiment.checkpoints_kept,
-        remove_unused_columns=False,
-        dataloader_pin_memory=device.type == "cuda",
-        dataloader_drop_last=True,
-        label_names=[],
-        report_to=trackers.chosen(),
-        disable_tqdm=True,
-        average_tokens_across_devices=False,
-    )
-
-
-class _Trainer(ResumableTrainer):
-    """A trainer with this project's log, and checkpoints of the trained weights only."""
-
-    def __init__(self, experiment: Experiment, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, experiment: Experiment, data: Path, **arguments: Any) -> None:
+        super().__init__(str(data), **arguments)
         self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
         self.experiment = experiment
-        self.work = Path(str(self.args.output_dir))
-        self.measures: list[dict[str, torch.Tensor]] = []
+        self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step
         self.plain: torch.Tensor | None = None
-        self.tokens = 0
-        self.seconds = 0.0
-        self.clock = time.monotonic()
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
-        """Draw whole steps only: a shorter last one would depend on the number of processes."""
-        rows, step = len(self.train_dataset), self.experiment.batches_per_step
-        return torch.utils.data.RandomSampler(self.train_dataset, num_samples=rows - rows % step)
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the schedule of the learning rate."""
+        if self.lr_scheduler is None:
+            kind, warmup = self.experiment.warmup, self.experiment.warmup_steps
+            optimizer = optimizer or self.optimizer
+            self.lr_scheduler = warmup_decay(optimizer, kind, warmup, num_training_steps)
+        return self.lr_scheduler
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
-        """Return the objective's loss, keeping its measures for the log.
-
-        Raises:
-            RevelaError: the similarities are not finite.
-        """
+        """Return the objective's loss and keep its measures for the log."""
         self._seed_dropout()
-        try:
-            result = model(**inputs)
-        except NotFinite as error:
-            raise self._broken(self.state.global_step + 1, str(error)) from error
+        result = model(**inputs)
+        loss = result["loss"].detach()
         tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
+        every = getattr(self.experiment.objective, "plain_loss_every", 0)
+        if every and self.state.global_step % every == 0 and not self.measures:
+            names = ("language_model_ids", "language_model_mask")
+            devices = [self.args.device] if self.args.device.type == "cuda" else []
+            # A measure must not change the training: dropout draws from a copy of the state.
+            with self.accelerator.autocast(), torch.random.fork_rng(devices):
+                plain = self.model.plain_loss(*map(inputs.get, names))
+            if getattr(self.experiment.objective, "language_model_loss", False):
+                loss = loss - plain  # the e rows' loss is in it
+            # Both on the same chunks: their difference is what in-batch attention gives.
+            self.plain = torch.stack([plain, loss])
         self.measures.append(
             {"tokens": tokens, "loss": result["loss"].detach(), **result["measures"]}
         )
-        if len(self.measures) == 1 and self._wants_plain_loss():
-            names = ("language_model_ids", "language_model_mask")
-            # A measure must not change the training: dropout draws from a copy of the state.
-            with self.accelerator.autocast(), torch.random.fork_rng(self._devices()):
-                plain = self.accelerator.unwrap_model(model).plain_loss(*map(inputs.get, names))
-            own = result["loss"].detach()
-            if getattr(self.experiment.objective, "language_model_loss", False):
-                own = own - plain  # the e rows' loss is in it
-            # Both on the same chunks: their difference is what in-batch attention gives.
-            self.plain = torch.stack([plain, own])
-        return (result["loss"], result) if return_outputs else result["loss"]
+        return result["loss"]
 
     def _seed_dropout(self) -> None:
         """Seed by a batch's place in its step, in whatever process it is."""
@@ -279,66 +180,20 @@ class _Trainer(ResumableTrainer):
         key = f"{self.experiment.seed} {self.state.global_step} {place}"
         torch.manual_seed(random.Random(key).getrandbits(63))
 
-    def _devices(self) -> list[torch.device]:
-        return [self.args.device] if self.args.device.type == "cuda" else []
-
-    def _wants_plain_loss(self) -> bool:
-        every = getattr(self.experiment.objective, "plain_loss_every", 0)
-        return every > 0 and self.state.global_step % every == 0
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write one line of JSON for a step.
+        """Log one step: the means of all processes, in one transfer from the device.
 
         Raises:
             RevelaError: the loss is not finite.
         """
         if "loss" not in logs or not self.measures:
             return
-        now = time.monotonic()
-        seconds, self.clock = now - self.clock, now
         rows = [torch.stack([value.float() for value in m.values()]) for m in self.measures]
-        # Of all processes; all figures in one transfer from the device.
         means = self.accelerator.reduce(torch.stack(rows).mean(0), "mean").tolist()
-        entry = {"step": self.state.global_step} | dict(zip(self.measures[0], means, strict=True))
-        step_tokens = round(entry.pop("tokens") * len(rows) * self.args.world_size)
+        measures = dict(zip(self.measures[0], means, strict=True))
+        tokens = round(measures.pop("tokens") * len(rows) * self.args.world_size)
         if self.plain is not None:
             plain, with_attention = self.plain.float().tolist()
-            entry |= {"plain_loss": plain, "plain_loss_gain": plain - with_attention}
-        entry |= {
-            "learning_rate": logs.get("learning_rate"),
-            "gradient_norm": float(logs.get("grad_norm", math.nan)),
-            "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
-            "memory_gb": round(memory_gb(), 3),
-        }
-        self.tokens += step_tokens
-        self.seconds += seconds
+            measures |= {"plain_loss": plain, "plain_loss_gain": plain - with_attention}
         self.measures, self.plain = [], None
-        self.state.log_history.append({"step": entry["step"], "loss": entry["loss"]})
-        if self.is_world_process_zero():
-            append_line(self.work / LOG, entry)
-        for name in ("loss", "gradient_norm"):
-            if not math.isfinite(entry[name]):
-                raise self._broken(entry["step"], f"{name} is {entry[name]}")
-        self.callback_handler.on_log(self.args, self.state, self.control, entry)
-
-    def _broken(self, step: int, what: str) -> RevelaError:
-        return RevelaError(
-            f"step {step}: {what}; lower learning_rate (now {self.experiment.learning_rate}) "
-            "or use precision float32"
-        )
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save what is trained, each model in a folder of its own, in safetensors."""
-        for name, model in self._trained():
-            save_weights(model, Path(str(output_dir)) / name if self.args.should_save else None)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load what `_save` wrote."""
-        for name, trained in self._trained():
-            load_weights(trained, Path(resume_from_checkpoint) / name)
-
-    def _trained(self) -> Iterator[tuple[str, Any]]:
-        module = self.accelerator.unwrap_model(self.model)
-        yield "retriever", module.retriever.model
-        if isinstance(module, Revela) and not module.settings.freeze_language_model:
-            yield "language_model", module.language_model
+        self.log_step(logs, tokens, **measures)

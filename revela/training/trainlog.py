@@ -1,4 +1,4 @@
-"""What a training tells while it runs: one JSON line a step, a progress bar, memory, its cost."""
+"""What a training writes while it runs: one JSON line a step, and what it costs."""
 
 import contextlib
 import json
@@ -15,6 +15,7 @@ from revela.common import outputs
 from revela.common.usage import PARTS, energy_joules, joules_between
 
 LOG = "log.jsonl"
+_EVERY = 10  # seconds between writes of a segment's cost
 
 
 def append_line(path: Path, entry: dict[str, Any]) -> None:
@@ -29,49 +30,21 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_log_until(path: Path, step: int) -> None:
-    """Drop the lines of a log behind `step`, and a last line that was cut off."""
+    """Drop the lines of a log after `step`, and a last line that was cut off."""
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines() if step else []:
         with contextlib.suppress(json.JSONDecodeError):
-            if 0 < json.loads(line)["step"] <= step or (step and json.loads(line)["step"] == 0):
+            if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
     outputs.write_text(path, "".join(kept))
 
 
-class Progress(transformers.TrainerCallback):
-    """A progress bar with the loss and the time left, on the main process."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Open the bar where the training starts or resumes."""
-        from tqdm.auto import tqdm
-
-        self.bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc="training",
-            unit="step",
-            mininterval=2,
-            disable=not state.is_world_process_zero,
-        )
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Advance the bar."""
-        if "loss" not in logs:
-            return
-        self.bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
-        self.bar.update(state.global_step - self.bar.n)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Close the bar."""
-        self.bar.close()
-
-
 class Meter(transformers.TrainerCallback):
-    """Keep a file of what this part of a training costs: from a start to its end or to a kill.
+    """Keep a file of what this segment of a training costs: from a start to its end or to a kill.
 
-    One process of each node writes, so that the parts of all nodes and restarts add up.
+    One process of each node writes, so that the segments of all nodes and restarts add up.
     """
 
     def __init__(self, work: Path) -> None:
@@ -84,7 +57,7 @@ class Meter(transformers.TrainerCallback):
         self.cuda = args.device.type == "cuda"
         self.joules = energy_joules()
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.part: dict[str, Any] = {
+        self.segment: dict[str, Any] = {
             "host": socket.gethostname(),
             "process": os.getpid(),
             "started": outputs.process_start(),
@@ -95,13 +68,13 @@ class Meter(transformers.TrainerCallback):
             "gpu": torch.cuda.get_device_name() if self.cuda else None,
             "last_step": state.max_steps,
         }
-        name = f"{self.part['started']:.0f}-{self.part['host']}-{self.part['process']}.json"
+        name = "{started:.0f}-{host}-{process}.json".format_map(self.segment)
         self.path = self.work / PARTS / name
         self._write(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write now and then."""
-        if state.is_local_process_zero and time.time() - self.part["seen"] > _EVERY:
+        if state.is_local_process_zero and time.time() - self.segment["seen"] > _EVERY:
             self._write(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -110,17 +83,14 @@ class Meter(transformers.TrainerCallback):
             self._write(state, ended=True)
 
     def _write(self, state: Any, ended: bool = False) -> None:
-        self.part |= {
+        self.segment |= {
             "seen": time.time(),
             "step": state.global_step,
             "ended": ended,
             "joules": joules_between(self.joules, energy_joules()),
             "peak_gpu_memory_gb": round(memory_gb(), 3) if self.cuda else None,
         }
-        outputs.write_json(self.path, self.part)
-
-
-_EVERY = 10  # seconds
+        outputs.write_json(self.path, self.segment)
 
 
 def memory_gb() -> float:

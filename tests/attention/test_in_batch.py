@@ -385,7 +385,6 @@ def test_a_saved_model_forgets_the_attention(tmp_path):
         (lambda b: b.update(ids=b["ids"][:1], mask=b["mask"][:1]), "at least two chunks"),
         (lambda b: b["mask"][1].zero_(), "no token"),
         (lambda b: b.update(mask=b["mask"].flip(1)), "padded on the right"),
-        (lambda b: b["similarity"].fill_(float("nan")), "not finite"),
         (lambda b: b["similarity"].copy_(torch.eye(3)), "nonzero diagonal"),
         (lambda b: b["similarity"].mul_(0.5), "sum to one"),
         (lambda b: b.update(similarity=torch.zeros(2, 3)), "expected"),
@@ -399,6 +398,18 @@ def test_bad_input_is_refused(change, message):
         in_batch_loss(
             tiny_llama(), batch["ids"], batch["mask"], batch["similarity"], value_norm=False
         )
+
+
+def test_a_similarity_that_is_not_finite_gives_a_loss_that_is_not_finite():
+    """An error would be known to one process alone, and leave the others waiting for it."""
+    ids, mask = pad(random_chunks([5, 2, 4]), 0)
+    cosine = torch.rand(3, 3)
+    cosine[1, 2] = float("nan")
+    similarity = in_batch_similarity(cosine.requires_grad_(), 0.1)
+    loss = in_batch_loss(tiny_llama(), ids, mask, similarity, value_norm=True)
+    loss.backward()
+    assert loss.isnan()
+    assert cosine.grad.isnan().any()
 
 
 def test_models_whose_attention_cannot_be_replaced_are_refused():

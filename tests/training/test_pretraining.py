@@ -125,6 +125,6 @@ def test_a_killed_pretraining_ends_as_if_it_had_not_been(chunks, tmp_path, how):
 
 
 def test_a_corpus_too_small_for_one_sequence(chunks, tmp_path):
-    with pytest.raises(RevelaError, match=r"a\.parquet: too few tokens for sequences of 99999"):
+    with pytest.raises(RevelaError, match=r"a\.parquet: too few tokens for 4 sequences of 99999"):
         pretrain(settings(sequence_length=99999), chunks[:1], tmp_path / "m")
     assert not (tmp_path / "m" / "model.safetensors").exists()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pyarrow as pa
@@ -18,11 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from revela.attention.zero import deepspeed_config
-from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.config.steps import Experiment
 from revela.text import batching, pairs
-from revela.training.checkpoints import ResumableTrainer, check_adapter, last_checkpoint, step_of
+from revela.training.callbacks import check_adapter
+from revela.training.checkpoints import check_processes, last_checkpoint, mark_complete, step_of
 from revela.training.pretraining import train_tokenizer
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
@@ -159,8 +158,8 @@ def together(folder: Path, processes: int, jobs: list[dict]) -> None:
     """Train one after the other in the same processes: starting some takes longer than training."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     process = launch(processes, "tests.training.train_all", str(folder / "jobs.json"))
-    told, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, told
+    printed, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, printed
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -238,9 +237,9 @@ def test_a_training_that_is_killed_again_and_again_ends_the_same(trained, tmp_pa
     process = start(folder, settings, output, stage)
     workers = run_until(process, output, 5)
     workers[1].kill()
-    told, _ = process.communicate(timeout=60)
-    assert told.endswith("revela: error: process 1 was ended by SIGKILL\n")
-    assert "Traceback" not in told
+    printed, _ = process.communicate(timeout=60)
+    assert printed.endswith("revela: error: process 1 was ended by SIGKILL\n")
+    assert "Traceback" not in printed
     assert gone(workers)
     print(f"kill -9 of rank 1: goes on from {checkpoint_of(output)}")
 
@@ -254,9 +253,9 @@ def test_a_training_that_is_killed_again_and_again_ends_the_same(trained, tmp_pa
     process = start(folder, settings, output, stage)
     workers = run_until(process, output, 14)
     process.terminate()
-    told, _ = process.communicate(timeout=60)
-    last = told.splitlines()[-1]
-    assert last.startswith("revela: error: stopped by SIGTERM at step"), told
+    printed, _ = process.communicate(timeout=60)
+    last = printed.splitlines()[-1]
+    assert last.startswith("revela: error: stopped by SIGTERM at step"), printed
     assert gone(workers)
     stopped_at = len(read_log(next(output.glob("checkpoints/*/log.jsonl"))))
     assert checkpoint_of(output) == stopped_at, "a signal loses no step"
@@ -264,13 +263,13 @@ def test_a_training_that_is_killed_again_and_again_ends_the_same(trained, tmp_pa
     if not stage:
         process = start(folder, settings, output, stage)
         workers = run_until(process, output, stopped_at + 1)
-        workers[1].send_signal(signal.SIGUSR1)  # the other one is not told
-        told, _ = process.communicate(timeout=60)
-        assert "revela: error: stopped by SIGUSR1 at step" in told
+        workers[1].send_signal(signal.SIGUSR1)  # the other one is not printed
+        printed, _ = process.communicate(timeout=60)
+        assert "revela: error: stopped by SIGUSR1 at step" in printed
 
     process = start(folder, settings, output, stage)
-    told, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, told
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
     expected, found = weights_of(undisturbed), weights_of(output)
     assert expected.keys() == found.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
@@ -285,27 +284,30 @@ def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
     with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         process = start(folder, experiment(folder), tmp_path / "m", 0)
-        told, _ = process.communicate(timeout=60)
-    assert told == f"revela: error: {tmp_path / 'm'}: another training is running there\n"
+        printed, _ = process.communicate(timeout=60)
+    assert printed == f"revela: error: {tmp_path / 'm'}: another training is running there\n"
     assert process.returncode == 1
 
 
-def test_a_failure_of_any_process_is_one_line(folder, tmp_path):
-    """Which of them meets the loss that is not finite first is chance."""
-    settings = experiment(folder, learning_rate=1e30, warmup_steps=0)
-    process = start(folder, settings, tmp_path / "m", 0)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "lower learning_rate" in told
-    assert "Traceback" not in told
+def test_a_loss_that_is_not_finite_stops_all_processes_in_one_line(folder, tmp_path):
+    """A process must not wait in a collective for one that has given up."""
+    job = {"settings": experiment(folder).model_dump(mode="json"), "diverging_rank": 1}
+    job |= {"data": str(folder / "batches.parquet"), "output": str(tmp_path / "m"), "zero": 0}
+    (tmp_path / "jobs.json").write_text(json.dumps([job | {"logits_at_a_time": 2**25}]))
+    process = launch(2, "tests.training.train_all", str(tmp_path / "jobs.json"))
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    errors = [line for line in printed.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1, printed
+    assert errors[0].startswith("revela: error: step 2: loss is nan; lower learning_rate")
+    assert "Traceback" not in printed
 
 
-def test_parts_of_weights_want_as_many_processes(tmp_path):
+def test_a_sharded_checkpoint_wants_as_many_processes(tmp_path):
     def check(now: tuple[int, int], written: tuple[int, int]) -> None:
         names = ("zero", "processes")
-        outputs.write_json(tmp_path / "processes.json", dict(zip(names, written, strict=True)))
-        trainer = SimpleNamespace(processes=lambda: dict(zip(names, now, strict=True)))
-        ResumableTrainer.check_processes(trainer, tmp_path)
+        mark_complete(tmp_path, dict(zip(names, written, strict=True)))
+        check_processes(tmp_path, dict(zip(names, now, strict=True)))
 
     check((3, 2), (3, 2))
     check((0, 4), (0, 2))
@@ -324,23 +326,22 @@ def test_zero_wants_a_launcher_and_a_stage_that_exists(monkeypatch):
         deepspeed_config(3, **options)
 
 
+ONES, NAN = torch.ones(2, 3), torch.full((2, 3), torch.nan)
+
+
 @pytest.mark.parametrize(
-    ("saved", "problem"),
+    ("trained", "saved"),
     [
-        ({}, "lora_B is missing"),
-        ({"lora_B": torch.zeros(0)}, r"lora_B has shape \(0,\), not \(2, 3\)"),
-        ({"lora_B": torch.zeros(2, 3)}, "lora_B is zero"),
-        ({"lora_B": torch.full((2, 3), torch.nan)}, "lora_B is not finite"),
+        (ONES, {}),
+        (ONES, {"lora_B": ONES[:0]}),
+        (ONES, {"lora_B": 0 * ONES}),
+        (NAN, {"lora_B": NAN}),
     ],
 )
-def test_an_adapter_that_was_not_saved_whole_is_named(tmp_path, saved, problem):
+def test_an_adapter_that_was_not_saved_as_trained_is_named(tmp_path, trained, saved):
     file = tmp_path / "adapter_model.safetensors"
-    whole = {"lora_A": torch.ones(3, 4), "lora_B": torch.ones(2, 3)}
-    expected = {name: (tuple(weight.shape), True) for name, weight in whole.items()}
-    save_file(whole, file)
-    check_adapter(file, expected)
-    save_file({"lora_A": whole["lora_A"]} | saved, file)
-    with pytest.raises(RevelaError, match=f"{file}: {problem}"):
-        check_adapter(file, expected)
-    save_file(whole | {"lora_B": torch.zeros(2, 3)}, file)
-    check_adapter(file, expected | {"lora_B": ((2, 3), False)})  # before the first step
+    save_file({"lora_B": ONES}, file)
+    check_adapter(file, {"lora_B.default": ONES})
+    save_file({"lora_A": ONES} | saved, file)
+    with pytest.raises(RevelaError, match=rf"{file}: lora_B.default is missing, not finite, or"):
+        check_adapter(file, {"lora_B.default": trained})

@@ -23,13 +23,8 @@ from revela.config.steps import Experiment
 from revela.encoder import load_model, load_tokenizer
 from revela.text import batching, pairs
 from revela.training import trainer as training
-from revela.training.checkpoints import (
-    COMPLETE,
-    ResumableTrainer,
-    end_of_job,
-    last_checkpoint,
-    step_of,
-)
+from revela.training.base import BaseTrainer
+from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
 from revela.training.collators import BatchCollator
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
@@ -253,9 +248,9 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
     content[-1] ^= 1  # of the same length
     weights.write_bytes(content)
     train(settings, data, tmp_path / "m")
-    told = capsys.readouterr().out
-    assert f"{checkpoints[-1].name}: was cut off while it was written" in told
-    assert f"{checkpoints[-2].name}: retriever/model.safetensors is damaged" in told
+    printed = capsys.readouterr().out
+    assert f"{checkpoints[-1].name}: is incomplete" in printed
+    assert f"{checkpoints[-2].name}: model.safetensors is damaged" in printed
     expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "m")
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
@@ -278,8 +273,8 @@ def test_slurm_is_asked_when_a_job_ends_where_snakemake_hides_it(tmp_path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     assert end_of_job() == math.inf  # no squeue on this node
     squeue = tmp_path / "squeue"
-    for told, expected in (("2026-11-21T20:34:14", datetime(2026, 11, 21, 20, 34, 14)), ("N/A", 0)):
-        squeue.write_text(f'#!/bin/sh\n[ "$4" = 7 ] && echo {told}\n')
+    for end, expected in (("2026-11-21T20:34:14", datetime(2026, 11, 21, 20, 34, 14)), ("N/A", 0)):
+        squeue.write_text(f'#!/bin/sh\n[ "$4" = 7 ] && echo {end}\n')
         squeue.chmod(0o755)
         assert end_of_job() == (expected.timestamp() if expected else math.inf)
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1795293097")
@@ -288,9 +283,9 @@ def test_slurm_is_asked_when_a_job_ends_where_snakemake_hides_it(tmp_path, monke
 
 def test_checkpoints_by_the_clock(backbone, data, tmp_path, monkeypatch):
     saved = []
-    original = ResumableTrainer._save_checkpoint
+    original = BaseTrainer._save_checkpoint
     monkeypatch.setattr(
-        ResumableTrainer,
+        BaseTrainer,
         "_save_checkpoint",
         lambda self, *a: saved.append(self.state.global_step) or original(self, *a),
     )
@@ -332,7 +327,7 @@ def test_a_full_disk_is_told_in_one_line(backbone, data, tmp_path):
 
 
 def test_too_few_rows_for_a_step(backbone, data, tmp_path):
-    with pytest.raises(RevelaError, match="80 rows are fewer than batches_per_step 96"):
+    with pytest.raises(RevelaError, match="80 rows are fewer than the 96 of one step"):
         train(experiment(backbone, batches_per_step=96), data, tmp_path / "m")
 
 
@@ -416,3 +411,14 @@ def test_a_read_only_folder(backbone, data, tmp_path):
     with pytest.raises((RevelaError, FileNotFoundError)) as caught:
         train(experiment(backbone), data, folder / "m")
     assert "cannot write" in str(caught.value)
+
+
+def test_the_rate_rises_as_the_settings_say(backbone, data, tmp_path):
+    rates = {}
+    for kind in ("logarithmic", "linear"):
+        train(experiment(backbone, steps=8, warmup_steps=5, warmup=kind), data, tmp_path / kind)
+        log = read_log(tmp_path / kind / "log.jsonl")
+        rates[kind] = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    assert max(rates["logarithmic"]) == max(rates["linear"]) == pytest.approx(5e-3)
+    # After the first steps the logarithm is far above the line.
+    assert rates["logarithmic"][1] > 1.5 * rates["linear"][1]

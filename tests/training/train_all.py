@@ -1,14 +1,41 @@
 """Train one experiment after the other in the processes that a launcher has started."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
+import torch
+
+from revela import cli
 from revela.attention import losses
+from revela.common.errors import RevelaError
 from revela.config.steps import Experiment
+from revela.training.checkpoints import leave_processes
+from revela.training.objectives.revela import Revela
 from revela.training.trainer import train
+
+
+def diverge(rank: int) -> None:
+    """Have the similarities of one process be NaN in the second step."""
+    original, calls = Revela.similarity, []
+
+    def similarity(self: Revela, *inputs: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        found = original(self, *inputs)
+        second = len(calls) == 1 + 4 // int(os.environ["WORLD_SIZE"])  # four batches a step
+        return found * float("nan") if second and int(os.environ["RANK"]) == rank else found
+
+    Revela.similarity = similarity
+
 
 for job in json.loads(Path(sys.argv[1]).read_text()):
     losses._LOGITS_AT_A_TIME = job["logits_at_a_time"]
+    if "diverging_rank" in job:
+        diverge(job["diverging_rank"])
     settings = Experiment.model_validate(job["settings"])
-    train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
+    try:
+        train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
+    except RevelaError as error:
+        leave_processes()
+        cli._fail(f"revela: error: {error}")

@@ -12,10 +12,10 @@ from revela.encoder import Encoder
 
 
 class Contriever(nn.Module):
-    """A retriever that learns to tell a query's passage from all other passages.
+    """A retriever that learns to rank a query's passage above all other passages.
 
-    They are those of one forward pass in one process: how many negatives there are is a setting
-    (`batches_per_device`), not a matter of how many processes share a step.
+    The others are those of one forward pass in one process, so that the number of negatives is a
+    setting (`batches_per_device`) and does not depend on how many processes share a step.
     """
 
     def __init__(self, retriever: Encoder, settings: ContrieverObjective) -> None:
@@ -51,10 +51,10 @@ class Contriever(nn.Module):
         }
 
     def _embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return embeddings (N, D), `encode_batch_size` of them in memory at once.
+        """Return embeddings (N, D), encoded in batches of `encode_batch_size`.
 
-        Each part is encoded again in the backward pass, when the gradients of all embeddings are
-        known (as GradCache does). Texts of like length share a part, cut to its longest.
+        Each batch is encoded again in the backward pass, when the gradients of all embeddings are
+        known (as GradCache does). Texts of similar length share a batch, cut to its longest.
         """
         size = self.settings.encode_batch_size
         if size is None or len(input_ids) <= size:
@@ -63,7 +63,7 @@ class Contriever(nn.Module):
         order_N = length_N.argsort(stable=True)
         longest = length_N[order_N][size - 1 :: size].tolist()
         longest += [int(length_N.max())] if len(input_ids) % size else []
-        parts = [
+        batches = [
             checkpoint(
                 self.retriever,
                 input_ids[rows, :width],
@@ -72,4 +72,4 @@ class Contriever(nn.Module):
             )
             for rows, width in zip(order_N.split(size), longest, strict=True)
         ]
-        return torch.cat(parts)[order_N.argsort()]
+        return torch.cat(batches)[order_N.argsort()]

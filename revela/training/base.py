@@ -1,0 +1,308 @@
+"""What all trainings share: arguments, a log, checkpoints to resume from, a manifest."""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_file, save_file
+from tqdm.auto import tqdm
+from transformers.trainer import SCHEDULER_NAME
+
+from revela.attention import zero
+from revela.common import outputs
+from revela.common.errors import RevelaError
+from revela.common.usage import spent
+from revela.common.versions import STAGE_VERSIONS
+from revela.config.steps import Backbone, Experiment
+from revela.encoder import devices, native_dtype
+from revela.training import trackers
+from revela.training.checkpoints import (
+    Guard,
+    Stopped,
+    check_processes,
+    last_checkpoint,
+    mark_complete,
+    step_of,
+    wait_for_all,
+    work_folder,
+)
+from revela.training.trainlog import (
+    LOG,
+    Meter,
+    append_line,
+    keep_freed_memory,
+    keep_log_until,
+    memory_gb,
+)
+
+WEIGHTS = "model.safetensors"  # of a checkpoint: what is trained
+
+
+@contextlib.contextmanager
+def start(output: Path, settings: Experiment | Backbone, inputs: list[Path]) -> Iterator[Path]:
+    """Lock a model's folder, seed, and yield the folder of this training's checkpoints."""
+    with work_folder(output, settings.dump(), inputs) as work:
+        keep_freed_memory()
+        transformers.set_seed(settings.seed)
+        trackers.prepare(output, work.name)
+        yield work
+
+
+def training_arguments(
+    settings: Experiment | Backbone,
+    work: Path,
+    rows_per_step: int,
+    rows_per_device: int | None = None,
+    zero_stage: int = 0,
+    **own: Any,
+) -> transformers.TrainingArguments:
+    """Return HF's arguments for a training in the processes that the launcher started.
+
+    Args:
+        settings: what all trainings have: learning rate, precision, seed, checkpoint_steps.
+        work: the folder of its checkpoints.
+        rows_per_step: of one optimizer step, over all processes.
+        rows_per_device: of one forward pass; the process's share of the step if None.
+        zero_stage: of DeepSpeed, 2 or 3; 0 is DDP.
+        own: what this kind of training sets besides.
+
+    Raises:
+        RevelaError: a step cannot be divided among the processes.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rows = rows_per_device or max(1, rows_per_step // world)
+    accumulation, rest = divmod(rows_per_step, world * rows)
+    if rest:
+        raise RevelaError(
+            f"a step of {rows_per_step} rows is not divisible by {world} processes "
+            f"× {rows} rows of a forward pass"
+        )
+    device, bfloat16 = devices()[0], native_dtype(settings.precision) == torch.bfloat16
+    return transformers.TrainingArguments(
+        output_dir=str(work),
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulation,
+        deepspeed=zero.deepspeed_config(
+            zero_stage,
+            micro_batch=rows,
+            accumulation=accumulation,
+            max_gradient_norm=own.get("max_grad_norm", 1.0),
+            bfloat16=bfloat16,
+        ),
+        # DDP then keeps its buckets, so that gradients are summed in the same order after a resume.
+        ddp_find_unused_parameters=True,
+        learning_rate=settings.learning_rate,
+        bf16=bfloat16,
+        use_cpu=device == "cpu",
+        seed=settings.seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_steps=settings.checkpoint_steps,
+        remove_unused_columns=False,
+        dataloader_pin_memory=device != "cpu",
+        report_to=trackers.chosen(),
+        disable_tqdm=True,
+        **own,
+    )
+
+
+class BaseTrainer(transformers.Trainer):
+    """HF's Trainer with a log of one line a step, and checkpoints that are complete or unused.
+
+    A checkpoint holds the trained weights only. With ZeRO each process writes and reads its own
+    shard of weights and optimizer states, through DeepSpeed's engine.
+    """
+
+    def __init__(self, source: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.remove_callback(transformers.PrinterCallback)
+        self.work = Path(str(self.args.output_dir))
+        self.tokens = 0
+        self.seconds = 0.0
+        self.clock = time.monotonic()
+        self.bar: Any = None
+        rows, step = len(self.train_dataset), self.rows_per_step
+        if rows < step:
+            raise RevelaError(f"{source}: {rows} rows are fewer than the {step} of one step")
+
+    @property
+    def rows_per_step(self) -> int:
+        """The rows of one optimizer step, over all processes."""
+        accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return accumulated * self.args.world_size
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
+        """Draw whole steps only: a shorter last one would depend on the number of processes."""
+        rows = len(self.train_dataset)
+        whole = rows - rows % self.rows_per_step
+        return torch.utils.data.RandomSampler(self.train_dataset, num_samples=whole)
+
+    # ------------------------------------------------------------------------ run
+
+    def run(self, checkpoint_minutes: float = 15) -> None:
+        """Train from the last checkpoint to the end.
+
+        Args:
+            checkpoint_minutes: between checkpoints at most, besides those every so many steps.
+
+        Raises:
+            RevelaError: a signal or the end of the job's time stopped the training after a
+                checkpoint, another process died, the loss is not finite, or the checkpoint is
+                sharded for another number of processes.
+        """
+        guard = Guard(self, checkpoint_minutes * 60)
+        self.add_callback(guard)
+        self.add_callback(Meter(self.work))
+        # One process looks and removes damaged ones, all resume from what it found.
+        found = [last_checkpoint(self.work) if self.is_world_process_zero() else None]
+        broadcast_object_list(found)
+        checkpoint = found[0]
+        if self.is_world_process_zero():
+            keep_log_until(self.work / LOG, step_of(checkpoint))
+        if checkpoint:
+            check_processes(checkpoint, self.processes())
+        with guard.listening():
+            try:
+                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            except RuntimeError as error:
+                if "gloo" not in str(error) and not isinstance(error, torch.distributed.DistError):
+                    raise
+                raise RevelaError(
+                    f"lost another process after step {self.state.global_step}; "
+                    "run the same command to resume from the last checkpoint"
+                ) from error
+            finally:
+                if self.bar is not None:
+                    self.bar.close()
+        if guard.stopped_by and self.state.global_step < self.state.max_steps:
+            wait_for_all()
+            raise Stopped(
+                f"stopped by {guard.stopped_by} at step {self.state.global_step} of "
+                f"{self.state.max_steps}; run the same command to resume"
+            )
+
+    def finish(
+        self, output: Path, settings: Experiment | Backbone, inputs: list[Path], **facts: Any
+    ) -> None:
+        """Write the log and the manifest of a finished training."""
+        if not self.is_world_process_zero():
+            return
+        outputs.write_text(output / LOG, (self.work / LOG).read_text())
+        outputs.write_manifest(
+            output,
+            settings.model_dump(mode="json"),
+            inputs,
+            stage_version=STAGE_VERSIONS["pretrain" if isinstance(settings, Backbone) else "train"],
+            device=str(self.args.device),
+            precision="bfloat16" if self.args.bf16 else "float32",
+            **self.processes(),
+            steps=self.state.global_step,
+            train_seconds=round(self.seconds, 1),
+            tokens_per_second=round(self.tokens / max(self.seconds, 1e-9), 1),
+            **facts,
+            **spent(self.work),
+        )
+
+    # ------------------------------------------------------------------------ log
+
+    def log_step(self, logs: dict[str, float], step_tokens: int, **measures: float) -> None:
+        """Log one step: its own measures, and those that all trainings have.
+
+        Raises:
+            RevelaError: the loss is not finite; in all processes alike.
+        """
+        now = time.monotonic()
+        seconds, self.clock = now - self.clock, now
+        self.tokens += step_tokens
+        self.seconds += seconds
+        entry = {
+            "step": self.state.global_step,
+            **measures,
+            "learning_rate": logs["learning_rate"],
+            "gradient_norm": float(logs.get("grad_norm", math.nan)),
+            "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
+            "memory_gb": round(memory_gb(), 3),
+        }
+        self.write_line(entry)
+        if self.bar is None:
+            self.bar = tqdm(
+                desc="training",
+                unit="step",
+                initial=entry["step"] - 1,  # where it resumed
+                total=self.state.max_steps,
+                mininterval=2,
+                disable=not self.is_world_process_zero(),
+            )
+        self.bar.set_postfix(loss=f"{entry['loss']:.4f}", refresh=False)
+        self.bar.update()
+        for name in ("loss", "gradient_norm"):
+            if not math.isfinite(entry[name]):
+                wait_for_all()
+                raise Stopped(
+                    f"step {entry['step']}: {name} is {entry[name]}; lower learning_rate "
+                    f"(now {self.args.learning_rate}) or use precision float32"
+                )
+        self.callback_handler.on_log(self.args, self.state, self.control, entry)
+
+    def write_line(self, entry: dict[str, Any]) -> None:
+        """Append a line to the log, in one process."""
+        if self.is_world_process_zero():
+            append_line(self.work / LOG, entry)
+
+    # ------------------------------------------------------------------------ checkpoints
+
+    def processes(self) -> dict[str, int]:
+        """Return how many processes train, and how they shard."""
+        config = self.args.deepspeed or {"zero_optimization": {"stage": 0}}
+        stage = config["zero_optimization"]["stage"]
+        return {"zero": stage, "processes": self.args.world_size}
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # each process writes files of its own
+        if self.is_world_process_zero():
+            folder = self.work / f"checkpoint-{self.state.global_step}"
+            mark_complete(folder, self.processes())
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if self.args.should_save:
+            folder = Path(str(output_dir))
+            folder.mkdir(parents=True, exist_ok=True)
+            weights = self.model.named_parameters()
+            save_file(
+                {name: w.detach() for name, w in weights if w.requires_grad}, folder / WEIGHTS
+            )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self.model.load_state_dict(load_file(Path(resume_from_checkpoint) / WEIGHTS), strict=False)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights, unless the engine's checkpoint has them."""
+        if not self.is_deepspeed_enabled:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.is_deepspeed_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        self.deepspeed.save_checkpoint(output_dir, exclude_frozen_parameters=True)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
+    ) -> Any:
+        engine = self.is_deepspeed_enabled and resume_from_checkpoint is not None
+        own = None if engine else resume_from_checkpoint
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, own)
+        if engine:  # not strict: the checkpoint has no frozen weights
+            self.deepspeed.load_checkpoint(resume_from_checkpoint, load_module_strict=False)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        return prepared
