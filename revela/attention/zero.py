@@ -1,8 +1,7 @@
 """DeepSpeed ZeRO: optimizer states (stage 2), and weights too (3), sharded over the processes.
 
-Optimizer and schedule are those of every training, torch's AdamW and the Trainer's linear rise and
-fall, handed to DeepSpeed's engine: its own ones decay norms and biases too, and need a warm-up. So
-in float32 a training is the same to rounding with and without ZeRO. In bfloat16 DeepSpeed computes
+Optimizer and schedule are those of every training, torch's AdamW and `warmup_decay`, handed to
+DeepSpeed's engine: its own optimizer decays norms and biases too. So in float32 a training is the same to rounding with and without ZeRO. In bfloat16 DeepSpeed computes
 in weights of that precision, adapters included, and its optimizer keeps float32 copies; DDP keeps
 what is trained in float32 and computes under autocast.
 """

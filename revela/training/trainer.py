@@ -144,10 +144,9 @@ class _Trainer(BaseTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule of the learning rate."""
-        if self.lr_scheduler is None:
-            kind, warmup = self.experiment.warmup, self.experiment.warmup_steps
-            optimizer = optimizer or self.optimizer
-            self.lr_scheduler = warmup_decay(optimizer, kind, warmup, num_training_steps)
+        kind, warmup = self.experiment.warmup, self.experiment.warmup_steps
+        optimizer = optimizer or self.optimizer
+        self.lr_scheduler: Any = warmup_decay(optimizer, kind, warmup, num_training_steps)
         return self.lr_scheduler
 
     def compute_loss(
