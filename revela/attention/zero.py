@@ -1,9 +1,10 @@
 """DeepSpeed ZeRO: optimizer states (stage 2), and weights too (3), sharded over the processes.
 
 Optimizer and schedule are those of every training, torch's AdamW and `warmup_decay`, handed to
-DeepSpeed's engine: its own optimizer decays norms and biases too. So in float32 a training is the same to rounding with and without ZeRO. In bfloat16 DeepSpeed computes
-in weights of that precision, adapters included, and its optimizer keeps float32 copies; DDP keeps
-what is trained in float32 and computes under autocast.
+DeepSpeed's engine: its own optimizer decays norms and biases too. So in float32 a training is the
+same to rounding with and without ZeRO. In bfloat16 DeepSpeed computes in weights of that precision,
+adapters included, and its optimizer keeps float32 copies; DDP keeps what is trained in float32 and
+computes under autocast.
 """
 
 import contextlib
