@@ -1,6 +1,7 @@
 """The encoder: text → token ids → vector, the same function for training and evaluation."""
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 
 from revela.common.errors import RevelaError
 from revela.common.hub import converted_revision, explain
+from revela.common.sdpa import disable_cudnn_attention
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel, Encoding, Lora
+
+disable_cudnn_attention()
 
 Role = Literal["query", "passage"]
 
@@ -246,10 +250,13 @@ def devices() -> list[str]:
 
 
 def native_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of a precision: bfloat16 only where the device has it."""
+    """Return the dtype of a precision: bfloat16 only where the device has it.
+
+    A CPU computes in float32, so that figures agree between processors, of which many are slower
+    in bfloat16; REVELA_CPU_BFLOAT16=1 in the environment asks for it nevertheless.
+    """
     if torch.cuda.is_available():
-        native = torch.cuda.is_bf16_supported()
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        capability = torch.cpu.get_capabilities()
-        native = bool(capability.get("avx512_bf16") or capability.get("amx_bf16"))
+        native = os.environ.get("REVELA_CPU_BFLOAT16") == "1"
     return torch.bfloat16 if precision == "bfloat16" and native else torch.float32

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer import modules
 
 from bench.common import medians, random_model, report
 from revela.config.steps import Encoding
-from revela.encoder import Encoder, load_tokenizer, native_dtype
+from revela.encoder import Encoder, load_tokenizer
 
 ENCODING = Encoding(pooling="mean", append_eos=False)
 MAX_LENGTH = 512
@@ -64,7 +64,7 @@ def main() -> None:
         device="cpu",
     )
     ours = Encoder(model, tokenizer, ENCODING).eval()
-    coarse = copy.deepcopy(model).to(native_dtype("bfloat16"))
+    coarse = copy.deepcopy(model).to(torch.bfloat16)
     half = Encoder(coarse, tokenizer, ENCODING).eval()
     runs = {
         "sentence-transformers, float32": lambda: torch.as_tensor(

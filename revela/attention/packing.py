@@ -7,6 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from revela.common.sdpa import disable_cudnn_attention
+
+disable_cudnn_attention()
+
 
 class Packing:
     """R rows of different lengths in one row of T tokens, without padding between them.

@@ -85,9 +85,10 @@ def training_arguments(
             f"× {rows} rows of a forward pass"
         )
     device, bfloat16 = devices()[0], native_dtype(settings.precision) == torch.bfloat16
-    return transformers.TrainingArguments(
+    arguments = transformers.TrainingArguments(
         output_dir=str(work),
         per_device_train_batch_size=rows,
+        per_device_eval_batch_size=rows,
         gradient_accumulation_steps=accumulation,
         deepspeed=zero.deepspeed_config(
             zero_stage,
@@ -111,6 +112,9 @@ def training_arguments(
         disable_tqdm=True,
         **own,
     )
+    # One process means one GPU: with several in sight the Trainer would take DataParallel.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
 
 
 class BaseTrainer(transformers.Trainer):

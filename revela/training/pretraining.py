@@ -42,7 +42,6 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             work,
             rows,
             max_steps=steps,
-            per_device_eval_batch_size=rows,
             lr_scheduler_type="cosine",
             warmup_steps=min(settings.warmup_steps, steps // 2),
             weight_decay=0.1,
@@ -63,15 +62,17 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
         training, held_out = (
             _windows(work / "tokens" / name, length) for name in ("training", "held_out")
         )
+        held_out = held_out[:: max(1, len(held_out) // _HELD_OUT)][:_HELD_OUT]
         files = ", ".join(map(str, chunks))
         if len(training) < rows or not len(held_out):
             raise RevelaError(f"{files}: too few tokens for {rows} sequences of {length}")
+        # Whole batches only: the Trainer's mean loss would depend on the number of processes.
         trainer = _Pretrainer(
             files,
             model=_new_model(settings, tokenizer),
             args=arguments,
             train_dataset=training[: len(training) // rows * rows],
-            eval_dataset=held_out[:: max(1, len(held_out) // _HELD_OUT)][:_HELD_OUT],
+            eval_dataset=held_out[: len(held_out) // rows * rows or None],
             data_collator=_collate,
         )
         trainer.run()

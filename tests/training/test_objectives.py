@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from revela.config.steps import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
-from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, pad
+from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, native_dtype, pad
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug, cross_losses
 from revela.training.objectives.revela import Revela, similarity_measures
@@ -180,6 +180,26 @@ def test_similarity_measures():
 
 
 # ---------------------------------------------------------------------------- encoder
+
+
+def test_a_cpu_computes_in_bfloat16_only_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.delenv("REVELA_CPU_BFLOAT16", raising=False)
+    assert native_dtype("bfloat16") == torch.float32
+    monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
+    assert native_dtype("bfloat16") == torch.bfloat16
+    assert native_dtype("float32") == torch.float32
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gpu_that_emulates_bfloat16_does_not_count(monkeypatch, native):
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        return native or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    assert native_dtype("bfloat16") == (torch.bfloat16 if native else torch.float32)
 
 
 def test_token_ids_end_with_one_eos_and_keep_to_the_length(backbone):

@@ -1,6 +1,7 @@
 """Pretraining: it learns, keeps its best checkpoint, and goes on where it was killed."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_it_learns_and_says_where_it_came_from(chunks, tmp_path):
         for name, n in (("a", 0), ("a", 100), ("a", 200), ("b", 0))
     ]
     tokens = sum(len(ids) + 1 for ids in tokenizer(held_out)["input_ids"])
-    assert manifest["held_out_tokens"] == tokens // 16 * 16
+    assert manifest["held_out_tokens"] == tokens // 16 // 4 * 4 * 16
     load_model(str(tmp_path / "m"), causal=True)
     assert {path.name for path in (tmp_path / "m").iterdir()} == {
         "config.json",
@@ -122,6 +123,25 @@ def test_a_killed_pretraining_ends_as_if_it_had_not_been(chunks, tmp_path, how):
     losses = [[(e["step"], e.get("loss"), e.get("held_out_loss")) for e in log] for log in logs]
     assert losses[0] == losses[1]
     assert not (output / "checkpoints").exists()
+
+
+def test_two_processes_pretrain_what_one_does(chunks, tmp_path):
+    entry = settings()
+    pretrain(entry, chunks, tmp_path / "one")
+    launcher = ["revela.training.launch", "--standalone", "--nproc_per_node", "2", "-m"]
+    inputs = [f"--input={path.stem}={path}" for path in chunks]
+    subprocess.run(
+        [sys.executable, "-m", *launcher, "revela", "pretrain", *inputs,
+         "--settings", entry.dump(), "--output", tmp_path / "two"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300,
+    )  # fmt: skip
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("one", "two")]
+    for one, two in zip(*logs, strict=True):
+        for number in one.keys() & {"step", "tokens", "loss", "held_out_loss", "gradient_norm"}:
+            assert two[number] == pytest.approx(one[number], rel=1e-4), one["step"]
+    manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
+    assert manifest["processes"] == 2
+    load_model(str(tmp_path / "two"), causal=True)
 
 
 def test_a_corpus_too_small_for_one_sequence(chunks, tmp_path):

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
@@ -23,7 +24,7 @@ from revela.config.steps import Experiment
 from revela.encoder import load_model, load_tokenizer
 from revela.text import batching, pairs
 from revela.training import trainer as training
-from revela.training.base import BaseTrainer
+from revela.training.base import BaseTrainer, training_arguments
 from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
 from revela.training.collators import BatchCollator
 from revela.training.trainer import train
@@ -305,6 +306,14 @@ def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
     with pytest.raises(RevelaError, match=r"step \d+: .*(nan|inf|not finite); lower learning_rate"):
         train(experiment(backbone, learning_rate=1e30, warmup_steps=0), data, tmp_path / "m")
     assert not (tmp_path / "m" / "retriever").exists()
+
+
+def test_one_process_means_one_gpu(backbone, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # without a launcher
+    arguments = training_arguments(experiment(backbone), tmp_path, 4, 2)
+    assert arguments.n_gpu == 1
+    assert arguments.train_batch_size == 2
+    assert arguments.parallel_mode == transformers.training_args.ParallelMode.NOT_PARALLEL
 
 
 def test_tensorboard_logs_stay(backbone, data, tmp_path, monkeypatch):

@@ -16,14 +16,16 @@ rule pretrain:
     conda:
         "../../envs/environment.yaml"
     threads: workflow.cores
+    resources:
+        nodes=1,
     params:
         settings=lambda w: settings("backbones", w.backbone),
         inputs=lambda w: named("backbones", w.backbone),
         folder=subpath(output.log, parent=True),
         version=STAGE_VERSIONS["pretrain"],
     shell:
-        "revela pretrain --settings {params.settings:q} {params.inputs} --output {params.folder:q}"
-        " | record {log:q}"
+        "launch {resources.nodes} revela pretrain --settings {params.settings:q} {params.inputs}"
+        " --output {params.folder:q} | record {log:q}"
 
 
 rule train:
