@@ -6,6 +6,7 @@ its processes to itself, and one that the machine's memory cannot hold is named 
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".life-size"))
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TQDM_DISABLE"] = "1"  # of the libraries
     plan = apart(make_plan, options.folder)
     parts = [
         *(Training(step, options.folder) for step in plan.steps),

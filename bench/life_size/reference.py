@@ -9,13 +9,13 @@ import numpy as np
 MAX_LENGTH = 2048
 
 
-def by_revela(encoder: dict[str, Any], texts: list[str]) -> np.ndarray:
-    """Return embeddings (N, D) of passages as an evaluation computes them."""
+def by_revela(encoder: dict[str, Any], texts: list[str], precision: str) -> np.ndarray:
+    """Return embeddings (N, D) of passages as an evaluation in this precision computes them."""
     from revela.config.steps import EncoderModel, parse_settings
     from revela.encoder import load_encoder
 
     model = parse_settings(EncoderModel, json.dumps(encoder))
-    loaded = load_encoder(model, "bfloat16", "cpu")
+    loaded = load_encoder(model, precision, "cpu")
     return loaded.encode(texts, "passage", MAX_LENGTH).numpy()
 
 

@@ -1,7 +1,7 @@
 """Chunking of generated text in each corpus's own rows: rate, memory, hours of the whole corpus.
 
 A corpus is read from a hub on this machine by the settings that `config.yaml` has for it. Its
-sample stands to the generated rows as it stands to all of them. Of a row it counts what it adds to
+sample keeps its share of the rows. Of a row it counts what it adds to
 the processor time: that of the process that reads and writes, and that of its workers, which more
 cores share. What comes once (imports, sentence ends) drops out between two sizes.
 """
@@ -66,10 +66,13 @@ class Prose:
 
 
 def _wikipedia(prose: Prose) -> Iterator[Row]:
-    """Yield passages of 100 words, the last of an article filled up from its beginning."""
+    """Yield passages of 100 words, the last of an article filled up from its beginning.
+
+    Articles are as long as those at the file's head (`data/paper/corpora.csv`).
+    """
     numbers = itertools.count(1)
     for article in itertools.count(1):
-        words = prose.words(650)
+        words = prose.words(1540)
         words += words[: -len(words) % 100]
         for start in range(0, len(words), 100):
             text = " ".join(words[start : start + 100])
@@ -249,7 +252,7 @@ class Chunking:
             settings = dict(self.settings)
             if "max_documents" in settings:
                 share = rows / self._all_rows()
-                settings["max_documents"] = max(1, round(settings["max_documents"] * share))
+                settings["max_documents"] = _scaled(settings["max_documents"], share)
             output = work / "chunks.parquet"
             with serving(work) as address:
                 spent = revela(
@@ -269,6 +272,13 @@ class Chunking:
             }
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def _scaled(count: int | dict[str, int], share: float) -> int | dict[str, int]:
+    """Return a share of a sample, or of `{first: N}`; one document at least."""
+    if isinstance(count, dict):
+        return {key: max(1, round(value * share)) for key, value in count.items()}
+    return max(1, round(count * share))
 
 
 def profile() -> tuple[int, float]:

@@ -163,7 +163,7 @@ def _training_memory(plan: Plan) -> Iterator[Finding]:
             yield Finding(f"train {name}", "warning", _UNKNOWN, jobs)
             continue
         experiment, size = plan.config.experiments[name], plan.costs.row_size(name)
-        need = estimates.training_memory(experiment, models, size, plan.machine.gpus > 0)
+        need = estimates.training_memory(experiment, models, size, plan.machine.has_bfloat16)
         yield _fits(f"train {name}", need / GB, plan.machine, jobs)
 
 
@@ -183,7 +183,8 @@ def _encoding_memory(plan: Plan) -> Iterator[Finding]:
             if shape is None:
                 yield Finding(f"evaluate {name}", "warning", _UNKNOWN, jobs)
             else:
-                need = estimates.encoding_memory(shape, gpu=plan.machine.gpus > 0)
+                machine = plan.machine
+                need = estimates.encoding_memory(shape, machine.has_bfloat16, machine.gpus > 0)
                 yield _fits(f"evaluate {name}", need / GB, plan.machine, jobs)
 
 

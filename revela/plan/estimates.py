@@ -119,7 +119,7 @@ def trained_parameters(experiment: Experiment, models: Models) -> int:
     return sum(shape.weights(head) for shape, head in trained)
 
 
-def training_memory(experiment: Experiment, models: Models, row: int, gpu: bool) -> float:
+def training_memory(experiment: Experiment, models: Models, row: int, half: bool) -> float:
     """Return the bytes that one process of a training takes, of the device that it computes on.
 
     Weights, gradients and AdamW's two moments; what each layer keeps for the backward pass, or
@@ -129,9 +129,9 @@ def training_memory(experiment: Experiment, models: Models, row: int, gpu: bool)
         experiment: its settings.
         models: the shapes of its models.
         row: texts of a batch (B); of a pair, its query, positive and negatives.
-        gpu: whether it runs on one, which has bfloat16.
+        half: whether the device has bfloat16.
     """
-    width = 2 if gpu and experiment.precision == "bfloat16" else 4
+    width = 2 if half and experiment.precision == "bfloat16" else 4
     trained = trained_parameters(experiment, models)
     shapes = [(models.retriever, False)]
     if models.language_model:
@@ -161,9 +161,15 @@ def training_memory(experiment: Experiment, models: Models, row: int, gpu: bool)
     return states + kept + working + logits
 
 
-def encoding_memory(shape: Shape, gpu: bool) -> float:
-    """Return the bytes that encoding texts takes: weights, and one layer of a batch of texts."""
-    width = 2 if gpu else 4
+def encoding_memory(shape: Shape, half: bool, gpu: bool) -> float:
+    """Return the bytes that encoding texts takes: weights, and one layer of a batch of texts.
+
+    Args:
+        shape: of the encoder.
+        half: whether the device has bfloat16.
+        gpu: whether it is one, which takes more texts at a time.
+    """
+    width = 2 if half else 4
     tokens = _TOKENS_AT_A_TIME if gpu else _TOKENS_AT_A_TIME // 16
     return shape.weights(head=True) * width + tokens * shape.layer_width() / 4 * width
 

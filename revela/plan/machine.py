@@ -24,6 +24,13 @@ class Machine:
         return "a GPU" if self.gpus else "no GPU here; the machine"
 
     @property
+    def has_bfloat16(self) -> bool:
+        """Whether models of precision bfloat16 stay so: on a GPU, and on some processors."""
+        from revela.encoder import native_dtype
+
+        return self.gpus > 0 or native_dtype("bfloat16").itemsize == 2
+
+    @property
     def gb(self) -> float | None:
         """The memory of what jobs compute on, None if it is not known."""
         return self.gpu_gb if self.gpus else self.ram_gb

@@ -87,7 +87,7 @@ def test_the_reference_is_the_backbone_and_its_adapter(tmp_path, backbone):
     encoder = {"kind": "encoder", "retriever": str(tmp_path), "encoding": {}}
     texts = ["Rivers carry water to the sea.", "The queue holds jobs."]
     merged, bare = reference.by_hand(encoder, texts)
-    ours = reference.by_revela(encoder, texts)
+    ours = reference.by_revela(encoder, texts, "float32")
     assert min(reference.cosines(ours, merged)) > results.SAME
     assert max(reference.cosines(bare, merged)) < results.SAME
 

@@ -127,7 +127,7 @@ def test_memory_is_near_what_was_measured():
     for size, measured in ((64, 12.2), (128, 12.8)):
         all_weights = experiment(lora=None)
         models = Models(shape, shape)
-        whole = estimates.training_memory(all_weights, models, size, gpu=True)
+        whole = estimates.training_memory(all_weights, models, size, half=True)
         # The bench's step holds gradients, but neither weights nor AdamW's moments.
         step = whole - 12 * estimates.trained_parameters(all_weights, models)
         assert measured / UNCERTAINTY < step / GB < measured * UNCERTAINTY
@@ -137,7 +137,7 @@ def test_memory_grows_with_what_it_is_for():
     models = Models(decoder(LLAMA_1B), decoder(LLAMA_1B))
 
     def memory(size: int = 16, **changes: object) -> float:
-        return estimates.training_memory(experiment(**changes), models, size, gpu=True)
+        return estimates.training_memory(experiment(**changes), models, size, half=True)
 
     assert memory() < memory(32) < memory(32, gradient_checkpointing=False)
     assert memory() < memory(lora=None)
@@ -145,6 +145,19 @@ def test_memory_grows_with_what_it_is_for():
     assert memory(1, lora=None) > 16 * 2 * 1.2e9
     frozen = {"name": "revela", "freeze_language_model": True}
     assert memory(objective=frozen) < memory()
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_processor_with_bfloat16_needs_half_the_memory(monkeypatch, has):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has})
+    half = Machine(gpus=0, gpu_gb=None, ram_gb=16).has_bfloat16
+    shape = decoder(LLAMA_1B)
+    weights = 2 * shape.weights() if has else 4 * shape.weights()
+    assert weights < estimates.encoding_memory(shape, half, gpu=False) < 1.3 * weights
+    models = Models(shape, shape)
+    states = 2 * weights + 16 * estimates.trained_parameters(experiment(), models)
+    assert states < estimates.training_memory(experiment(), models, 2, half) < 1.2 * states
 
 
 @pytest.mark.parametrize(("name", "hours"), [("revela-wiki-1b", 44), ("revela-code-1b", 48)])
