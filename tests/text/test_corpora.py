@@ -141,11 +141,8 @@ def test_a_hub_set_that_cannot_be_reached(monkeypatch):
     with pytest.raises(RevelaError, match="hub cannot be reached"):
         documents(source="hub", dataset="somebody/something", file="corpus.jsonl.gz")
 
-    class GatedRepoError(Exception):
-        pass
-
     def gated(*_, **__):
-        raise GatedRepoError("Access to this dataset is restricted")
+        raise datasets.exceptions.DatasetNotFoundError("'x' is a gated dataset on the Hub.")
 
     monkeypatch.setattr(datasets, "load_dataset", gated)
     with pytest.raises(RevelaError, match=r"is gated: accept its terms .* HF_TOKEN"):
