@@ -1,6 +1,6 @@
 """What this process draws, and what a training has spent over all its starts.
 
-A training writes a file a part, from each start to its end or to a kill (`trainlog.Meter`), so
+A training writes a file a segment, from each start to its end or to a kill (`trainlog.Meter`), so
 that what a restart had to do again counts as well. Imports nothing heavy.
 """
 
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-PARTS = "parts"  # folder of a training's parts, beside its checkpoints
+SEGMENTS = "segments"  # folder of a training's segments, beside its checkpoints
 
 
 def energy_joules() -> float | None:
@@ -51,13 +51,13 @@ def kilowatt_hours(joules: float | None) -> float | None:
     return None if joules is None else round(joules / 3.6e6, 4)
 
 
-def read_parts(work: Path) -> list[dict[str, Any]]:
-    """Return the parts of a training, oldest first; one that cannot be read is left out."""
-    parts = []
-    for path in work.glob(f"{PARTS}/*.json"):
+def read_segments(work: Path) -> list[dict[str, Any]]:
+    """Return the segments of a training, oldest first; unreadable ones are skipped."""
+    segments = []
+    for path in work.glob(f"{SEGMENTS}/*.json"):
         with contextlib.suppress(OSError, ValueError):
-            parts.append(json.loads(path.read_text(encoding="utf-8")))
-    return sorted(parts, key=lambda part: part["started"])
+            segments.append(json.loads(path.read_text(encoding="utf-8")))
+    return sorted(segments, key=lambda segment: segment["started"])
 
 
 def spent(work: Path) -> dict[str, Any]:
@@ -65,24 +65,26 @@ def spent(work: Path) -> dict[str, Any]:
 
     Returns:
         starts, hours (of the clock, while it ran), GPUs of the last start, GPU-hours,
-        kilowatt-hours (None unless every part knows), peak GPU memory in GB.
+        kilowatt-hours (None unless every segment knows), peak GPU memory in GB.
     """
-    parts = read_parts(work)
+    segments = read_segments(work)
     starts: list[tuple[float, float]] = []
-    for part in parts:  # the nodes of one start overlap
-        if starts and part["started"] < starts[-1][1]:
-            starts[-1] = (starts[-1][0], max(starts[-1][1], part["seen"]))
+    for segment in segments:  # the nodes of one start overlap
+        if starts and segment["started"] < starts[-1][1]:
+            starts[-1] = (starts[-1][0], max(starts[-1][1], segment["seen"]))
         else:
-            starts.append((part["started"], part["seen"]))
-    last = [part for part in parts if starts and part["started"] >= starts[-1][0]]
-    joules = [part["joules"] for part in parts]
-    peaks = [part["peak_gpu_memory_gb"] for part in parts if part["peak_gpu_memory_gb"]]
-    hours = sum((part["seen"] - part["started"]) * part["gpus"] for part in parts) / 3600
+            starts.append((segment["started"], segment["seen"]))
+    last = [segment for segment in segments if starts and segment["started"] >= starts[-1][0]]
+    joules = [segment["joules"] for segment in segments]
+    peaks = [segment["peak_gpu_memory_gb"] for segment in segments if segment["peak_gpu_memory_gb"]]
+    hours = (
+        sum((segment["seen"] - segment["started"]) * segment["gpus"] for segment in segments) / 3600
+    )
     known = bool(joules) and None not in joules
     return {
         "starts": len(starts),
         "hours": round(sum(end - start for start, end in starts) / 3600, 4),
-        "gpus": sum(part["gpus"] for part in last),
+        "gpus": sum(segment["gpus"] for segment in last),
         "gpu": last[-1]["gpu"] if last else None,
         "gpu_hours": round(hours, 4),
         "kilowatt_hours": kilowatt_hours(sum(joules)) if known else None,

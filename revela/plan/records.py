@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError
-from revela.common.usage import read_parts, spent
+from revela.common.usage import read_segments, spent
 
 _QUIET = 300  # seconds without a sign of life, or so many steps, until a training has stalled
 _QUIET_STEPS = 10
@@ -110,16 +110,16 @@ def _finished(folder: Path) -> Training:
 
 def _unfinished(name: str, work: Path, now: float) -> Training:
     lines = [line for line in _last_lines(work / "log.jsonl") if "loss" in line]
-    parts = read_parts(work)
+    segments = read_segments(work)
     step = lines[-1]["step"] if lines else 0
-    last_step = parts[-1]["last_step"] if parts else None
+    last_step = segments[-1]["last_step"] if segments else None
     each = None
-    if parts:  # of this start: an earlier one may have had other GPUs
-        made = parts[-1]["step"] - parts[-1]["first_step"]
-        each = (parts[-1]["seen"] - parts[-1]["began"]) / made if made > 0 else None
+    if segments:  # of this start: an earlier one may have had other GPUs
+        made = segments[-1]["step"] - segments[-1]["first_step"]
+        each = (segments[-1]["seen"] - segments[-1]["began"]) / made if made > 0 else None
     seen = _last_sign(work)
     quiet = now - seen > max(_QUIET, _QUIET_STEPS * (each or 0))
-    ended = bool(parts) and (parts[-1]["ended"] or _gone(parts[-1]))
+    ended = bool(segments) and (segments[-1]["ended"] or _gone(segments[-1]))
     cost = spent(work)
     return Training(
         name,
@@ -136,10 +136,10 @@ def _unfinished(name: str, work: Path, now: float) -> Training:
     )
 
 
-def _gone(part: dict[str, Any]) -> bool:
-    """Return whether the process of a part was killed, which only its own machine knows."""
-    own = part["host"] == socket.gethostname()
-    return own and not Path(f"/proc/{part['process']}").exists()
+def _gone(segment: dict[str, Any]) -> bool:
+    """Return whether the process of a segment was killed, which only its own machine knows."""
+    own = segment["host"] == socket.gethostname()
+    return own and not Path(f"/proc/{segment['process']}").exists()
 
 
 def _speed(lines: list[dict[str, Any]]) -> float | None:
@@ -150,7 +150,7 @@ def _speed(lines: list[dict[str, Any]]) -> float | None:
 
 def _last_sign(work: Path) -> float:
     """Return when a training last wrote anything."""
-    files = [work, work / "log.jsonl", *work.glob("parts/*.json"), *work.glob("*/complete.json")]
+    files = [work, work / "log.jsonl", *work.glob("segments/*.json"), *work.glob("*/complete.json")]
     return max(path.stat().st_mtime for path in files if path.exists())
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from revela.common import outputs
-from revela.common.usage import PARTS, energy_joules, joules_between
+from revela.common.usage import SEGMENTS, energy_joules, joules_between
 
 LOG = "log.jsonl"
 _EVERY = 10  # seconds between writes of a segment's cost
@@ -69,7 +69,7 @@ class Meter(transformers.TrainerCallback):
             "last_step": state.max_steps,
         }
         name = "{started:.0f}-{host}-{process}.json".format_map(self.segment)
-        self.path = self.work / PARTS / name
+        self.path = self.work / SEGMENTS / name
         self._write(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

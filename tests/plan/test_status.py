@@ -21,23 +21,23 @@ from revela.training import trackers
 NOW = 1_800_000_000.0
 
 
-def part(work: Path, started: float, seen: float, **more: object) -> None:
+def segment(work: Path, started: float, seen: float, **more: object) -> None:
     told = {
         "host": "node1", "process": 1, "started": started, "began": started, "seen": seen,
         "processes": 4, "gpus": 4, "gpu": "A100", "first_step": 0, "step": 0, "last_step": 100,
         "ended": False, "joules": None, "peak_gpu_memory_gb": None,
     }  # fmt: skip
-    folder = work / "parts"
+    folder = work / "segments"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{started:.0f}-{more.get('host', 'node1')}.json"
     path.write_text(json.dumps(told | more))
 
 
-def test_parts_of_restarts_and_nodes_add_up(tmp_path):
+def test_segments_of_restarts_and_nodes_add_up(tmp_path):
     hour = 3600
-    part(tmp_path, NOW, NOW + hour, joules=3.6e6, peak_gpu_memory_gb=10.0)
-    part(tmp_path, NOW + 2 * hour, NOW + 2.5 * hour, joules=1.8e6, peak_gpu_memory_gb=12.0)
-    part(tmp_path, NOW + 2 * hour + 5, NOW + 2.5 * hour + 5, host="node2", joules=1.8e6)
+    segment(tmp_path, NOW, NOW + hour, joules=3.6e6, peak_gpu_memory_gb=10.0)
+    segment(tmp_path, NOW + 2 * hour, NOW + 2.5 * hour, joules=1.8e6, peak_gpu_memory_gb=12.0)
+    segment(tmp_path, NOW + 2 * hour + 5, NOW + 2.5 * hour + 5, host="node2", joules=1.8e6)
     spent = usage.spent(tmp_path)
     assert spent["starts"] == 2
     assert spent["gpus"] == 8  # of the last start
@@ -45,8 +45,8 @@ def test_parts_of_restarts_and_nodes_add_up(tmp_path):
     assert spent["hours"] == pytest.approx(1.5, abs=0.01)
     assert spent["kilowatt_hours"] == pytest.approx(2.0)
     assert spent["peak_gpu_memory_gb"] == 12.0
-    part(tmp_path, NOW + 9 * hour, NOW + 9 * hour)
-    assert usage.spent(tmp_path)["kilowatt_hours"] is None  # one part does not know
+    segment(tmp_path, NOW + 9 * hour, NOW + 9 * hour)
+    assert usage.spent(tmp_path)["kilowatt_hours"] is None  # one segment does not know
 
 
 def test_energy_is_that_of_the_visible_gpus(monkeypatch):
@@ -113,7 +113,7 @@ def results(tmp_path) -> Path:
 def test_status_of_what_is_done_and_under_way(results):
     now = time.time()
     work = results / "models/under-way/checkpoints/0123"
-    part(work, now - 100, now, first_step=20, step=30, last_step=100)
+    segment(work, now - 100, now, first_step=20, step=30, last_step=100)
     done, under_way = records.trainings(results, now + 1)
     assert (done.name, done.state, done.step, done.loss, done.gpu_hours) == (
         "done", "done", 7, 1.5, 8.0,
@@ -127,9 +127,9 @@ def test_status_of_what_is_done_and_under_way(results):
     # A step of ten seconds: quiet for five minutes is long.
     assert records.trainings(results, now + 200)[1].state == "running"
     assert records.trainings(results, now + 400)[1].state == "stalled"
-    part(work, now - 100, now, first_step=20, step=30, ended=True)
+    segment(work, now - 100, now, first_step=20, step=30, ended=True)
     assert records.trainings(results, now + 400)[1].state == "stopped"
-    part(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
+    segment(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
     assert records.trainings(results, now + 1)[1].state == "stopped"  # killed on this machine
     (evaluation,) = [one for one in records.evaluations(results) if one.manifest is None]
     assert (evaluation.model, evaluation.task, evaluation.shards) == ("done", "c", 1)
