@@ -22,17 +22,10 @@ from revela.common.errors import RevelaError
 _NOT_SHARDED = 4096  # numbers at most: norms and biases, not worth a message each
 
 
-def deepspeed_config(
-    stage: int, *, micro_batch: int, accumulation: int, max_gradient_norm: float, bfloat16: bool
-) -> dict[str, Any] | None:
-    """Return DeepSpeed's configuration, None at stage 0, where DDP does without.
+def deepspeed_config(stage: int) -> dict[str, Any] | None:
+    """Return DeepSpeed's configuration for ZeRO stage 2 or 3; None at stage 0, which is DDP.
 
-    Args:
-        stage: 0, 2 or 3.
-        micro_batch: rows of one forward pass of one process.
-        accumulation: forward passes of one process in a step.
-        max_gradient_norm: of all weights together.
-        bfloat16: the precision of weights and activations; float32 otherwise.
+    The Trainer fills in what is "auto" from its arguments.
 
     Raises:
         RevelaError: another stage, no launcher, or DeepSpeed is not installed.
@@ -51,10 +44,10 @@ def deepspeed_config(
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = _NOT_SHARDED
     return {
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": max_gradient_norm,
-        "bf16": {"enabled": bfloat16},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": zero,
     }

@@ -90,13 +90,7 @@ def training_arguments(
         per_device_train_batch_size=rows,
         per_device_eval_batch_size=rows,
         gradient_accumulation_steps=accumulation,
-        deepspeed=zero.deepspeed_config(
-            zero_stage,
-            micro_batch=rows,
-            accumulation=accumulation,
-            max_gradient_norm=own.get("max_grad_norm", 1.0),
-            bfloat16=bfloat16,
-        ),
+        deepspeed=zero.deepspeed_config(zero_stage),
         # DDP then keeps its buckets, so that gradients are summed in the same order after a resume.
         ddp_find_unused_parameters=True,
         learning_rate=settings.learning_rate,
@@ -132,15 +126,11 @@ class BaseTrainer(transformers.Trainer):
         self.seconds = 0.0
         self.clock = time.monotonic()
         self.bar: Any = None
-        rows, step = len(self.train_dataset), self.rows_per_step
+        accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        self.rows_per_step = step = accumulated * self.args.world_size
+        rows = len(self.train_dataset)
         if rows < step:
             raise RevelaError(f"{source}: {rows} rows are fewer than the {step} of one step")
-
-    @property
-    def rows_per_step(self) -> int:
-        """The rows of one optimizer step, over all processes."""
-        accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return accumulated * self.args.world_size
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
         """Draw whole steps only: a shorter last one would depend on the number of processes."""

@@ -135,8 +135,6 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
 class _Trainer(BaseTrainer):
     """Trains an objective, each batch with dropout of its own, and logs what it measures."""
 
-    lr_scheduler: Any
-
     def __init__(self, experiment: Experiment, data: Path, **arguments: Any) -> None:
         super().__init__(str(data), **arguments)
         self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
