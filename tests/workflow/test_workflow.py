@@ -312,6 +312,7 @@ def test_a_learning_rate_retrains_its_experiment_only(project):
         "results/tables/notes_significance.md",
         "results/figures/bars.png",
         "results/figures/bars.pdf",
+        *(f"results/tables/took{end}" for end in (".csv", "_claims.csv", ".md", ".tex")),
     }
 
 
