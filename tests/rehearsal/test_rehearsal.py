@@ -5,15 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from revela.config.file import parse_config
+from revela.config.file import load_config, parse_config
 from tests.rehearsal import models, warm
-from tests.rehearsal.miniature import write_miniature
+from tests.rehearsal.miniature import DATA, STEP, write_miniature
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,8 +23,19 @@ def names(config: dict) -> dict:
     return {section: list(entries) for section, entries in config.items()}
 
 
-def test_the_miniature_has_every_entry_of_the_paper(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def miniature():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        write_miniature(ROOT / "config.yaml", path)
+        return load_config(path)
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)  # configs name files from there
+
+
+def test_the_miniature_has_every_entry_of_the_paper(tmp_path):
     write_miniature(ROOT / "config.yaml", tmp_path / "config.yaml")
     small = yaml.safe_load((tmp_path / "config.yaml").read_text())
     large = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -34,8 +46,37 @@ def test_the_miniature_has_every_entry_of_the_paper(tmp_path, monkeypatch):
     for experiment in config.experiments.values():
         assert experiment.lora is None or experiment.lora.rank <= 8
         assert experiment.max_length <= 64
-    counts = [corpus.max_documents for corpus in config.corpora.values()]
-    assert all(count is None or count < 1000 for count in counts)
+    assert config.corpora["wikipedia"].max_documents.first == 40
+
+
+def test_the_miniature_keeps_the_ratios_of_the_paper():
+    """What asks for more than there is must fail in the miniature as it would at full size."""
+    config, small = load_config(ROOT / "config.yaml"), miniature()
+
+    def size(count):
+        return getattr(count, "first", count)
+
+    wanted = [
+        (size(entry.num_batches), size(small.batches[name].num_batches))
+        for name, entry in config.batches.items()
+        if entry.num_batches
+    ]
+    wanted += [
+        (size(entry.max_documents), size(small.corpora[name].max_documents))
+        for name, entry in config.corpora.items()
+        if entry.max_documents
+    ]
+    wanted += [
+        (pairs.num_pairs, small.pairs[name].num_pairs) for name, pairs in config.pairs.items()
+    ]
+    assert len(wanted) > 6
+    for large, cut in wanted:
+        assert cut == round(large / DATA)
+    for name, experiment in config.experiments.items():
+        cut = small.experiments[name]
+        assert cut.batches_per_step == experiment.batches_per_step // STEP
+        if experiment.steps:
+            assert cut.steps == round(experiment.steps * STEP / DATA)
 
 
 @pytest.fixture(scope="module")
