@@ -107,8 +107,12 @@ def test_articles_end_with_their_beginning():
     rows = list(itertools.islice(text._wikipedia(text.Prose()), 100))
     articles = [list(group) for _, group in itertools.groupby(rows, lambda row: row["title"])]
     assert {len(row["text"].split()) for row in rows} == {100}
-    first, last = articles[0][0]["text"].split(), articles[0][-1]["text"].split()
-    assert last[-10:] in [first[n : n + 10] for n in range(91)]
+    copied = []
+    for article in articles[:-1]:  # the last one may be cut off
+        first, last = article[0]["text"].split(), article[-1]["text"].split()
+        copied.append(max((n for n in range(1, 100) if last[-n:] == first[:n]), default=0))
+    # All but those whose length happens to be a multiple of 100, or nearly so.
+    assert sum(count > 2 for count in copied) > 0.7 * len(copied) > 2
 
 
 def test_every_backbone_and_objective_of_the_paper_is_run():
