@@ -48,12 +48,10 @@ lint: .venv/installed
 bench: .venv/installed
 	python -m bench.attention.step
 	python -m bench.training.step_cost
-	python -m bench.attention.memory
 	python -m bench.attention.kernels
 	python -m bench.training.replug
 	python -m bench.evaluation.encoding
 	python -m bench.text.chunking
-	python -m bench.attention.allocator
 
 # torch comes first and on its own: a plain `torch` would choose its own version. deepspeed is built
 # beside it without its operators, which are compiled on the machine that uses them.

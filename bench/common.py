@@ -1,6 +1,9 @@
 """What the benches share: shapes, real chunk lengths, medians of runs that take turns, results."""
 
+import contextlib
+import ctypes
 import datetime
+import gc
 import platform
 import random
 import statistics
@@ -101,12 +104,35 @@ def medians(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def report(title: str, command: str, heading: list[str], rows: list[list[str]]) -> None:
+def peak_gb(run: Callable[[], object]) -> float:
+    """Return the peak memory of a run in GB above what stands before it, on CPU or GPU.
+
+    On a CPU a process that keeps freed memory hides its peaks.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return (torch.cuda.max_memory_allocated() - before) / 1024**3
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    resident = resident_gb("VmRSS")
+    run()
+    return resident_gb("VmHWM") - resident
+
+
+def resident_gb(name: str) -> float:
+    """Return the resident memory of this process, now (VmRSS) or at its peak (VmHWM)."""
+    return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) / 1024**2
+
+
+def report(title: str, command: str, rows: list[dict[str, str]]) -> None:
     """Print a table and put it into RESULTS.md in place of the last one of that title."""
-    lines = [
-        " | ".join(cells) for cells in (heading, ["---", *["---:"] * (len(heading) - 1)], *rows)
-    ]
-    table = "\n".join(f"| {line} |" for line in lines)
+    heading = list(rows[0])
+    cells = [heading, ["---", *["---:"] * (len(heading) - 1)], *(row.values() for row in rows)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
     print(f"\n{title}\n{table}", flush=True)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     section = f"## {title}\n\n`{command}`, {today}, {machine()}.\n\n{table}\n"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.common.errors import RevelaError
-from revela.common.hub import converted_revision, explain
+from revela.common.hub import converted_revision, explained
 from revela.common.sdpa import disable_cudnn_attention
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel, Encoding, Lora
@@ -145,10 +145,8 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Load a backbone's tokenizer; see `load_model` for the errors."""
     from transformers import AutoTokenizer
 
-    try:
+    with explained("model", name):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-    except Exception as error:
-        raise RevelaError(explain("model", name, error)) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
@@ -164,7 +162,7 @@ def load_model(
     """Load a backbone, without its head unless `causal`; a folder's adapter is merged into it.
 
     Raises:
-        RevelaError: offline, gated, misspelt or broken, each told apart.
+        RevelaError: the model is missing, gated, broken, or the hub cannot be reached.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -174,39 +172,35 @@ def load_model(
     if ModelRef(name).is_folder and not Path(name).is_dir():
         raise RevelaError(f"model {name!r}: no such folder")
     loader = AutoModelForCausalLM if causal else AutoModel
-    wanted = {"dtype": dtype, "use_safetensors": True}
-    try:
+    options = {"dtype": dtype, "use_safetensors": True}
+    with explained("model", name):
         try:
-            return loader.from_pretrained(name, revision=revision, **wanted)
+            return loader.from_pretrained(name, revision=revision, **options)
         except OSError as error:
             # Older models have pickled weights only; the hub's own bot has converted most.
             converted = "safetensors" in str(error) and not revision and converted_revision(name)
             if not converted:
                 raise
-            return loader.from_pretrained(name, revision=converted, **wanted)
-    except Exception as error:
-        raise RevelaError(explain("model", name, error)) from error
+            return loader.from_pretrained(name, revision=converted, **options)
 
 
 def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
     """Merge the LoRA weights of a folder or of the hub into a model.
 
     Raises:
-        RevelaError: as `load_model`; or the adapter is of another model.
+        RevelaError: as `load_model`, or the adapter belongs to another model.
     """
     from peft import PeftModel
 
-    try:
-        with warnings.catch_warnings():
-            # peft would go on with the backbone as it is.
-            warnings.filterwarnings("error", "Found missing adapter keys")
+    with explained("adapter", name), warnings.catch_warnings():
+        # peft only warns, and leaves the backbone as it is.
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        try:
             return PeftModel.from_pretrained(model, name, revision=revision).merge_and_unload()
-    except UserWarning as error:
-        raise RevelaError(
-            f"adapter {name!r} does not fit {type(model).__name__}: {str(error)[:150]}"
-        ) from error
-    except Exception as error:
-        raise RevelaError(explain("adapter", name, error)) from error
+        except UserWarning as error:
+            raise RevelaError(
+                f"adapter {name!r} does not fit {type(model).__name__}: {str(error)[:150]}"
+            ) from error
 
 
 def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
@@ -214,7 +208,7 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
 
     Args:
         model: which one, and how its output becomes a vector.
-        precision: `float32` or `bfloat16`; the latter only where the device has it.
+        precision: see `native_dtype`.
         device: such as `cpu`, `cuda:0`.
     """
     dtype = native_dtype(precision)
@@ -245,7 +239,7 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
 
 
 def devices() -> list[str]:
-    """Return what there is to compute on: every GPU, or the CPU."""
+    """Return the devices to compute on: every GPU, or the CPU."""
     return [f"cuda:{n}" for n in range(torch.cuda.device_count())] or ["cpu"]
 
 

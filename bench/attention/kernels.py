@@ -1,21 +1,29 @@
-"""Attention on a CPU: PyTorch's fused kernel against its parts, with and without gradients.
+"""Two choices for a CPU: attention from its parts, and memory that is kept when it is freed.
 
-Shapes of a batch of 16 chunks at SmolLM2-135M's width: causal self-attention of 32 rows, and 16
-readers of 10 documents.
+PyTorch's fused attention kernel against its parts, with and without gradients, at the shapes of a
+batch of 16 chunks of SmolLM2-135M's width: causal self-attention of 32 rows, and 16 readers of 10
+documents. And steps of a small model with and without `keep_freed_memory`, in processes of their
+own that take turns, since the setting cannot be taken back.
 
     python -m bench.attention.kernels
 """
 
 import itertools
+import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
 
 from bench.common import medians, report
 from revela.attention.packing import attend, causal_attention
 from revela.training.trainlog import keep_freed_memory
+
+COMMAND = "python -m bench.attention.kernels"
 
 
 def states(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -35,7 +43,7 @@ def run(output: Callable[[], Tensor], learning: bool) -> Callable[[], None]:
     return both
 
 
-def main() -> None:
+def attention() -> None:
     """Compare in both precisions."""
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -64,13 +72,55 @@ def main() -> None:
                 continue  # there the project takes the fused kernel itself
             found = medians({"parts": run(parts, learning), "fused": run(fused, learning)})
             precision = str(dtype).removeprefix("torch.")
-            cells = [f"{1000 * found[kind]:.0f}" for kind in ("parts", "fused")]
-            kind = f"{name}, {precision}{'' if learning else ', no gradients'}"
-            rows.append([kind, *cells, f"{found['fused'] / found['parts']:.2f}"])
-    heading = ["Attention", "parts, ms", "fused, ms", "fused / parts"]
-    report("Attention on a CPU", "python -m bench.attention.kernels", heading, rows)
+            rows.append(
+                {
+                    "Attention": f"{name}, {precision}{'' if learning else ', no gradients'}",
+                    "parts, ms": f"{1000 * found['parts']:.0f}",
+                    "fused, ms": f"{1000 * found['fused']:.0f}",
+                    "fused / parts": f"{found['fused'] / found['parts']:.2f}",
+                }
+            )
+    report("Attention on a CPU", COMMAND, rows)
+
+
+def small_step() -> float:
+    """Return the median seconds of a small model's training step in this process."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
+    config = transformers.LlamaConfig(vocab_size=4096, num_attention_heads=4, **shape)
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.randint(0, 4096, (16, 128))
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return medians({"step": step}, repeats=10)["step"]
+
+
+def freed_memory() -> None:
+    """Compare steps with and without keeping freed memory."""
+    seconds: dict[str, list[float]] = {"--plain": [], "--keep": []}
+    for _ in range(3):
+        for option, times in seconds.items():
+            command = [sys.executable, "-m", "bench.attention.kernels", option]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            times.append(float(done.stdout))
+    plain, keep = (statistics.median(times) for times in seconds.values())
+    row = {"Freed memory": "a step", "returned, ms": f"{1000 * plain:.0f}"}
+    row |= {"kept, ms": f"{1000 * keep:.0f}", "returned / kept": f"{plain / keep:.2f}"}
+    report("Freed memory on a CPU", COMMAND, [row])
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
-    main()
+    if "--plain" not in sys.argv:
+        keep_freed_memory()
+    if {"--plain", "--keep"} & set(sys.argv):
+        print(small_step())
+    else:
+        attention()
+        freed_memory()

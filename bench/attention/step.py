@@ -1,12 +1,19 @@
-"""Time of in-batch attention's language model part, forward and backward.
+"""Time and memory of in-batch attention's language model part, forward and backward.
 
 Against a plain padded pass over the same e and h rows with whole logits (what it would cost
 without any attention between chunks) and against the dense way of building it. SmolLM2-135M's
-width, few layers, ragged lengths of real chunks of at most 160 tokens; random weights.
+width, few layers, ragged lengths of real chunks of at most 160 tokens; random weights. The peak
+is the resident memory above what stood before the step, so that weights do not count, but their
+gradients do.
 
-    python -m bench.attention.step
+With `--large` instead the memory of a whole step (retriever and language model of SmolLM2-135M's
+full size, gradient checkpointing, bfloat16) at B = 64 and 128.
+
+    python -m bench.attention.step [--sizes B …]
+    python -m bench.attention.step --large [--sizes B …]
 """
 
+import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -14,107 +21,166 @@ import torch
 from torch import Tensor
 
 from bench.attention.dense import dense_loss, plain_pass
-from bench.common import chunk_lengths, medians, ragged_batch, random_model, report
+from bench.common import (
+    chunk_lengths,
+    medians,
+    peak_gb,
+    ragged_batch,
+    random_model,
+    report,
+    resident_gb,
+)
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity
+from revela.config.steps import Encoding, RevelaObjective
+from revela.encoder import Encoder
+from revela.training.objectives.revela import Revela
 from revela.training.trainlog import keep_freed_memory
 
+COMMAND = "python -m bench.attention.step"
 LENGTH = 160
+SIZES = [8, 16, 32, 64, 128]
+DENSE_FITS = 32  # B at most
 
 
-def similarities(size: int, uniform: bool) -> Tensor:
-    """Return weights as sharp as the paper's temperature makes them, or all alike."""
+def runs(model: Any, size: int, uniform: bool = False) -> dict[str, Callable[[], None]]:
+    """Return a step of each way on a batch of real lengths, the longest of `LENGTH` tokens.
+
+    Args:
+        model: the language model.
+        size: B.
+        uniform: similarities that are all alike, else as sharp as the paper's.
+    """
+    vocabulary = model.config.vocab_size
+    ids, mask = ragged_batch([LENGTH, *chunk_lengths(size - 1, LENGTH)], vocabulary)
     torch.manual_seed(size)
-    cosine = torch.rand(size, size)
-    return in_batch_similarity(cosine, 1e6 if uniform else 1e-4).requires_grad_()
+    similarity = in_batch_similarity(torch.rand(size, size), 1e6 if uniform else 1e-4)
+    similarity.requires_grad_()
+    return {
+        "ours": lambda: in_batch_loss(model, ids, mask, similarity, value_norm=True).backward(),
+        "plain": lambda: plain_pass(model, ids, mask).backward(),
+        "dense": lambda: dense_loss(model, ids, mask, similarity, True).backward(),
+    }
 
 
-def ours(model: Any, ids: Tensor, mask: Tensor, similarity: Tensor) -> Callable[[], None]:
-    """Return a run of this project's in-batch attention."""
-    return lambda: in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+def memory(sizes: list[int]) -> None:
+    """Compare at one layer, and go on alone where the dense way does not fit."""
+    model = random_model("SmolLM2-135M", num_hidden_layers=1)
 
+    def peak(size: int, way: str, uniform: bool = False) -> float:
+        model.zero_grad()
+        return peak_gb(runs(model, size, uniform)[way])
 
-def dense(model: Any, ids: Tensor, mask: Tensor, similarity: Tensor) -> Callable[[], None]:
-    """Return a run of the dense way."""
-    return lambda: dense_loss(model, ids, mask, similarity, True).backward()
-
-
-def plain(model: Any, ids: Tensor, mask: Tensor) -> Callable[[], None]:
-    """Return a run of the plain pass."""
-    return lambda: plain_pass(model, ids, mask).backward()
-
-
-def batch(size: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return a batch of real lengths, the longest of `LENGTH` tokens."""
-    return ragged_batch([LENGTH, *chunk_lengths(size - 1, LENGTH)], vocabulary)
-
-
-def against_plain_and_dense() -> None:
-    """Compare at one layer, where the dense way still fits; B = 64 at a third of the width."""
-    whole = random_model("SmolLM2-135M", num_hidden_layers=1)
-    third = {"hidden_size": 192, "intermediate_size": 512}
-    heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
-    narrow = random_model("SmolLM2-135M", num_hidden_layers=1, **third, **heads)
     rows = []
-    for size, model, uniform in (
-        (8, whole, False),
-        (16, whole, False),
-        (32, whole, False),
-        (64, narrow, False),
-        (16, whole, True),
-        (32, whole, True),
-    ):
-        ids, mask = batch(size, model.config.vocab_size)
-        similarity = similarities(size, uniform)
-        found = medians(
+    for size in sizes:
+        sharp, uniform = peak(size, "ours"), peak(size, "ours", uniform=True)
+        dense = peak(size, "dense") if size <= DENSE_FITS else None
+        rows.append(
             {
-                "ours": ours(model, ids, mask, similarity),
-                "plain": plain(model, ids, mask),
+                "B": str(size),
+                "one-hot, GB": f"{sharp:.2f}",
+                "MB a chunk": f"{1000 * sharp / size:.0f}",
+                "uniform, GB": f"{uniform:.2f}",
+                "dense, GB": f"{dense:.2f}" if dense else "",
+                "dense / one-hot": f"{dense / sharp:.1f}" if dense else "",
             }
         )
+    report("Memory at one layer", COMMAND, rows)
+
+
+def against_plain_and_dense(sizes: list[int]) -> None:
+    """Compare at one layer, where the dense way still fits."""
+    model = random_model("SmolLM2-135M", num_hidden_layers=1)
+    sharp = [(size, False) for size in sizes if size <= DENSE_FITS]
+    rows = []
+    for size, uniform in [*sharp, *((size, True) for size, _ in sharp if size > 8)]:
+        ways = runs(model, size, uniform)
+        dense = ways.pop("dense")
+        found = medians(ways)
         # Not in turn: what it leaves of the heap would slow down whoever comes next.
-        found |= medians({"dense": dense(model, ids, mask, similarity)}, repeats=3)
+        found |= medians({"dense": dense}, repeats=3)
         rows.append(
-            [
-                f"{size}{', narrow' if model is narrow else ''}",
-                "uniform" if uniform else "one-hot",
-                f"{float(mask.float().mean()):.2f}",
-                f"{1000 * found['ours'] / size:.0f}",
-                f"{found['dense'] / found['ours']:.2f}",
-                f"{found['ours'] / found['plain']:.2f}",
-            ]
+            {
+                "B": str(size),
+                "similarities": "uniform" if uniform else "one-hot",
+                "ms a chunk": f"{1000 * found['ours'] / size:.0f}",
+                "dense / ours": f"{found['dense'] / found['ours']:.2f}",
+                "ours / plain": f"{found['ours'] / found['plain']:.2f}",
+            }
         )
-    heading = ["B", "similarities", "real tokens", "ms a chunk", "dense / ours", "ours / plain"]
-    report("One layer: against dense and plain", "python -m bench.attention.step", heading, rows)
+    report("One layer: against dense and plain", COMMAND, rows)
 
 
-def as_the_batch_grows() -> None:
+def as_the_batch_grows(sizes: list[int]) -> None:
     """Compare at four layers: a chunk should cost the same in any batch."""
     model = random_model("SmolLM2-135M", num_hidden_layers=4)
-    runs = {}
-    for size in (8, 16, 32, 64, 128):
-        ids, mask = batch(size, model.config.vocab_size)
-        runs[f"ours {size}"] = ours(model, ids, mask, similarities(size, uniform=False))
-        if size <= 32:
-            runs[f"plain {size}"] = plain(model, ids, mask)
-    found = medians(runs, repeats=3)
-    base = found["ours 16"] / 16
+    ways = {}
+    for size in sizes:
+        own = runs(model, size)
+        ways[f"ours {size}"] = own["ours"]
+        if size <= DENSE_FITS:
+            ways[f"plain {size}"] = own["plain"]
+    found = medians(ways, repeats=3)
+    base = 16 if 16 in sizes else sizes[0]
     rows = []
-    for size in (8, 16, 32, 64, 128):
-        chunk = found[f"ours {size}"] / size
-        plain_time = found.get(f"plain {size}")
-        rows.append(
-            [
-                str(size),
-                f"{1000 * chunk:.0f}",
-                f"{chunk / base:.2f}",
-                f"{found[f'ours {size}'] / plain_time:.2f}" if plain_time else "",
-            ]
+    for size in sizes:
+        chunk, plain = found[f"ours {size}"] / size, found.get(f"plain {size}")
+        ratio = chunk / (found[f"ours {base}"] / base)
+        row = {
+            "B": str(size),
+            "ms a chunk": f"{1000 * chunk:.0f}",
+            f"of B = {base}": f"{ratio:.2f}",
+        }
+        rows.append(row | {"ours / plain": f"{chunk * size / plain:.2f}" if plain else ""})
+    report("Four layers: as the batch grows", COMMAND, rows)
+
+
+def large_batches(sizes: list[int]) -> None:
+    """Take a whole step of large batches at full size."""
+    rows = []
+    for size in sizes:
+        models = [random_model("SmolLM2-135M") for _ in range(2)]
+        for model in models:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        module = Revela(
+            Encoder(models[0].model, None, Encoding()), models[1], RevelaObjective(name="revela")
         )
-    heading = ["B", "ms a chunk", "of B = 16", "ours / plain"]
-    report("Four layers: as the batch grows", "python -m bench.attention.step", heading, rows)
+        lengths = chunk_lengths(size, 156)
+        inputs: list[Tensor] = [
+            *ragged_batch([length + 4 for length in lengths] * 2, 49152),
+            *ragged_batch(lengths, 49152),
+        ]
+
+        def step(module: Revela = module, inputs: list[Tensor] = inputs) -> None:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = module(*inputs)["loss"]
+            loss.backward()
+
+        rows.append(
+            {
+                "B": str(size),
+                "step, GB": f"{peak_gb(step):.1f}",
+                "whole process, GB": f"{resident_gb('VmHWM'):.1f}",
+            }
+        )
+    report("Memory of large batches", f"{COMMAND} --large", rows)
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="+")
+    arguments = parser.parse_args()
+    if arguments.large:
+        large_batches(arguments.sizes or [64, 128])
+        return
+    sizes = arguments.sizes or SIZES
+    memory(sizes)
+    keep_freed_memory()  # from here on: it would hide the peaks
+    against_plain_and_dense(sizes)
+    as_the_batch_grows(sizes)
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
-    against_plain_and_dense()
-    as_the_batch_grows()
+    main()

@@ -4,7 +4,7 @@ The same weights, tokenizer, texts and pooling; both in float32, and ours in bfl
 runs where the processor has it. Texts are pieces of the installed packages' descriptions, from a
 line to 500 words, as corpora have them.
 
-    python -m bench.evaluation.encoding [--texts N] [--layers N]
+    python -m bench.evaluation.encoding [--texts N]
 """
 
 import argparse
@@ -42,12 +42,11 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
     texts = texts_of_mixed_lengths(arguments.texts)
     tokenizer = load_tokenizer("data/backbone")
     model = random_model(
-        "SmolLM2-135M", num_hidden_layers=arguments.layers, eos_token_id=tokenizer.eos_token_id
+        "SmolLM2-135M", num_hidden_layers=6, eos_token_id=tokenizer.eos_token_id
     ).model.eval()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -71,24 +70,23 @@ def main() -> None:
             theirs.encode(texts, prompt_name="passage")
         ),
         "ours, float32": lambda: ours.encode(texts, "passage", MAX_LENGTH),
-        f"ours, {str(half.dtype).removeprefix('torch.')}": lambda: half.encode(
-            texts, "passage", MAX_LENGTH
-        ),
+        "ours, bfloat16": lambda: half.encode(texts, "passage", MAX_LENGTH),
     }
     expected = runs["sentence-transformers, float32"]()
     far = {name: float((run() - expected).abs().max()) for name, run in runs.items()}
     assert far["ours, float32"] < 1e-4, far
     times = medians(runs, repeats=3)
     base = times["sentence-transformers, float32"]
-    report(
-        "Encoding texts of mixed lengths",
-        "python -m bench.evaluation.encoding",
-        ["", "texts a second", "ratio", "largest difference"],
-        [
-            [name, f"{len(texts) / seconds:.0f}", f"{base / seconds:.2f}", f"{far[name]:.0e}"]
-            for name, seconds in times.items()
-        ],
-    )
+    rows = [
+        {
+            "": name,
+            "texts a second": f"{len(texts) / seconds:.0f}",
+            "ratio": f"{base / seconds:.2f}",
+            "largest difference": f"{far[name]:.0e}",
+        }
+        for name, seconds in times.items()
+    ]
+    report("Encoding texts of mixed lengths", "python -m bench.evaluation.encoding", rows)
 
 
 if __name__ == "__main__":

@@ -48,15 +48,14 @@ def main() -> None:
             repeats=3,
         )
         rows.append(
-            [
-                str(size),
-                f"{1000 * found['ours'] / size:.0f}",
-                f"{1000 * found['naive'] / size:.0f}",
-                f"{found['naive'] / found['ours']:.2f}",
-            ]
+            {
+                "B": str(size),
+                "ours, ms a chunk": f"{1000 * found['ours'] / size:.0f}",
+                "naive, ms a chunk": f"{1000 * found['naive'] / size:.0f}",
+                "naive / ours": f"{found['naive'] / found['ours']:.2f}",
+            }
         )
-    heading = ["B", "ours, ms a chunk", "naive, ms a chunk", "naive / ours"]
-    report("REPLUG's scores", "python -m bench.training.replug", heading, rows)
+    report("REPLUG's scores", "python -m bench.training.replug", rows)
 
 
 if __name__ == "__main__":

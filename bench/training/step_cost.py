@@ -10,15 +10,14 @@ and linear for Revela.
 """
 
 import argparse
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
-from bench.attention.memory import peak_gb
-from bench.common import machine, medians, real_chunks, report
+from bench.common import machine, medians, peak_gb, real_chunks, report
 from revela.common import outputs
 from revela.config.steps import Experiment, ReplugObjective, RevelaObjective
 from revela.encoder import Encoder, load_model, load_tokenizer
@@ -31,29 +30,14 @@ BACKBONE = "data/backbone"
 SIZES = [2, 4, 8, 16, 32]
 REPEATS = 3
 COMMAND = "python -m bench.training.step_cost"
-HEADING = [
-    "batch_size",
-    "replug_seconds",
-    "revela_seconds",
-    "seconds_ratio",
-    "replug_memory_gb",
-    "revela_memory_gb",
-    "memory_ratio",
-    "machine",
-]
 
 
 def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     """Return for each batch size a step of each objective."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    experiment = Experiment.model_validate(
-        {
-            "objective": {"name": "revela"},
-            "data": "chunks",
-            "retriever": BACKBONE,
-            "language_model": BACKBONE,
-        }
-    )
+    models = {"retriever": BACKBONE, "language_model": BACKBONE}
+    revela = RevelaObjective(name="revela")
+    experiment = Experiment(objective=revela, data="chunks", **models)
     tokenizer = load_tokenizer(BACKBONE)
     collate = BatchCollator(experiment, tokenizer, tokenizer)
 
@@ -66,7 +50,7 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
 
     modules = {
         "replug": Replug(encoder(), language_model(), ReplugObjective(name="replug")),
-        "revela": Revela(encoder(), language_model(), RevelaObjective(name="revela")),
+        "revela": Revela(encoder(), language_model(), revela),
     }
 
     def step(module: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Callable[[], None]:
@@ -84,16 +68,6 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     return steps
 
 
-def memory_gb(run: Callable[[], None]) -> float:
-    """Return the peak memory of a step in GB above what stands before it, on CPU or GPU."""
-    if not torch.cuda.is_available():
-        return peak_gb(run)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return (torch.cuda.max_memory_allocated() - before) / 1024**3
-
-
 def main() -> None:
     """Measure, and write a CSV or a section of RESULTS.md."""
     parser = argparse.ArgumentParser()
@@ -104,25 +78,23 @@ def main() -> None:
     for run in steps[arguments.sizes[0]].values():
         run()  # what is set up once is no step's memory
     peaks = {
-        size: {name: memory_gb(run) for name, run in runs.items()} for size, runs in steps.items()
+        size: {name: peak_gb(run) for name, run in runs.items()} for size, runs in steps.items()
     }
     keep_freed_memory()  # from here on: it would hide the peaks
     rows = []
     for size, runs in steps.items():
-        seconds, memory = medians(runs, REPEATS), peaks[size]
-        cells = [str(size)]
-        for found in (seconds, memory):
-            ratio = found["replug"] / found["revela"]
-            cells += [f"{found['replug']:.4f}", f"{found['revela']:.4f}", f"{ratio:.2f}"]
-        rows.append(cells)
-        print(dict(zip(HEADING, cells, strict=False)), flush=True)
+        row = {"batch_size": str(size)}
+        found = {"seconds": medians(runs, REPEATS), "memory_gb": peaks[size]}
+        for what, of in found.items():
+            row |= {f"{name}_{what}": f"{of[name]:.4f}" for name in ("replug", "revela")}
+            row[f"{what.removesuffix('_gb')}_ratio"] = f"{of['replug'] / of['revela']:.2f}"
+        rows.append(row)
+        print(row, flush=True)
     if output is None:
-        report("REPLUG and Revela as the batch grows", COMMAND, HEADING[:-1], rows)
-        return
-    with outputs.atomic_output(output) as temporary, temporary.open("w", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(
-            [HEADING, *([*cells, machine()] for cells in rows)]
-        )
+        report("REPLUG and Revela as the batch grows", COMMAND, rows)
+    else:
+        table = pd.DataFrame(rows).assign(machine=machine())
+        outputs.write_text(output, table.to_csv(index=False, lineterminator="\n"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """What the Hugging Face hub has; one line for what cannot be loaded and what to do about it."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from revela.common.errors import RevelaError
 
 _SECONDS = 10  # that the hub may take for an answer
 
@@ -12,13 +15,24 @@ _SECONDS = 10  # that the hub may take for an answer
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
+@contextlib.contextmanager
+def explained(what: str, name: str) -> Iterator[None]:
+    """Turn whatever loading `name` raises into a RevelaError; see `explain`."""
+    try:
+        yield
+    except RevelaError:
+        raise
+    except Exception as error:
+        raise RevelaError(explain(what, name, error)) from error
+
+
 def explain(what: str, name: str, error: BaseException) -> str:
     """Return one line for an error that loading `name` from the hub or a folder raised.
 
     Args:
         what: "model", "adapter" or "data set".
-        name: the hub name or folder asked for.
-        error: what the library raised; its causes are looked at as well.
+        name: the hub name or folder.
+        error: what the library raised, its causes included.
     """
     from datasets.exceptions import DatasetNotFoundError
     from datasets.table import CastError
@@ -53,7 +67,7 @@ def explain(what: str, name: str, error: BaseException) -> str:
             f"{what} {name!r} has no weights in safetensors: ask for them at "
             "https://huggingface.co/spaces/safetensors/convert, or convert them yourself"
         )
-    # What a changed set of fields raises says no more than a name.
+    # Errors of a data set whose fields have changed hold no more than a name.
     if isinstance(error, KeyError) or caused_by(CastError):
         return f"{what} {name!r} lacks the fields that are expected: {' '.join(text.split())[:200]}"
     return f"{what} {name!r} cannot be loaded: {text.splitlines()[0]}"
@@ -112,12 +126,12 @@ class Hub:
             return list(pool.map(lambda one: look(what, *one), repositories))
 
     def config(self, name: str) -> dict[str, Any] | None:
-        """Return the `config.json` of a model or of a folder, None where it cannot be had."""
+        """Return the `config.json` of a model of the hub or of a folder, None if there is none."""
         from transformers import PreTrainedConfig
 
         try:
             return PreTrainedConfig.get_config_dict(name, local_files_only=self.offline)[0]
-        except (OSError, ValueError):  # why it cannot be had is told elsewhere
+        except (OSError, ValueError):  # `problems` says why
             return None
 
     def _answers(self) -> bool:
@@ -139,7 +153,7 @@ class Hub:
             weights = any(file.rfilename.endswith(".safetensors") for file in info.siblings or [])
             if model and not weights and (revision or not converted_revision(name)):
                 return f"model {name!r} has no weights in safetensors"
-        except Exception as error:  # explained, whatever it is
+        except Exception as error:
             return explain(what, name, error)
         return None
 
@@ -154,7 +168,7 @@ class Hub:
         commit = revision if revision and len(revision) == 40 else "*"
         if any(folder.glob(f"snapshots/{commit}/{needed}")):
             return None
-        # Prepared data sets stand apart from what was downloaded.
+        # datasets has a cache of its own for prepared data sets.
         prepared = Path(config.HF_DATASETS_CACHE, name.replace("/", "___").lower())
         if kind == "dataset" and prepared.is_dir():
             return None

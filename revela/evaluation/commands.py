@@ -54,7 +54,7 @@ def evaluate(
             write_text(path, text)
     write_json(output, found.scores)
     if model.kind == "encoder":
-        shutil.rmtree(cache, ignore_errors=True)  # large, and quickly made again
+        shutil.rmtree(cache, ignore_errors=True)  # large, and quickly encoded again
         with contextlib.suppress(OSError):
             cache.parent.rmdir()  # of the last task under way
     summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"

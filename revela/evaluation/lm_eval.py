@@ -1,4 +1,4 @@
-"""What a language model can do: its scores on tasks of lm-eval, the harness of EleutherAI."""
+"""Evaluation of a language model on tasks of lm-eval, EleutherAI's harness."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ def evaluate(
         for the manifest: the task's version, examples, lm-eval's full names of the measures.
 
     Raises:
-        RevelaError: lm-eval is missing, has no such task, or the task's data or the model cannot
-            be had.
+        RevelaError: lm-eval is missing or has no such task, or the task's data or the model cannot
+            be loaded.
     """
     try:
         import lm_eval

@@ -44,8 +44,8 @@ class LuceneSearch:
 
         Args:
             model: BM25's k1 and b.
-            name: what the model is called in runs.
-            folder: where indexes are kept for the next call.
+            name: the model's name in runs.
+            folder: where indexes are kept and found again.
             threads: of the indexer and the searcher.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Evaluation: a model on a task along mteb's own path; scores, ranked lists, each query's measure.
+"""Evaluation of a retriever on a task by mteb: scores, ranked lists, nDCG@10 by query.
 
 mteb loads the task, calls the model's `index` and `search`, and computes the measures.
 """
@@ -15,7 +15,7 @@ import torch
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.common.hub import explain
+from revela.common.hub import explained
 from revela.config.steps import (
     AnyRetriever,
     ApiModel,
@@ -38,10 +38,10 @@ def load_searcher(
 
     Args:
         model: which one.
-        name: what it is called in runs.
+        name: its name in runs.
         revision: of its weights.
         suite: the benchmark: how long texts may be, in what precision they are encoded.
-        folder: for what it leaves on disk.
+        folder: where it keeps embeddings or an index.
 
     Raises:
         RevelaError: the key of an API is not in the environment, or its package is missing.
@@ -84,18 +84,14 @@ def evaluate(searcher: Any, task: Any) -> Measured:
     """Evaluate a searcher on a task with mteb.
 
     Raises:
-        RevelaError: the task's data cannot be had or is not what mteb expects, or no query of it
-            has a relevant document.
+        RevelaError: the task's data cannot be loaded or is not what mteb expects, or no query has
+            a relevant document.
     """
     import mteb
 
-    try:
+    with explained("data set", task.metadata.dataset["path"]):
         task.load_data()
         task.convert_v1_dataset_format_to_v2(num_proc=None)
-    except RevelaError:
-        raise
-    except Exception as error:
-        raise RevelaError(explain("data set", task.metadata.dataset["path"], error)) from error
     parts = [(split, subset) for subset, splits in task.dataset.items() for split in splits]
     unjudged = 0
     for split, subset in parts:
@@ -147,7 +143,7 @@ def evaluate(searcher: Any, task: Any) -> Measured:
 
 
 def weights_of(model: AnyRetriever) -> dict[str, str | None]:
-    """Return the folders and hub names of a model's weights, each with the revision asked for."""
+    """Return the folders and hub names of a model's weights, each with its revision if set."""
     if not isinstance(model, EncoderModel):
         return {}
     if model.adapter:
@@ -156,7 +152,7 @@ def weights_of(model: AnyRetriever) -> dict[str, str | None]:
 
 
 def revision_of(model: AnyRetriever) -> str:
-    """Return what tells a model's weights from others': hashes of folders, a hub's revisions."""
+    """Return a name for a model's weights: hashes of folders, revisions of hub models."""
     return "-".join(
         outputs.sha256(Path(name))[:12] if Path(name).is_dir() else (revision or "main")
         for name, revision in weights_of(model).items()

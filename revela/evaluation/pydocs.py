@@ -1,4 +1,4 @@
-"""`pydocs`: three retrieval tasks that every Python installation carries in its standard library.
+"""`pydocs`: three retrieval tasks cut from Python's standard library.
 
     docstring-to-function   a docstring finds its function, the docstring removed
     function-to-docstring   the way back
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from revela.config.steps import PydocsBenchmark
 
-_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
+_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
 _MIN_DOCSTRING_WORDS = 6
 _MIN_LINES = 6  # of a function without its docstring
 _MAX_DOCUMENTS = 2000  # of a task's corpus, the relevant ones included
@@ -65,13 +65,13 @@ def _query_and_document(function: Function, task: str) -> tuple[str, str]:
 def standard_library_functions() -> Iterator[Function]:
     """Yield the documented functions of this Python's standard library in file order.
 
-    Functions with a docstring under six words or a body under six lines are left out, and so is
-    every function whose docstring or code was seen before.
+    Skipped are functions with a docstring under six words or a body under six lines, and those
+    whose docstring or code was seen before.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     seen: set[str] = set()
     for path in sorted(root.rglob("*.py")):
-        if _LEFT_OUT & set(path.relative_to(root).parts):
+        if _SKIPPED & set(path.relative_to(root).parts):
             continue
         source = path.read_text(encoding="utf-8", errors="replace")
         try:

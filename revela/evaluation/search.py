@@ -34,7 +34,7 @@ class DenseSearch:
 
         Args:
             model: which encoder.
-            name: what it is called in runs.
+            name: its name in runs.
             revision: of its weights.
             suite: the benchmark: how long texts may be, in what precision they are encoded.
             folder: where the shards are kept for a restart.

@@ -106,7 +106,7 @@ def keep_freed_memory() -> None:
     """Have the C library keep freed memory for the next step instead of returning it.
 
     A step allocates and frees the same large tensors again and again; on a CPU the page faults of
-    fresh memory take a fifth of a small model's time (`bench/attention/allocator.py`).
+    fresh memory take a fifth of a small model's time (`bench/attention/kernels.py`).
     """
     import ctypes
 
