@@ -40,3 +40,11 @@ localrules:
 
 onstart:
     look_first()
+
+
+onsuccess:
+    look_back()
+
+
+onerror:
+    look_back()

@@ -2,7 +2,7 @@
 
     jobs → counts, findings, costs → three tables, one JSON file
 
-Only findings that are errors stop a run.
+Findings that are errors keep the jobs that they concern from running; the others go on.
 """
 
 import os
@@ -19,7 +19,7 @@ from revela.plan.jobs import Job, Planned
 from revela.plan.machine import Machine
 from revela.plan.show import show_table
 
-_MODES = ("on", "off", "only")
+_MODES = ("on", "strict", "only", "off")
 
 
 def run(
@@ -29,25 +29,29 @@ def run(
     known: Path,
     output: Path,
     targets: dict[str, Planned],
-) -> None:
+) -> dict[Job, str]:
     """Check the jobs of a run, print counts, findings and costs, and write them as JSON.
 
-    `REVELA_PREFLIGHT` in the environment may be `off` or `only`, which ends the run here.
+    `REVELA_PREFLIGHT` in the environment may be `off`; `strict`: any error stops the run; `only`:
+    the run ends here.
 
     Args:
         config, jobs, machine, known: see `Plan`.
         output: the JSON file.
         targets: the jobs that each training and each table needs.
 
+    Returns:
+        The jobs that cannot run, each with the first error that concerns it.
+
     Raises:
-        RevelaError: there are errors; each is one line on stderr.
+        RevelaError: no job is left, or an error must stop the run; each is one line on stderr.
         SystemExit: `only` was asked for, and there are none.
     """
     mode = os.environ.get("REVELA_PREFLIGHT", "on")
     if mode not in _MODES:
         raise RevelaError(f"REVELA_PREFLIGHT: {unknown_name('value', mode, _MODES)}")
     if mode == "off":
-        return
+        return {}
     plan = Plan(config, jobs, machine, known)
     findings = check(plan)
     counts, costs = _count_rows(plan), _cost_rows(plan, targets)
@@ -55,12 +59,15 @@ def run(
     found = [asdict(one) | {"jobs": list(map(str, one.jobs))} for one in findings]
     report = {"machine": vars(machine), "findings": found, "counts": counts, "costs": costs}
     outputs.write_json(output, report)
-    errors = [f"{one.what}: {one.message}" for one in findings if one.verdict == "error"]
+    errors = [(one, f"{one.what}: {one.message}") for one in findings if one.verdict == "error"]
+    blocked = {job: line for one, line in reversed(errors) for job in one.jobs}
     if errors:
-        print("\n".join(errors), file=sys.stderr)
+        print("\n".join(line for _, line in errors), file=sys.stderr)
+    if errors and (mode != "on" or set(plan.jobs) <= set(blocked)):
         raise RevelaError(f"preflight: {len(errors)} errors, a line each above")
     if mode == "only":
         raise SystemExit(0)
+    return blocked
 
 
 def _count_rows(plan: Plan) -> list[dict[str, Any]]:

@@ -368,26 +368,36 @@ def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, mes
     assert "Traceback" not in told
 
 
-def test_what_is_missing_stops_a_run_before_its_first_job(project):
+def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
     config = json.loads(json.dumps(CONFIG))
     config["models"]["lost"] = {"kind": "encoder", "retriever": "./nowhere"}
     config["corpora"]["more"] = CONFIG["corpora"]["notes"]
+    config["tables"]["more"] = CONFIG["tables"]["notes"] | {
+        "rows": [{"label": "lost", "model": "lost"}]
+    }
     write_config(project, config)
-    targets = ["results/chunks/more.parquet", "results/scores/lost/notes-task.json"]
-    result = snakemake(project, *targets)
+    chunks, table = "results/chunks/more.parquet", "results/tables/more.csv"
+    monkeypatch.setenv("REVELA_PREFLIGHT", "strict")
+    strict = snakemake(project, chunks, table)
+    assert strict.returncode == 1
+    assert "REVELA_PREFLIGHT=off skips it" in strict.stdout + strict.stderr
+    assert not (project / chunks).exists()
+    monkeypatch.delenv("REVELA_PREFLIGHT")
+    result = snakemake(project, chunks, table)
+    alone = snakemake(project, table)
     write_config(project, CONFIG)
-    told = result.stdout + result.stderr
-    assert result.returncode != 0
-    assert "./nowhere: no such file or folder" in told
-    assert "REVELA_PREFLIGHT=off skips it" in told
-    assert "Traceback" not in told
-    assert not (project / "results/chunks/more.parquet").exists()
-    # Only of what this run makes: the chunks alone need no model.
-    write_config(project, config)
-    result = snakemake(project, targets[0])
-    write_config(project, CONFIG)
-    assert result.returncode == 0, result.stderr
-    (project / "results/chunks/more.parquet").unlink()
+    assert result.returncode == 1  # not all that was asked for is there
+    assert (project / chunks).exists()
+    assert "./nowhere: no such file or folder" in result.stderr
+    told = result.stderr.partition("jobs were skipped:")[2]
+    assert "evaluate lost notes-task" in told
+    assert "need what these would make: table more" in told
+    # Nothing is left to do.
+    assert alone.returncode == 1
+    assert "REVELA_PREFLIGHT=off skips it" in alone.stdout + alone.stderr
+    for one in (result, alone):
+        assert "Traceback" not in one.stdout + one.stderr
+    (project / chunks).unlink()
 
 
 def test_preflight_alone_runs_no_job(project, monkeypatch):

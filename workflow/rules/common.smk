@@ -11,7 +11,7 @@ from revela.config import parse_config, paths
 from revela.text.corpora import local_files
 from revela.common.errors import RevelaError
 from revela.common.versions import STAGE_VERSIONS
-from revela.plan.jobs import RULES
+from revela.plan.jobs import RULES, Job
 from revela.plan.machine import this_machine
 from revela.plan.preflight import run as preflight
 
@@ -166,9 +166,41 @@ def look_first():
     machine = this_machine(gpus, told.get("gpu_memory_gb"), told.get("slurm_partition"))
     known, output = Path(workflow.basedir, "data/paper"), Path("results/preflight.json")
     try:
-        preflight(CONFIG, planned(jobs), machine, known, output, targets)
+        blocked = preflight(CONFIG, planned(jobs), machine, known, output, targets)
     except RevelaError as error:
         raise WorkflowError(f"{error}; REVELA_PREFLIGHT=off skips it")
+    skip({job: blocked[own] for job in jobs if (own := in_plan(job)) in blocked})
+
+
+SKIPPED = {}  # reason → jobs
+
+
+def skip(blocked):
+    """Take jobs out of the run, and all that need them, as `--omit-from` does.
+
+    Args:
+        blocked: job → why it cannot run.
+    """
+    dag = workflow.dag
+    needing = [job for job in dag.bfs(dag.depending, *blocked) if job not in blocked]
+    for job in [*blocked, *needing]:
+        dag.delete_job(job, recursive=False, add_dependencies=True)
+        reason = blocked.get(job, "need what these would make")
+        if job.rule.name != "all":
+            name = " ".join([job.rule.name, *job.wildcards])
+            SKIPPED.setdefault(reason, []).append(name)
+
+
+def look_back():
+    """Say at the end of a run what was skipped.
+
+    Raises:
+        WorkflowError: something was: the run must not pass for a complete one.
+    """
+    if SKIPPED:
+        lines = [f"  {reason}: {', '.join(jobs)}" for reason, jobs in SKIPPED.items()]
+        count = sum(map(len, SKIPPED.values()))
+        raise WorkflowError(f"{count} jobs were skipped:", *lines)
 
 
 def costly(jobs):
@@ -179,3 +211,8 @@ def costly(jobs):
 def planned(jobs):
     """Return the rule and the wildcards of each job that takes time."""
     return [(job.rule.name, job.wildcards_dict) for job in costly(jobs)]
+
+
+def in_plan(job):
+    """Return a job as the plan calls it."""
+    return Job.of(job.rule.name, job.wildcards_dict)
