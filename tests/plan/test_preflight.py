@@ -420,10 +420,10 @@ def test_gpus_as_the_driver_tells_them(tmp_path, monkeypatch):
 def shown(config, tmp_path, capsys):
     """What a run of preflight prints and writes, or how it ends."""
 
-    def run(*jobs: tuple) -> tuple[str, dict]:
+    def run(*jobs: tuple) -> tuple[dict, dict]:
         output = tmp_path / "p.json"
-        preflight.run(config, jobs, Machine(0, None, 64), Path("nothing"), output, {})
-        return capsys.readouterr().out, json.loads(output.read_text())
+        found = preflight.run(config, jobs, Machine(0, None, 64), Path("nothing"), output, {})
+        return found, json.loads(output.read_text())
 
     return run
 
@@ -431,7 +431,10 @@ def shown(config, tmp_path, capsys):
 MINE = ("evaluate", {"model": "mine", "task": "one"})
 
 
-def test_errors_are_lines_on_stderr_and_end_the_run(shown, tmp_path, capsys):
+def test_errors_are_lines_on_stderr_and_name_the_jobs(shown, tmp_path, capsys, monkeypatch):
+    message = "files: ./nowhere: no such file or folder"
+    assert shown(MINE)[0] == {Job("evaluate", "mine", "one"): message}
+    monkeypatch.setenv("REVELA_PREFLIGHT", "strict")
     with pytest.raises(RevelaError, match="preflight: 1 errors"):
         shown(MINE)
     assert "files: ./nowhere: no such file or folder\n" in capsys.readouterr().err
@@ -442,7 +445,9 @@ def test_errors_are_lines_on_stderr_and_end_the_run(shown, tmp_path, capsys):
     ]
     assert error["jobs"] == ["evaluate mine one"]
     Path("nowhere").mkdir()
-    assert shown(MINE)[1]["findings"]
+    blocked, report = shown(MINE)
+    assert not blocked
+    assert report["findings"]
 
 
 def test_the_environment_turns_it_off_or_makes_it_all_there_is(shown, monkeypatch, tmp_path):
@@ -466,8 +471,7 @@ def test_the_tables_print_counts_and_all_of_a_message(config, tmp_path, capsys):
     head = "dataset,subset,rows,words_per_row,titles,words_per_first_document,bytes,source\n"
     known.write_text(f"{head}some/texts,,10000,211.2,,,5000,somebody\n")
     jobs = [*TEXT, SMALL, ("evaluate", {"model": "mine", "task": "one"})]
-    with pytest.raises(RevelaError):
-        preflight.run(config, jobs, Machine(0, None, 64), tmp_path, tmp_path / "p.json", {})
+    preflight.run(config, jobs, Machine(0, None, 64), tmp_path, tmp_path / "p.json", {})
     lines = [re.split(r" *[│┃] *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
     # 10,000 documents of 2.5 chunks: 1,562 batches, of which 640 make 20 steps of 32.
     assert ["corpus wiki", "10,000", "2,112,000", "25,000", "–", "–", "–", "–"] in lines

@@ -170,6 +170,8 @@ def look_first():
     except RevelaError as error:
         raise WorkflowError(f"{error}; REVELA_PREFLIGHT=off skips it")
     skip({job: blocked[own] for job in jobs if (own := in_plan(job)) in blocked})
+    if not costly(dag.needrun_jobs()):
+        look_back()
 
 
 SKIPPED = {}  # reason → jobs
@@ -200,7 +202,8 @@ def look_back():
     if SKIPPED:
         lines = [f"  {reason}: {', '.join(jobs)}" for reason, jobs in SKIPPED.items()]
         count = sum(map(len, SKIPPED.values()))
-        raise WorkflowError(f"{count} jobs were skipped:", *lines)
+        how = "REVELA_PREFLIGHT=off runs them all the same"
+        raise WorkflowError(f"{count} jobs were skipped ({how}):", *lines)
 
 
 def costly(jobs):
