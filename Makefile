@@ -2,7 +2,7 @@
 #
 #   make demo    set up, run the whole pipeline on the embedded default, print its table
 #   make test    set up, lint, types, tests
-#   make rehearsal    run every job of config.yaml in miniature, offline
+#   make rehearsal    run a job of each kind of config.yaml in miniature, offline; ALL=--all: every one
 #   make life-size    the paper's steps at their real sizes, offline; an hour or two on two cores
 #   make test-cluster    run the pipeline on a real Slurm of one host; root and Debian packages
 
@@ -25,7 +25,7 @@ demo: .venv/installed
 	@echo "figures: results/figures/demo-*.png"
 
 rehearsal: .venv/installed
-	python -m tests.rehearsal
+	python -m tests.rehearsal $(ALL)
 
 life-size: .venv/installed
 	python -m bench.life_size

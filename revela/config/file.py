@@ -9,7 +9,7 @@ Each entry of a section is one thing to make, named by its key:
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from revela.config.steps import (
     ApiModel,
     Backbone,
     Batches,
+    Benchmark,
     EncoderModel,
     Experiment,
     LanguageModel,
@@ -133,6 +134,8 @@ class Config(Settings):
         update: dict[str, Any] = {"tasks": [name]}
         if isinstance(suite, MtebBenchmark):
             update["instructions"] = {k: v for k, v in suite.instructions.items() if k == name}
+        if isinstance(suite, Benchmark):
+            update["shares_corpus"] = {}
         return suite.model_copy(update=update)
 
     def resolved(self, section: str, name: str) -> Settings:
@@ -209,6 +212,11 @@ class Config(Settings):
             else paths.training_log(reference)
             for reference in references(figure)
         }
+
+    def shared_corpus(self, model: str, task: str) -> str | None:
+        """Return the task whose passages, as a model encodes them, a task shares."""
+        shares = getattr(self.benchmarks[self.tasks[task]], "shares_corpus", {})
+        return shares.get(task) if isinstance(self.model(model), EncoderModel) else None
 
     def collection(self, task: str) -> str | None:
         """Return the folder of a local task's collection, None for one of the hub."""
@@ -386,10 +394,13 @@ def _problems_of_tasks(config: Config) -> Iterator[str]:
         known = None
         if isinstance(suite, MtebBenchmark):
             what, known = "mteb retrieval task", mteb_task_names()
-            for task in suite.instructions:
-                if task not in suite.tasks:
-                    message = unknown_name("task", task, suite.tasks)
-                    yield f"benchmarks.{name}.instructions: {message}"
+            yield from _unknown_tasks(f"benchmarks.{name}.instructions", suite.instructions, suite)
+        if isinstance(suite, Benchmark):
+            shares, where = suite.shares_corpus, f"benchmarks.{name}.shares_corpus"
+            yield from _unknown_tasks(where, [*shares, *shares.values()], suite)
+            for task in shares:
+                if shares[task] in shares:
+                    yield f"{where}.{task}: {shares[task]!r} itself shares another's"
         if isinstance(suite, LmEvalBenchmark):
             # Where lm-eval is not installed its tasks are not known: the command says so.
             files = lm_eval_task_files(suite.path)
@@ -399,6 +410,12 @@ def _problems_of_tasks(config: Config) -> Iterator[str]:
                 yield f"{key}: {unknown_name(what, task, known)}"
             if seen.setdefault(task, name) != name:
                 yield f"{key}: {task!r} is a task of {seen[task]!r} too"
+
+
+def _unknown_tasks(where: str, tasks: Iterable[str], suite: AnyBenchmark) -> Iterator[str]:
+    for task in tasks:
+        if task not in suite.tasks:
+            yield f"{where}: {unknown_name('task', task, suite.tasks)}"
 
 
 def _problems_of_table(config: Config, name: str) -> Iterator[str]:

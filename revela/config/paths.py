@@ -50,6 +50,11 @@ def queries(model: str, task: str) -> str:
     return f"results/scores/{model}/{task}.queries.csv"
 
 
+def embeddings(model: str, task: str) -> str:
+    """Return the embeddings of a task's corpus, which are kept while others need them."""
+    return f"results/embeddings/{model}/{task}"
+
+
 def collection(benchmark: str, task: str) -> str:
     """Return the folder of a collection that is made here."""
     return f"results/benchmarks/{benchmark}/{task}"

@@ -424,11 +424,16 @@ AnyModel = Annotated[
 
 
 class Benchmark(Settings):
-    """What all benchmarks share: how long texts may be, and in what precision they are encoded."""
+    """What all benchmarks for retrievers share: how texts are encoded, and which only once."""
 
     max_length: Positive = Field(2048, description="tokens of a text at most")
     precision: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
+    )
+    shares_corpus: dict[str, str] = Field(
+        {},
+        description="task → another with most of its passages: it is evaluated first, and what "
+        "both have is encoded once",
     )
 
 

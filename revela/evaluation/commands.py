@@ -38,6 +38,12 @@ def evaluate(
     run: Annotated[Path | None, typer.Option(help="TREC run to write.")] = None,
     queries: Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The task's collection, if local.")] = None,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="Folder to move embeddings to, which are else deleted.")
+    ] = None,
+    similar: Annotated[
+        Path | None, typer.Option(help="Embeddings of another task, for passages that both have.")
+    ] = None,
     name: Name = "model",
 ) -> Made:
     """Evaluate a retriever on a task."""
@@ -47,13 +53,15 @@ def evaluate(
 
     loaded_task = load_task(benchmark, task, folder)
     revision, weights = measure.revision_of(model), measure.weights_of(model)
-    searcher = measure.load_searcher(model, name, revision, benchmark, cache)
+    searcher = measure.load_searcher(model, name, revision, benchmark, cache, similar)
     found = measure.evaluate(searcher, loaded_task)
     for path, text in ((run, found.run), (queries, found.queries)):
         if path:
             write_text(path, text)
     write_json(output, found.scores)
     if model.kind == "encoder":
+        if embeddings:
+            shutil.move(cache, embeddings)
         shutil.rmtree(cache, ignore_errors=True)  # large, and quickly encoded again
         with contextlib.suppress(OSError):
             cache.parent.rmdir()  # of the last task under way

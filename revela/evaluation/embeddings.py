@@ -2,13 +2,15 @@
 
 import hashlib
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -20,6 +22,7 @@ from revela.common.errors import RevelaError
 from revela.encoder import Encoder
 
 SHARD_SIZE = 16_384
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Passages:
     def __len__(self) -> int:
         return len(self.corpus)
 
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), SHARD_SIZE):
+            yield from self[start : start + SHARD_SIZE]
+
     def __getitem__(self, part: slice) -> list[str]:
         rows = self.corpus[part]
         titles = rows.get("title") or [""] * len(rows["text"])
@@ -39,14 +46,16 @@ class Passages:
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive passages and the file of their embeddings."""
+    """A file of embeddings, and which passages of a corpus they are."""
 
     path: Path
-    texts: slice
+    passages: Sequence[int]  # N numbers
+    rows: list[int] | None = None  # of the file, N; None: all of it, in order
 
     def load(self) -> Tensor:
         """Return the embeddings (N, D) as they are stored."""
-        return load_file(self.path)["embeddings"]
+        embeddings = load_file(self.path)["embeddings"]
+        return embeddings if self.rows is None else embeddings[self.rows]
 
 
 def encode_corpus(
@@ -66,7 +75,7 @@ def encode_corpus(
         passages: N texts.
         max_length: tokens of a passage at most.
         folder: where the shards are.
-        made_by: what else the embeddings depend on (weights, encoding, precision).
+        made_by: what the embeddings depend on besides the texts.
         devices: such as `cpu`, `cuda:0`; shards are dealt out among them.
         shard_size: texts of a shard.
 
@@ -75,10 +84,10 @@ def encode_corpus(
     """
     starts = range(0, len(passages), shard_size)
     shards = [
-        Shard(folder / f"{n:05}.safetensors", slice(i, min(i + shard_size, len(passages))))
+        Shard(folder / f"{n:05}.safetensors", range(i, min(i + shard_size, len(passages))))
         for n, i in enumerate(starts)
     ]
-    job = _Job(load, passages, max_length, f"{made_by}\n{max_length}")
+    job = _Job(load, passages, max_length, made_by)
     missing = [shard for shard in shards if not job.is_done(shard)]
     if len(missing) < len(shards):
         print(f"{folder}: {len(shards) - len(missing)} of {len(shards)} shards are there already")
@@ -99,6 +108,35 @@ def encode_corpus(
     return shards
 
 
+def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Shard]:
+    """Return where the embeddings of passages stand among the shards of another corpus.
+
+    Args:
+        folder: searched with all its folders.
+        passages: N texts; those that are in no shard are in none of the result.
+        made_by: as `encode_corpus` was given; other shards are skipped.
+    """
+    wanted: dict[bytes, list[int]] = defaultdict(list)
+    for number, text in enumerate(passages):
+        wanted[_digest(text)].append(number)
+    found = []
+    for path in sorted(folder.rglob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            if file.metadata()["made_by"] != made_by:
+                continue
+            digests = map(bytes, file.get_tensor("digests"))
+        pairs = [(n, row) for row, one in enumerate(digests) for n in wanted.pop(one, ())]
+        if pairs:
+            numbers, rows = map(list, zip(*pairs, strict=True))
+            found.append(Shard(path, numbers, rows))
+    return found
+
+
+def _digest(text: str) -> bytes:
+    encoded = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).digest()
+
+
 @dataclass(frozen=True)
 class _Job:
     """What the process of a device needs to know."""
@@ -108,20 +146,22 @@ class _Job:
     max_length: int
     made_by: str
 
-    def made_of(self, shard: Shard) -> str:
-        """Return the hash of all that a shard's embeddings depend on."""
-        digest = hashlib.sha256(self.made_by.encode())
-        for text in self.passages[shard.texts]:
-            digest.update(b"\0" + text.encode(errors="surrogatepass"))
-        return digest.hexdigest()
+    def texts(self, shard: Shard) -> list[str]:
+        return list(self.passages[shard.passages[0] : shard.passages[-1] + 1])
+
+    def digests(self, shard: Shard) -> np.ndarray:
+        """Return the digests (N, 16) of a shard's texts."""
+        digests = b"".join(map(_digest, self.texts(shard)))
+        return np.frombuffer(digests, np.uint8).reshape(-1, _DIGEST_BYTES)
 
     def is_done(self, shard: Shard) -> bool:
         """Tell whether a shard's file holds what it should; delete it if it does not."""
         if not shard.path.exists():
             return False
         try:
-            with safe_open(shard.path, framework="pt") as file:
-                if (file.metadata() or {}).get("made_of") == self.made_of(shard):
+            with safe_open(shard.path, framework="np") as file:
+                same = (file.metadata() or {}).get("made_by") == self.made_by
+                if same and np.array_equal(file.get_tensor("digests"), self.digests(shard)):
                     return True
             reason = "is of another model, setting or text"
         except (SafetensorError, OSError) as error:
@@ -133,15 +173,17 @@ class _Job:
     def encode(self, shards: list[Shard], device: str, place: int) -> None:
         """Encode shards on a device, whose progress bar is at a place of the terminal."""
         encoder = self.load(device)
-        total = sum(shard.texts.stop - shard.texts.start for shard in shards)
+        total = sum(len(shard.passages) for shard in shards)
         with tqdm(total=total, desc=f"passages, {device}", position=place, mininterval=2) as bar:
             for shard in shards:
-                texts = self.passages[shard.texts]
+                texts = self.texts(shard)
                 embeddings = encoder.encode(texts, "passage", self.max_length, bar.update)
                 # Half a precision's embeddings need no more on disk.
                 half = encoder.model.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):
                     raise RevelaError("an embedding is too large for float16: use float32")
+                digests = torch.from_numpy(self.digests(shard).copy())
+                tensors = {"embeddings": stored, "digests": digests}
                 with outputs.atomic_output(shard.path) as temporary:
-                    save_file({"embeddings": stored}, temporary, {"made_of": self.made_of(shard)})
+                    save_file(tensors, temporary, {"made_by": self.made_by})

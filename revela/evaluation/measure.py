@@ -32,7 +32,12 @@ _RUN_DEPTH = 100  # documents of a query that a saved run keeps
 
 
 def load_searcher(
-    model: AnyRetriever, name: str, revision: str, suite: RetrievalBenchmark, folder: Path
+    model: AnyRetriever,
+    name: str,
+    revision: str,
+    suite: RetrievalBenchmark,
+    folder: Path,
+    similar: Path | None = None,
 ) -> Any:
     """Return a model as mteb searches with it.
 
@@ -42,6 +47,7 @@ def load_searcher(
         revision: of its weights.
         suite: the benchmark: how long texts may be, in what precision they are encoded.
         folder: where it keeps embeddings or an index.
+        similar: embeddings of another corpus, whose passages are not encoded again.
 
     Raises:
         RevelaError: the key of an API is not in the environment, or its package is missing.
@@ -60,7 +66,7 @@ def load_searcher(
             raise RevelaError(f"model {name!r}: {str(error).splitlines()[0]}") from error
     if isinstance(model, LuceneModel):
         return LuceneSearch(model, name, folder, torch.get_num_threads())
-    return DenseSearch(model, name, revision, suite, folder)
+    return DenseSearch(model, name, revision, suite, folder, similar)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from revela.common.errors import RevelaError
 from revela.config.steps import EncoderModel, Encoding, MtebBenchmark, RetrievalBenchmark
 from revela.encoder import Encoder, devices, load_encoder, native_dtype
 from revela.evaluation.bm25 import Bm25s
-from revela.evaluation.embeddings import Passages, encode_corpus
+from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
 
 _QUERIES_AT_A_TIME = 4_096
 _BM25_DEPTH = 1_000  # documents of a query whose BM25 score is multiplied
@@ -28,7 +28,13 @@ class DenseSearch:
     """
 
     def __init__(
-        self, model: EncoderModel, name: str, revision: str, suite: RetrievalBenchmark, folder: Path
+        self,
+        model: EncoderModel,
+        name: str,
+        revision: str,
+        suite: RetrievalBenchmark,
+        folder: Path,
+        similar: Path | None = None,
     ) -> None:
         """Load nothing yet.
 
@@ -38,12 +44,13 @@ class DenseSearch:
             revision: of its weights.
             suite: the benchmark: how long texts may be, in what precision they are encoded.
             folder: where the shards are kept for a restart.
+            similar: shards of another corpus, whose passages are not encoded again.
         """
         from mteb.models.model_meta import ModelMeta
 
         self.model = model
         self.suite = suite
-        self.folder = folder
+        self.folder, self.similar = folder, similar
         self.revision = revision
         self.max_length = min(suite.max_length, model.max_length or suite.max_length)
         self.bm25 = Bm25s() if model.times_bm25 else None
@@ -58,17 +65,27 @@ class DenseSearch:
 
     def index(self, corpus: Any, *, hf_split: str, hf_subset: str, **rest: Any) -> None:
         """Encode a corpus into shards, or reuse those that an interrupted call left."""
-        self.ids: list[str] = list(corpus["id"])
-        made_by = [self.revision, self.model.dump(), str(native_dtype(self.suite.precision))]
+        dtype = native_dtype(self.suite.precision)
+        made_by = f"{self.revision}\n{self.model.dump()}\n{dtype}\n{self.max_length}"
+        self.shards: list[Shard] = []
+        numbers: Sequence[int] = range(len(corpus))
+        if self.similar:
+            self.shards = find_shards(self.similar, Passages(corpus), made_by)
+            known = {number for shard in self.shards for number in shard.passages}
+            print(f"{len(known)} of {len(numbers)} passages are encoded already: {self.similar}")
+            numbers = [number for number in numbers if number not in known]
         load = functools.partial(load_encoder, self.model, self.suite.precision)
-        self.shards = encode_corpus(
+        encoded = encode_corpus(
             load if len(devices()) > 1 else lambda _: self.encoder,
-            Passages(corpus),
+            Passages(corpus.select(numbers)),
             self.max_length,
             self.folder / f"{hf_split}-{hf_subset}",
-            "\n".join(made_by),
+            made_by,
             devices(),
         )
+        self.shards += [Shard(one.path, [numbers[n] for n in one.passages]) for one in encoded]
+        ids = list(corpus["id"])
+        self.ids: list[str] = [ids[number] for shard in self.shards for number in shard.passages]
         if self.bm25:
             self.bm25.index(corpus, hf_split=hf_split, hf_subset=hf_subset, **rest)
 

@@ -148,6 +148,8 @@ class Costs:
         size = self._collection(job.task)
         if size is None:
             return Cost()
+        if self._config.shared_corpus(job.name, job.task):
+            size = size.queries_alone()
         shape = self._shape(backbone_of(self._config, job.name))
         runs = float(size.queries * _RUN_LINES * _BYTES_PER_LINE)
         fetched = {job.task: float(size.characters)}

@@ -226,6 +226,10 @@ class Collection:
         every = [total for of_kind in counts.values() for total, _ in of_kind]
         return cls(documents, queries, sum(every))
 
+    def queries_alone(self) -> Self:
+        """Return the size without the documents; the tokens of queries are not worth counting."""
+        return type(self)(0, self.queries, 0)
+
     def tokens(self, max_length: int) -> int:
         """Return their tokens when each text is cut at so many."""
         texts = self.documents + self.queries

@@ -83,7 +83,7 @@ def evaluations(results: Path) -> list[Evaluation]:
         for path in sorted(results.glob("scores/*/*.manifest.json"))
     ]  # fmt: skip
     shards: dict[tuple[str, str], list[float]] = {}
-    for path in results.glob("embeddings/*/*/*/*.safetensors"):
+    for path in results.glob("shards/*/*/*/*.safetensors"):
         shards.setdefault((path.parts[-4], path.parts[-3]), []).append(path.stat().st_mtime)
     return done + [
         Evaluation(model, task, max(seen), shards=len(seen))

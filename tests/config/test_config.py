@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
 DEMO["backbones"] = {"small": {"corpora": ["python-packages"], "tokens": 1}}
 DEMO["models"]["lm"] = {"kind": "language-model", "language_model": "data/backbone"}
+SHARED = {"source": "mteb", "tasks": ["NQ", "FEVER"]}
 LM = {"source": "lm-eval", "tasks": ["copa"]}
 DEMO["benchmarks"]["lm"] = LM
 
@@ -73,6 +74,12 @@ def test_shipped_configs_are_valid(name):
             "benchmarks/x",
             {"source": "mteb", "tasks": ["NQ"], "instructions": {"NQQ": "i"}},
             "x.instructions: unknown task 'NQQ'; did you mean 'NQ'",
+        ),
+        ("benchmarks/x", SHARED | {"shares_corpus": {"NQ": "FEVR"}}, "corpus: unknown task 'FEVR'"),
+        (
+            "benchmarks/x",
+            SHARED | {"shares_corpus": {"NQ": "FEVER", "FEVER": "NQ"}},
+            "x.shares_corpus.NQ: 'FEVER' itself shares another's",
         ),
         ("benchmarks/x", LM | {"tasks": ["arc_chalenge"]}, "of lm-eval 'arc_chal.*'arc_challenge'"),
         ("benchmarks/x", LM | {"path": "data/paper"}, "'copa'; allowed: none is defined"),

@@ -1,7 +1,9 @@
 """Exact search and the shards of embeddings beneath it."""
 
 import os
+from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
-from revela.config.steps import EncoderModel, Encoding
+from revela.config.steps import EncoderModel, Encoding, FolderBenchmark
 from revela.encoder import load_encoder
 from revela.evaluation.embeddings import Passages, encode_corpus
-from revela.evaluation.search import exact_search
+from revela.evaluation.search import DenseSearch, exact_search
 from tests.conftest import TEXTS, encoder_of
 
 
@@ -148,3 +150,36 @@ def test_passages_join_title_and_text():
             return {"title": ["A", "", None], "text": ["one ", "two", "three"]}
 
     assert Passages(Corpus())[0:3] == ["A one", "two", "three"]
+
+
+def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, capsys):
+    """Of another order, some new, some twice: the scores are those of a corpus encoded alone."""
+    suite = FolderBenchmark(
+        source="folder", path="-", tasks=["t"], max_length=32, precision="float32"
+    )
+    model = Loader(backbone).model
+    metadata = SimpleNamespace(name="t", prompt=None)
+
+    def dataset(texts):
+        rows = {"id": [f"d{n}" for n in range(len(texts))], "title": [""] * len(texts)}
+        return datasets.Dataset.from_dict(rows | {"text": texts})
+
+    def indexed(texts, folder, similar=None):
+        searcher = DenseSearch(model, "m", "r1", suite, folder, similar)
+        searcher.index(dataset(texts), hf_split="test", hf_subset="default")
+        queries = datasets.Dataset.from_dict({"id": ["q"], "text": ["rivers and mud"]})
+        return searcher.search(queries, task_metadata=metadata, top_k=40)["q"]
+
+    indexed(passages(), tmp_path / "lent")
+    texts = [*reversed(passages()[3:]), "Something new.", passages()[7], "Something else."]
+    alone = indexed(texts, tmp_path / "alone")
+    capsys.readouterr()
+    shared = indexed(texts, tmp_path / "own", tmp_path / "lent")
+    assert "23 of 25 passages are encoded already" in capsys.readouterr().out
+    (own,) = (tmp_path / "own").rglob("*.safetensors")
+    assert len(load_file(own)["embeddings"]) == 2
+    assert shared == pytest.approx(alone, abs=1e-6)
+    # Shards of other weights are of no use.
+    other = DenseSearch(model, "m", "r2", suite, tmp_path / "other", tmp_path / "lent")
+    other.index(dataset(texts), hf_split="test", hf_subset="default")
+    assert "0 of 25 passages are encoded already" in capsys.readouterr().out

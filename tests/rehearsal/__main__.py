@@ -1,11 +1,13 @@
-"""Rehearse the paper's plan: run every job of `config.yaml`, in miniature and offline.
+"""Rehearse the paper's plan: run jobs of `config.yaml`, in miniature and offline.
 
+By default one job stands for each loader, objective, model and task; `--all` runs every one.
 Everything stands in `.rehearsal/`: the local hub, its clients' cache, the config, the results. It
 is made afresh each time, unless `--go-on` is given.
 """
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -17,7 +19,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela.config.file import load_config
+from revela.config import paths
+from revela.config.file import Config, load_config
+from revela.config.steps import ApiModel, LanguageModel
 from tests.rehearsal import contents, hub, warm
 from tests.rehearsal.miniature import write_miniature
 
@@ -32,17 +36,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--go-on", action="store_true", help="keep what an earlier run made")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("targets", nargs="*", help="files to make; all if none is given")
+    parser.add_argument("--all", action="store_true", help="run every job")
+    parser.add_argument("targets", nargs="*", help="files to make in place of the sample")
     options = parser.parse_args()
     os.chdir(ROOT)
     start = time.monotonic()
     if not options.go_on:
         prepare()
+    if options.all:
+        targets = ["all"]
+    else:
+        targets = options.targets or representatives(load_config(FOLDER / "config.yaml"))
     with hub.serving(FOLDER / "hub") as address, warm_python(surroundings(address)) as environment:
-        jobs, failed = run(options.cores, options.targets, environment)
+        jobs, failed = run(options.cores, targets, environment)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = spent.ru_utime + spent.ru_stime
-    report(jobs, time.monotonic() - start, processor, options.targets)
+    report(jobs, time.monotonic() - start, processor, options.all)
     if failed:
         sys.exit(f"rehearsal: not all jobs were done; see {LOG.relative_to(ROOT)}")
 
@@ -56,6 +65,32 @@ def prepare() -> None:
     config = FOLDER / "config.yaml"
     write_miniature(ROOT / "config.yaml", config)
     contents.make(load_config(config), FOLDER / "hub")
+
+
+def representatives(config: Config) -> list[str]:
+    """Return files whose making runs each loader, objective, model and task at least once."""
+    kinds = {}
+    for name, experiment in config.experiments.items():
+        data = getattr(config, experiment.data.section)[experiment.data]
+        loader = next(key for key in ("corpora", "hub", "sample_from") if getattr(data, key, None))
+        kinds.setdefault((experiment.objective.name, experiment.retriever, loader), name)
+    others = [
+        name
+        for name, model in config.models.items()
+        if not isinstance(model, ApiModel | LanguageModel)
+    ]
+    models, tasks = [*kinds.values(), *others], config.retrieval_tasks
+    pairs = zip(itertools.cycle(models), itertools.cycle(tasks), strict=False)
+    pairs = itertools.islice(pairs, max(len(models), len(tasks)))
+    tables = sorted(config.tables, key=lambda name: len(config.table(name).tasks()))
+    other_tasks = next(n for n in tables if set(config.table(n).tasks()) - set(tasks))
+    drawn = [name for name, one in config.figures.items() if one.kind in ("dynamics", "step-cost")]
+    return [
+        *(paths.made("corpora", name) for name in config.corpora),
+        *(paths.scores(*pair) for pair in pairs),
+        *(paths.made("tables", name) for name in (tables[0], other_tasks, *config.listings)),
+        *(f"results/figures/{name}.png" for name in drawn),
+    ]
 
 
 def surroundings(address: str) -> dict[str, str]:
@@ -128,13 +163,13 @@ def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Co
     return jobs, process.returncode != 0
 
 
-def report(jobs: Counter[str], seconds: float, processor: float, targets: list[str]) -> None:
+def report(jobs: Counter[str], seconds: float, processor: float, everything: bool) -> None:
     """Print the jobs by rule and the time; of all, the rules without a job and some tables."""
     for rule, count in jobs.most_common():
         print(f"{rule:10}{count:5}")
     print(f"{'total':10}{jobs.total():5} jobs in {seconds / 60:.1f} minutes")
     print(f"{processor / 60:.1f} minutes of processor time")
-    if targets:
+    if not everything:
         return
     workflow = "".join(path.read_text() for path in (ROOT / "workflow/rules").glob("*.smk"))
     if idle := set(re.findall(r"^rule (\w+):", workflow, re.MULTILINE)) - set(jobs):

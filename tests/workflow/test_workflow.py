@@ -339,6 +339,30 @@ def test_a_new_ablation_adds_its_own_jobs_only(project):
     assert counts == {"all": "1", "evaluate": "1", "table": "1", "total": "4", "train": "1"}
 
 
+def test_tasks_with_one_corpus_encode_it_once(project):
+    config = json.loads(json.dumps(CONFIG))
+    config["benchmarks"]["more"] = CONFIG["benchmarks"]["mine"] | {
+        "tasks": ["lending-task", "more-task"],
+        "shares_corpus": {"more-task": "lending-task"},
+    }
+    for task in config["benchmarks"]["more"]["tasks"]:
+        shutil.copytree(project / "mine/notes-task", project / "mine" / task)
+    write_config(project, config)
+    dense, lexical = (f"results/scores/{name}/more-task.json" for name in ("untouched", "bm25"))
+    result = snakemake(project, dense, lexical)
+    again = snakemake(project, dense, lexical)
+    write_config(project, CONFIG)
+    assert result.returncode == 0, result.stderr
+    log = project / "results/logs/evaluate/untouched.more-task.log"
+    assert re.search(r"^(\d+) of \1 passages are encoded already", log.read_text(), re.MULTILINE)
+    own = json.loads((project / dense).read_text())
+    lent = json.loads((project / "results/scores/untouched/lending-task.json").read_text())
+    assert own | {"task": ""} == lent | {"task": ""}
+    assert "Nothing to be done" in again.stdout + again.stderr
+    assert not list((project / "results").glob("embeddings/*/lending-task"))  # not needed any more
+    assert not list((project / "results").glob("shards/*/*"))
+
+
 def test_the_report_carries_tables_and_figures(project):
     result = snakemake(project, "--report", "report.html")
     assert result.returncode == 0, result.stderr

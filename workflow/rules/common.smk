@@ -103,6 +103,22 @@ def collection(task):
     return folder or []
 
 
+def similar(model, task):
+    """Return the embeddings that a task can take its passages from."""
+    shared = CONFIG.shared_corpus(model, task)
+    return paths.embeddings(model, shared) if shared else []
+
+
+def sharing_options(model, task):
+    """Return the options that name the embeddings of a task's passages, and of similar ones."""
+    options = []
+    if any(CONFIG.shared_corpus(model, other) == task for other in CONFIG.tasks):
+        options += ["--embeddings", paths.embeddings(model, task)]
+    if lent := similar(model, task):
+        options += ["--similar", lent]
+    return shlex.join(options)
+
+
 def folder_option(task):
     """Return the option that names the folder of a local task's collection."""
     folder = CONFIG.collection(task)

@@ -1,6 +1,7 @@
 """retriever, task → scores and run; language model, task → scores.
 
-Embeddings are no declared outputs: an interrupted evaluation resumes from those that it finds.
+The shards of embeddings are no declared outputs, so that an interrupted evaluation resumes from those
+that it finds. Once complete they are a temporary output: tasks that share a corpus read them.
 """
 
 
@@ -23,7 +24,9 @@ rule evaluate:
     input:
         model=lambda w: inputs("models", w.model),
         collection=lambda w: collection(w.task),
+        similar=lambda w: similar(w.model, w.task),
     output:
+        embeddings=temp(directory("results/embeddings/{model}/{task}")),
         scores="results/scores/{model}/{task}.json",
         queries="results/scores/{model}/{task}.queries.csv",
         run="results/runs/{model}/{task}.trec",
@@ -38,13 +41,14 @@ rule evaluate:
         model=lambda w: settings("models", w.model),
         benchmark=lambda w: settings("tasks", w.task),
         folder=lambda w: folder_option(w.task),
-        cache="results/embeddings/{model}/{task}",
+        cache="results/shards/{model}/{task}",
+        sharing=lambda w: sharing_options(w.model, w.task),
         version=STAGE_VERSIONS["evaluate"],
     shell:
         "revela evaluate {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
         " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
         " --scores {output.scores:q} --queries {output.queries:q} --run {output.run:q}"
-        " | record {log:q}"
+        " {params.sharing} | record {log:q} && mkdir -p {output.embeddings:q}"
 
 
 rule evaluate_language_model:
