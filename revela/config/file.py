@@ -7,6 +7,7 @@ Each entry of a section is one thing to make, named by its key:
     costs, figures
 """
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -17,43 +18,26 @@ import yaml
 from pydantic import ValidationError
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.config import paths
+from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
 from revela.config.expand import expand
-from revela.config.names import LanguageModelRef, ModelName, ModelRef, references
+from revela.config.names import ModelName, ModelRef, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import AnyFigure, CostTable, DynamicsFigure, Listing, Table
-from revela.config.steps import (
-    AnyBenchmark,
-    AnyCorpus,
-    AnyModel,
-    ApiModel,
-    Backbone,
-    Batches,
-    EncoderModel,
-    Experiment,
-    LanguageModel,
-    LmEvalBenchmark,
-    MtebBenchmark,
-    Pairs,
-    PydocsBenchmark,
-    Settings,
-    first_problem,
-)
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
 
-class Config(Settings):
+class Config(steps.Settings):
     """A whole configuration file."""
 
-    corpora: dict[str, AnyCorpus] = {}
-    batches: dict[str, Batches] = {}
-    pairs: dict[str, Pairs] = {}
-    backbones: dict[str, Backbone] = {}
-    experiments: dict[str, Experiment] = {}
-    models: dict[str, AnyModel] = {}
-    benchmarks: dict[str, AnyBenchmark] = {}
+    corpora: dict[str, steps.AnyCorpus] = {}
+    batches: dict[str, steps.Batches] = {}
+    pairs: dict[str, steps.Pairs] = {}
+    backbones: dict[str, steps.Backbone] = {}
+    experiments: dict[str, steps.Experiment] = {}
+    models: dict[str, steps.AnyModel] = {}
+    benchmarks: dict[str, steps.AnyBenchmark] = {}
     tables: dict[str, Table] = {}
     listings: dict[str, Listing] = {}
     costs: dict[str, CostTable] = {}
@@ -64,7 +48,28 @@ class Config(Settings):
     @property
     def evaluated(self) -> list[str]:
         """The names of everything that can be a row of a table."""
-        return _evaluated(self.model_dump(include={"experiments", "models"}))
+        kept = [
+            str(ModelName(name, step=step))
+            for name, experiment in self.experiments.items()
+            for step in experiment.save_retriever_steps
+        ]
+        return [*self.experiments, *self.models, *kept]
+
+    @property
+    def sources(self) -> list[str]:
+        """Where chunks may come from: corpora, and the `source` of ready-made batches."""
+        return [*self.corpora, *(entry.source for entry in self.batches.values() if entry.source)]
+
+    @property
+    def language_models(self) -> list[str]:
+        """The names of experiments that train a language model, and of backbones."""
+        objectives = {name: entry.objective for name, entry in self.experiments.items()}
+        trained = [
+            name
+            for name, objective in objectives.items()
+            if objective.name == "revela" and not objective.freeze_language_model
+        ]
+        return [*trained, *self.backbones]
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -74,7 +79,7 @@ class Config(Settings):
     @property
     def retrieval_tasks(self) -> list[str]:
         """The tasks of all benchmarks for retrievers."""
-        suites = [s for s in self.benchmarks.values() if not isinstance(s, LmEvalBenchmark)]
+        suites = [s for s in self.benchmarks.values() if not isinstance(s, steps.LmEvalBenchmark)]
         return [task for suite in suites for task in suite.tasks]
 
     def seeds_of(self, name: str) -> list[str]:
@@ -86,22 +91,20 @@ class Config(Settings):
 
     def steps_of(self, name: str) -> list[str]:
         """Return the names of all retrievers that an experiment's seeds keep, the last included."""
-        steps = [None, *self.experiments[name].save_retriever_steps]
+        kept = [None, *self.experiments[name].save_retriever_steps]
         return [
-            str(ModelName(training, step=step))
-            for training in self.seeds_of(name)
-            for step in steps
+            str(ModelName(training, step=step)) for training in self.seeds_of(name) for step in kept
         ]
 
     # ------------------------------------------------------------------------ entries
 
-    def model(self, name: str) -> AnyModel:
+    def model(self, name: str) -> steps.AnyModel:
         """Return how to load a model for evaluation; an experiment is its trained encoder."""
         if name in self.models:
             return self.models[name]
         encoding = self.experiments[ModelName.parse(name).training].encoding
         folder = ModelRef(paths.retriever(name))
-        return EncoderModel(kind="encoder", retriever=folder, encoding=encoding)
+        return steps.EncoderModel(kind="encoder", retriever=folder, encoding=encoding)
 
     def table(self, name: str) -> Table:
         """Return a table with its columns spelt out, and the seeds of its experiments.
@@ -110,10 +113,10 @@ class Config(Settings):
         is shown as reported.
         """
         table = self.tables[name]
+        suites: dict[str, list[str]] = {k: list(b.tasks) for k, b in self.benchmarks.items()}
         if table.benchmark:
-            columns = [(task, [task]) for task in self.benchmarks[table.benchmark].tasks]
+            columns = [(task, [task]) for task in suites[table.benchmark]]
         else:
-            suites: dict[str, list[str]] = {k: list(b.tasks) for k, b in self.benchmarks.items()}
             columns = [
                 (heading, [task for entry in entries for task in suites.get(entry, [entry])])
                 for heading, entries in table.columns
@@ -123,19 +126,19 @@ class Config(Settings):
 
     def _measured(self, models: list[Any]) -> list[str]:
         entries = (self.models.get(model) for model in models)
-        if any(isinstance(e, ApiModel) and not os.environ.get(e.key) for e in entries):
+        if any(isinstance(e, steps.ApiModel) and not os.environ.get(e.key) for e in entries):
             return []
         return [name for model in models for name in self.seeds_of(model)]
 
-    def task(self, name: str) -> AnyBenchmark:
+    def task(self, name: str) -> steps.AnyBenchmark:
         """Return a task's benchmark without what it says of its other tasks."""
         suite = self.benchmarks[self.tasks[name]]
         update: dict[str, Any] = {"tasks": [name]}
-        if isinstance(suite, MtebBenchmark):
+        if isinstance(suite, steps.MtebBenchmark):
             update["instructions"] = {k: v for k, v in suite.instructions.items() if k == name}
         return suite.model_copy(update=update)
 
-    def resolved(self, section: str, name: str) -> Settings:
+    def resolved(self, section: str, name: str) -> steps.Settings:
         """Return an entry as its step expects it: what is made here is named by its path.
 
         Args:
@@ -144,29 +147,22 @@ class Config(Settings):
             name: of the entry; of a table, model or task in the forms of `table`, `model`, `task`.
         """
         if section == "costs":
-            return self._training_slice(name)
+            trained = [experiment for experiment, _ in self.costs[name].experiments]
+            data = ("corpora", "batches", "pairs", "backbones")
+            return Config(
+                experiments={experiment: self.experiments[experiment] for experiment in trained},
+                costs={name: self.costs[name]},
+                **{section: getattr(self, section) for section in data},
+            )
         if section in ("tables", "models", "tasks"):
             entry = getattr(self, section.removesuffix("s"))(name)
         else:
             entry = getattr(self, section)[name]
-        fields = type(entry).model_fields
-        weights = {k: v for k in fields if isinstance(v := getattr(entry, k), ModelRef)}
-        update = {k: self._folder(v) for k, v in weights.items() if v.is_entry}
-        return entry.model_copy(update=update)
-
-    def _training_slice(self, name: str) -> "Config":
-        trained = [experiment for experiment, _ in self.costs[name].experiments]
-        return Config(
-            corpora=self.corpora,
-            batches=self.batches,
-            pairs=self.pairs,
-            backbones=self.backbones,
-            experiments={experiment: self.experiments[experiment] for experiment in trained},
-            costs={name: self.costs[name]},
-        )
+        folders = {key: self._folder(used) for key, used in _weights(entry).items()}
+        return entry.model_copy(update=folders)
 
     def _folder(self, model: ModelRef) -> str:
-        if isinstance(model, LanguageModelRef) and model in self.experiments:
+        if model.section == "language_models" and model in self.experiments:
             return paths.language_model(model)
         return paths.backbone(model)
 
@@ -181,7 +177,7 @@ class Config(Settings):
             return self._figure_inputs(name)
         if section == "models":
             entry = self.models.get(name)
-            trained = entry.language_model if isinstance(entry, LanguageModel) else name
+            trained = entry.language_model if isinstance(entry, steps.LanguageModel) else name
             training = ModelName.parse(trained).training
             if training not in self.experiments:
                 return _backbones(entry)
@@ -191,8 +187,8 @@ class Config(Settings):
         entry = getattr(self, section)[name]
         if section == "experiments":
             return {"data": paths.made(entry.data.section, entry.data)} | _backbones(entry)
-        made = (r for r in references(entry) if r.section in paths.MADE)
-        return {reference: paths.made(reference.section, reference) for reference in made}
+        made = (used for used in references(entry) if used.section in paths.MADE)
+        return {used: paths.made(used.section, used) for used in made}
 
     def _figure_inputs(self, name: str) -> dict[str, str]:
         figure: Any = self.figures[name]
@@ -203,25 +199,25 @@ class Config(Settings):
             models = [model for experiment in trained for model in self.steps_of(experiment)]
             logs = {f"{experiment}.log": paths.training_log(experiment) for experiment in trained}
             return {model: paths.scores(model, figure.task) for model in models} | logs
-        return {
-            reference: paths.made("tables", reference)
-            if reference.section == "tables"
-            else paths.training_log(reference)
-            for reference in references(figure)
-        }
+        if figure.kind in ("bars", "trend"):
+            return {table: paths.made("tables", table) for table, _ in figure.tables}
+        return {trained: paths.training_log(trained) for trained in references(figure)}
 
     def collection(self, task: str) -> str | None:
         """Return the folder of a local task's collection, None for one of the hub."""
         suite = self.benchmarks[self.tasks[task]]
-        if isinstance(suite, PydocsBenchmark):
+        if isinstance(suite, steps.PydocsBenchmark):
             return paths.collection(self.tasks[task], task)
         return f"{suite.path}/{task}" if suite.source == "folder" else None
 
 
-def _backbones(entry: Any) -> dict[str, str]:
-    """Return the weights of backbones that are pretrained here, by the keys that name them."""
-    used = {key: v for key, v in entry or () if isinstance(v, ModelRef) and v.is_entry}
-    return {key: paths.made("backbones", name) for key, name in used.items()}
+def _weights(entry: steps.Settings | None) -> dict[str, ModelRef]:
+    """Return the weights of this file's entries that an entry uses, by the keys that name them."""
+    return {key: used for key, used in entry or () if isinstance(used, ModelRef) and used.is_entry}
+
+
+def _backbones(entry: steps.Settings | None) -> dict[str, str]:
+    return {key: paths.made("backbones", name) for key, name in _weights(entry).items()}
 
 
 # ---------------------------------------------------------------------------- reading
@@ -254,12 +250,11 @@ def read_yaml(path: Path) -> Any:
         raise RevelaError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise RevelaError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise RevelaError(f"{where}: not valid YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise RevelaError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise RevelaError(f"{where}: not valid YAML: {problem}") from error
 
 
 def load_config(path: Path) -> Config:
@@ -292,54 +287,32 @@ def parse_config(raw: dict[str, Any], source: str) -> Config:
                     + (" (quote a number)" if isinstance(name, int | float) else "")
                 )
     try:
-        config = Config.model_validate(spelt_out, context=_defined(spelt_out))
+        config = Config.model_validate(spelt_out)
+        config = Config.model_validate(spelt_out, context=config)  # now names can be looked up
     except ValidationError as error:
-        raise RevelaError(f"{source}: {first_problem(error, spelt_out)}") from error
+        raise RevelaError(f"{source}: {steps.first_problem(error, spelt_out)}") from error
     for problem in _problems(config):
         raise RevelaError(f"{source}: {problem}")
     return config
 
 
-def _defined(raw: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the names that each kind of reference may have, of a file that is not checked yet."""
-    names = {s: list(e) if isinstance(e := raw.get(s), dict) else [] for s in Config.model_fields}
-
-    def entries(section: str) -> dict[str, Any]:
-        return {n: raw[section][n] for n in names[section] if isinstance(raw[section][n], dict)}
-
-    trained = [
-        name
-        for name, entry in entries("experiments").items()
-        if isinstance(objective := entry.get("objective"), dict)
-        and objective.get("name") == "revela"
-        and not objective.get("freeze_language_model")
-    ]
-    suites = [s for s in entries("benchmarks").values() if s.get("source") != "lm-eval"]
-    tasks = [s["tasks"] for s in suites if isinstance(s.get("tasks"), list)]
-    sources = [s for b in entries("batches").values() if isinstance(s := b.get("source"), str)]
-    return names | {
-        "sources": [*names["corpora"], *filter(None, sources)],
-        "language_models": [*trained, *names["backbones"]],
-        "retrieval_tasks": [task for of_suite in tasks for task in of_suite],
-        "evaluated": _evaluated({s: entries(s) for s in ("experiments", "models")}),
-    }
-
-
-def _evaluated(raw: dict[str, Any]) -> list[str]:
-    steps = {name: entry.get("save_retriever_steps") for name, entry in raw["experiments"].items()}
-    kept = [
-        str(ModelName(name, step=step))
-        for name, of_one in steps.items()
-        for step in (of_one if isinstance(of_one, list) else [])
-    ]
-    return [*raw["experiments"], *raw["models"], *kept]
-
-
 # ---------------------------------------------------------------------------- checking
+
+
+_CLASHES = {
+    "experiments": ["models", "backbones"],
+    "listings": ["tables"],
+    "costs": ["tables", "listings"],
+}
+"""Sections whose entries would be written to the same files as those of others."""
 
 
 def _problems(config: Config) -> Iterator[str]:
     """Yield what is wrong between entries: key, value and what is allowed, a line each."""
+    for section, others in _CLASHES.items():
+        for name, other in itertools.product(getattr(config, section), others):
+            if name in getattr(config, other):
+                yield f"{section}.{name}: the name is taken by a {other.removesuffix('s')}"
     for name, batches in config.batches.items():
         for other in batches.sample_from:
             if (size := config.batches[other].batch_size) % batches.batch_size:
@@ -347,27 +320,18 @@ def _problems(config: Config) -> Iterator[str]:
                     f"batches.{name}.batch_size: {batches.batch_size} does not divide "
                     f"the {size} of batch set {other!r}"
                 )
-    for name in config.experiments:
-        if name in config.models or name in config.backbones:
-            yield f"experiments.{name}: the name is taken by a model or backbone"
-    yield from _problems_of_tasks(config)
-    for name, table in config.tables.items():
-        yield from (f"tables.{name}.{problem}" for problem in _problems_of_table(config, name))
-        if table.reported:
-            printed = _problems_of_reported(config.table(name), table.reported)
-            yield from (f"tables.{name}.{problem}" for problem in printed)
+    for name in config.benchmarks:
+        yield from (f"benchmarks.{name}.{problem}" for problem in _of_benchmark(config, name))
+    for name in config.tables:
+        yield from (f"tables.{name}.{problem}" for problem in _of_table(config, name))
     for name, listing in config.listings.items():
-        if name in config.tables:
-            yield f"listings.{name}: the name is taken by a table"
         try:
             read_listing(listing)
         except RevelaError as error:
             yield f"listings.{name}: {error}"
     for name, cost in config.costs.items():
-        if name in config.tables or name in config.listings:
-            yield f"costs.{name}: the name is taken by a table or listing"
-        for key, file in (("reported", cost.reported), ("claims", cost.claims)):
-            if not Path(file).is_file():
+        for key in ("reported", "claims"):
+            if not Path(file := getattr(cost, key)).is_file():
                 yield f"costs.{name}.{key}: {file}: no such file"
     for name, figure in config.figures.items():
         if isinstance(figure, DynamicsFigure):
@@ -379,48 +343,50 @@ def _problems(config: Config) -> Iterator[str]:
                 )
 
 
-def _problems_of_tasks(config: Config) -> Iterator[str]:
-    seen: dict[str, str] = {}
-    for name, suite in config.benchmarks.items():
-        key = f"benchmarks.{name}.tasks"
-        known = None
-        if isinstance(suite, MtebBenchmark):
-            what, known = "mteb retrieval task", mteb_task_names()
-            for task in suite.instructions:
-                if task not in suite.tasks:
-                    message = unknown_name("task", task, suite.tasks)
-                    yield f"benchmarks.{name}.instructions: {message}"
-        if isinstance(suite, LmEvalBenchmark):
-            # Where lm-eval is not installed its tasks are not known: the command says so.
-            files = lm_eval_task_files(suite.path)
-            what, known = "task of lm-eval", frozenset(files) if files or suite.path else None
-        for task in suite.tasks:
-            if known is not None and task not in known:
-                yield f"{key}: {unknown_name(what, task, known)}"
-            if seen.setdefault(task, name) != name:
-                yield f"{key}: {task!r} is a task of {seen[task]!r} too"
+def _of_benchmark(config: Config, name: str) -> Iterator[str]:
+    suite, every = config.benchmarks[name], reversed(config.benchmarks.items())
+    first = {task: other for other, of_other in every for task in of_other.tasks}
+    what, known = "task", frozenset(suite.tasks)
+    if isinstance(suite, steps.MtebBenchmark):
+        what, known = "mteb retrieval task", mteb_task_names()
+        for task in suite.instructions:
+            if task not in suite.tasks:
+                yield f"instructions: {unknown_name('task', task, suite.tasks)}"
+    if isinstance(suite, steps.LmEvalBenchmark):
+        # Where lm-eval is not installed its tasks are not known: the command says so.
+        files = lm_eval_task_files(suite.path)
+        if files or suite.path:
+            what, known = "task of lm-eval", frozenset(files)
+    for task in suite.tasks:
+        if task not in known:
+            yield f"tasks: {unknown_name(what, task, known)}"
+        if first[task] != name:
+            yield f"tasks: {task!r} is a task of {first[task]!r} too"
 
 
-def _problems_of_table(config: Config, name: str) -> Iterator[str]:
-    known = [*config.tasks, *config.benchmarks]
-    for entry in (entry for _, entries in config.tables[name].columns for entry in entries):
+def _of_table(config: Config, name: str) -> Iterator[str]:
+    table, known = config.tables[name], [*config.tasks, *config.benchmarks]
+    for entry in (entry for _, entries in table.columns for entry in entries):
         task, _, subset = entry.partition(":")
         if task not in known:
             yield f"columns: {unknown_name('task or benchmark', task, known)}"
-            return
-        if subset and subset not in (subsets := mteb_subsets(task)):
+        elif subset and subset not in (subsets := mteb_subsets(task)):
             yield f"columns: {unknown_name(f'subset of {task}', subset, subsets)}"
-    for model in (model for row in config.tables[name].rows for model in row.model):
-        is_language_model = isinstance(config.model(model), LanguageModel)
-        for task in config.table(name).tasks():
-            if (task not in config.retrieval_tasks) != is_language_model:
-                yield (
-                    f"rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be measured "
-                    f"on model {model!r}: {'a' if is_language_model else 'no'} language model"
-                )
+    spelt_out, retrieval_tasks = config.table(name), config.retrieval_tasks
+    for model, task in itertools.product(
+        (model for row in table.rows for model in row.model), spelt_out.tasks()
+    ):
+        is_language_model = isinstance(config.model(model), steps.LanguageModel)
+        if is_language_model == (task in retrieval_tasks):
+            yield (
+                f"rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be measured "
+                f"on model {model!r}: {'a' if is_language_model else 'no'} language model"
+            )
+    if table.reported:
+        yield from _of_reported(spelt_out, table.reported)
 
 
-def _problems_of_reported(table: Table, file: str) -> Iterator[str]:
+def _of_reported(table: Table, file: str) -> Iterator[str]:
     try:
         printed = read_reported(Path(file))
     except RevelaError as error:

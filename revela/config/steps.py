@@ -22,11 +22,11 @@ from revela.common.errors import RevelaError, unknown_name
 from revela.config.names import (
     BatchSetName,
     CorpusName,
-    LanguageModelRef,
-    ModelRef,
+    LanguageWeights,
     Name,
-    PairSetName,
     SourceName,
+    Weights,
+    entry_name,
 )
 
 
@@ -47,6 +47,10 @@ class Settings(BaseModel):
 Positive = Annotated[int, Field(gt=0, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
 Temperature = Annotated[float, Field(gt=0)]
+Precision = Annotated[
+    Literal["float32", "bfloat16"],
+    Field(description="bfloat16 falls back to float32 where the device lacks it"),
+]
 
 
 # ---------------------------------------------------------------------------- corpora
@@ -191,7 +195,7 @@ class Backbone(Settings):
     tokens: Positive = Field(description="token passes in all")
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: Natural = 50
-    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    precision: Precision = "bfloat16"
     compile: bool = Field(False, description="torch.compile: pays off on a GPU")
     checkpoint_steps: Positive = Field(200, description="and steps between held-out losses")
     seed: Natural = 0
@@ -306,8 +310,8 @@ class Experiment(Settings):
 
     objective: AnyObjective
     data: Name = Field(description="a batch set; for Contriever a set of pairs")
-    retriever: ModelRef = Field(description="a backbone of this file, a hub name or a folder")
-    language_model: ModelRef | None = None
+    retriever: Weights
+    language_model: Weights | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
     max_length: int = Field(
@@ -324,9 +328,7 @@ class Experiment(Settings):
     )
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
-    precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
-    )
+    precision: Precision = "bfloat16"
     gradient_checkpointing: bool = False
     checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
     checkpoints_kept: int = Field(2, ge=2, strict=True)
@@ -344,10 +346,10 @@ class Experiment(Settings):
 
     @field_validator("data")
     @classmethod
-    def _of_its_kind(cls, value: str, info: ValidationInfo) -> Name:
-        objective = info.data.get("objective")
-        pairs = objective is not None and objective.name == "contriever"
-        return (PairSetName if pairs else BatchSetName).checked(value, info)
+    def _of_its_kind(cls, name: Name, info: ValidationInfo) -> Name:
+        if isinstance(info.data.get("objective"), ContrieverObjective):
+            return entry_name(name, info, "pairs", "set of pairs")
+        return entry_name(name, info, "batches", "batch set")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -387,8 +389,8 @@ class EncoderModel(Settings):
     """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
 
     kind: Literal["encoder"]
-    retriever: ModelRef
-    adapter: ModelRef | None = Field(None, description="LoRA weights on it: a hub name or a folder")
+    retriever: Weights
+    adapter: Weights | None = Field(None, description="LoRA weights on it: a hub name or a folder")
     revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
     encoding: Encoding = Encoding()
     max_length: Positive | None = Field(None, description="tokens that the model can take")
@@ -409,9 +411,7 @@ class LanguageModel(Settings):
     """A language model, for what it can do apart from retrieval."""
 
     kind: Literal["language-model"]
-    language_model: LanguageModelRef = Field(
-        description="an experiment (what it trained) or backbone of this file, a hub name or folder"
-    )
+    language_model: LanguageWeights
     revision: str | None = None
 
 
@@ -427,9 +427,7 @@ class Benchmark(Settings):
     """What all benchmarks share: how long texts may be, and in what precision they are encoded."""
 
     max_length: Positive = Field(2048, description="tokens of a text at most")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
-    )
+    precision: Precision = "bfloat16"
 
 
 class PydocsBenchmark(Benchmark):
@@ -539,8 +537,8 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     if problem["type"] == "missing":
         return f"{'.'.join([*keys, last])}: missing{more}"
     message = problem["msg"].removeprefix("Value error, ")
-    named = problem["type"] == "unknown_name"  # its message has the value already
-    shown = "" if named or isinstance(value, dict) else f"; got {value!r}"
+    told = isinstance(value, dict) or f"'{value}'" in message
+    shown = "" if told else f"; got {value!r}"
     return f"{'.'.join(keys)}: {message}{shown}{more}"
 
 
