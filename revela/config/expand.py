@@ -1,11 +1,11 @@
 """Shorthands of a configuration, spelt out: `base:`, `grid:` and `seeds:`."""
 
 import itertools
-from typing import Any
+from typing import Any, get_args
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.config.names import ModelName
-from revela.config.steps import OBJECTIVES, Encoding, Experiment, Lora, Settings
+from revela.config.steps import Encoding, Experiment, Lora, Objective
 
 Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
 """Name of a point → its values by key, for labels; the experiment that it is."""
@@ -76,7 +76,7 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
         point = {key: value for key, value in entry.items() if key != "grid"}
         labels = {key: _label(value) for key, value in zip(axes, values, strict=True)}
         for key, value in zip(axes, values, strict=True):
-            point = _merge(point, _nested(where, key, value, point))
+            point = _merge(point, _nested(where, key, value))
         called = "-".join([name, *(part for item in labels.items() for part in item)])
         if called in points:
             raise RevelaError(f"{where}: two points are called {called!r}")
@@ -84,16 +84,15 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
     return points
 
 
-def _nested(where: str, key: str, value: Any, entry: dict[str, Any]) -> dict[str, Any]:
+def _nested(where: str, key: str, value: Any) -> dict[str, Any]:
+    groups = {"objective": get_args(Objective), "encoding": [Encoding], "lora": [Lora]}
     if key in Experiment.model_fields:
         return {key: value}
-    objective = entry.get("objective")
-    kind = objective.get("name") if isinstance(objective, dict) else None
-    groups = {"objective": OBJECTIVES.get(str(kind), Settings), "encoding": Encoding, "lora": Lora}
-    for group, schema in groups.items():
-        if key in schema.model_fields:
+    for group, schemas in groups.items():
+        if any(key in schema.model_fields for schema in schemas):
             return {group: {key: value}}
-    known = {field for schema in (Experiment, *groups.values()) for field in schema.model_fields}
+    every = [Experiment, *itertools.chain(*groups.values())]
+    known = {field for schema in every for field in schema.model_fields}
     raise RevelaError(f"{where}: {unknown_name('key', str(key), known)}")
 
 

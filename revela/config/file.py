@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, reading, unknown_name
 from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
 from revela.config.expand import expand
@@ -245,11 +245,8 @@ def read_yaml(path: Path) -> Any:
         RevelaError: it cannot be read, is not YAML, or has a key twice; with line and column.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RevelaError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+        with reading(path, "YAML"):
+            return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, reading, unknown_name
 from revela.config.report import BATCH_COLUMNS, Listing
 
 if TYPE_CHECKING:
@@ -20,14 +20,8 @@ def read_reported(path: Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    try:
+    with reading(path, "a CSV of figures"):
         figures = pd.read_csv(path, index_col=0).astype(float)
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RevelaError(
-            f"{path}: not a CSV of figures: {' '.join(str(error).split())}"
-        ) from error
     if figures.index.name not in ("task", "model"):
         raise RevelaError(
             f"{path}: the first column is headed {figures.index.name!r}; allowed: task, model"
@@ -43,16 +37,11 @@ def read_listing(listing: Listing) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    path = Path(listing.file)
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RevelaError(f"{path}: not a CSV: {' '.join(str(error).split())}") from error
+    with reading(listing.file, "a CSV"):
+        rows = pd.read_csv(listing.file, dtype=str, keep_default_na=False)
     known = [*rows.columns, *(BATCH_COLUMNS if listing.batches else [])]
     group = [listing.group] if listing.group else []
     for column in [*listing.columns, *listing.links, *listing.links.values(), *group]:
         if column not in known:
-            raise RevelaError(f"{path}: {unknown_name('column', column, known)}")
+            raise RevelaError(f"{listing.file}: {unknown_name('column', column, known)}")
     return rows

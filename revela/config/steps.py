@@ -88,14 +88,18 @@ class PackagesCorpus(Corpus):
     packages: list[str] = Field(min_length=1)
 
 
+OnBadRow = Annotated[
+    Literal["error", "skip"],
+    Field(description="skip: up to one row in a hundred; they are counted"),
+]
+
+
 class RowCorpus(Corpus):
     """A corpus whose documents are rows with named fields."""
 
     fields: FieldNames = FieldNames()
     join_title: bool = Field(False, description="consecutive rows of a title are one document")
-    on_bad_row: Literal["error", "skip"] = Field(
-        "error", description="skip: up to one row in a hundred; they are counted"
-    )
+    on_bad_row: OnBadRow = "error"
 
     @model_validator(mode="after")
     def _title_to_join(self) -> Self:
@@ -115,9 +119,7 @@ class HubCorpus(RowCorpus):
     """A data set of the Hugging Face hub, streamed, or one raw file of its repository."""
 
     source: Literal["hub"]
-    on_bad_row: Literal["error", "skip"] = Field(
-        "skip", description="skip: up to one row in a hundred; they are counted"
-    )
+    on_bad_row: OnBadRow = "skip"
     dataset: str
     revision: str | None = None
     subset: str | None = None
@@ -210,15 +212,7 @@ class Lora(Settings):
     rank: Positive = 256
     alpha: Positive = 64
     dropout: float = Field(0.1, ge=0, lt=1)
-    targets: list[str] = [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    ]
+    targets: list[str] = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
 
 
 PREFIXES = {
@@ -248,12 +242,12 @@ class Encoding(Settings):
     def _named_prefixes(cls, given: Any) -> Any:
         if not isinstance(given, dict) or "prefixes" not in given:
             return given
-        name = given["prefixes"]
+        own = dict(given)
+        name = own.pop("prefixes")
         if name not in PREFIXES:
             raise ValueError(f"prefixes must be one of {', '.join(PREFIXES)}; got {name!r}")
         query, passage = PREFIXES[name]
-        rest = {key: value for key, value in given.items() if key != "prefixes"}
-        return {"query_prefix": query, "passage_prefix": passage, **rest}
+        return {"query_prefix": query, "passage_prefix": passage} | own
 
 
 class RevelaObjective(Settings):
@@ -295,14 +289,8 @@ class ContrieverObjective(Settings):
     )
 
 
-OBJECTIVES: dict[str, type[Settings]] = {
-    "revela": RevelaObjective,
-    "replug": ReplugObjective,
-    "contriever": ContrieverObjective,
-}
-AnyObjective = Annotated[
-    RevelaObjective | ReplugObjective | ContrieverObjective, Field(discriminator="name")
-]
+Objective = RevelaObjective | ReplugObjective | ContrieverObjective
+AnyObjective = Annotated[Objective, Field(discriminator="name")]
 
 
 class Experiment(Settings):
@@ -353,8 +341,7 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        needs_model = self.objective.name != "contriever"
-        if needs_model and self.language_model is None:
+        if self.objective.name != "contriever" and self.language_model is None:
             raise ValueError(f"language_model is required by objective {self.objective.name}")
         if self.batches_per_step % self.batches_per_device:
             raise ValueError(
@@ -415,12 +402,9 @@ class LanguageModel(Settings):
     revision: str | None = None
 
 
-AnyRetriever = Annotated[
-    Bm25Model | LuceneModel | EncoderModel | ApiModel, Field(discriminator="kind")
-]
-AnyModel = Annotated[
-    Bm25Model | LuceneModel | EncoderModel | ApiModel | LanguageModel, Field(discriminator="kind")
-]
+Retriever = Bm25Model | LuceneModel | EncoderModel | ApiModel
+AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
+AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
 
 
 class Benchmark(Settings):
@@ -471,13 +455,9 @@ class LmEvalBenchmark(Settings):
     batch_size: Positive = 16
 
 
-RetrievalBenchmark = Annotated[
-    PydocsBenchmark | MtebBenchmark | FolderBenchmark, Field(discriminator="source")
-]
-AnyBenchmark = Annotated[
-    PydocsBenchmark | MtebBenchmark | FolderBenchmark | LmEvalBenchmark,
-    Field(discriminator="source"),
-]
+ForRetrievers = PydocsBenchmark | MtebBenchmark | FolderBenchmark
+RetrievalBenchmark = Annotated[ForRetrievers, Field(discriminator="source")]
+AnyBenchmark = Annotated[ForRetrievers | LmEvalBenchmark, Field(discriminator="source")]
 
 
 # ---------------------------------------------------------------------------- reading
@@ -491,10 +471,9 @@ def parse_settings(model: Any, text: str, option: str = "--settings") -> Any:
     """
     try:
         raw = json.loads(text)
+        return TypeAdapter(model).validate_python(raw)
     except json.JSONDecodeError as error:
         raise RevelaError(f"{option}: not valid JSON: {error}") from error
-    try:
-        return TypeAdapter(model).validate_python(raw)
     except ValidationError as error:
         raise RevelaError(f"{option}: {first_problem(error, raw)}") from error
 
@@ -525,21 +504,22 @@ def first_problem(error: ValidationError, raw: Any) -> str:
         if in_mapping or (isinstance(value, list) and isinstance(part, int)):
             keys.append(str(part))
             value = value[part]
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    message = problem["msg"].removeprefix("Value error, ")
     last = str(problem["loc"][-1]) if problem["loc"] else ""
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] == "missing":
+        keys, message = [*keys, last], "missing"
+    elif problem["type"] == "extra_forbidden":
         known = {field for model in _models(Settings) for field in model.model_fields}
         if last in RENAMED:
-            return f"{'.'.join(keys)}: {last!r} is now called {RENAMED[last]!r}{more}"
-        if last in known:
-            return f"{'.'.join(keys)}: {last!r} is not a key of this entry{more}"
-        return f"{'.'.join(keys)}: {unknown_name('key', last, known)}{more}"
-    if problem["type"] == "missing":
-        return f"{'.'.join([*keys, last])}: missing{more}"
-    message = problem["msg"].removeprefix("Value error, ")
-    told = isinstance(value, dict) or f"'{value}'" in message
-    shown = "" if told else f"; got {value!r}"
-    return f"{'.'.join(keys)}: {message}{shown}{more}"
+            message = f"{last!r} is now called {RENAMED[last]!r}"
+        elif last in known:
+            message = f"{last!r} is not a key of this entry"
+        else:
+            message = unknown_name("key", last, known)
+    elif not isinstance(value, dict) and f"'{value}'" not in message:
+        message = f"{message}; got {value!r}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
 
 
 def _models(model: type[Settings]) -> list[type[Settings]]:
