@@ -22,6 +22,21 @@ def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
     return f"unknown {what} {name!r}; allowed: {', '.join(names) or 'none is defined'}"
 
 
+def check_name(where: str, what: str, name: str, allowed: Iterable[str]) -> None:
+    """Raise a `RevelaError` at `where` if `name` is not one of `allowed`."""
+    if name not in allowed:
+        raise RevelaError(f"{where}: {unknown_name(what, name, allowed)}")
+
+
+@contextlib.contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Begin the message of a `RevelaError` with where it was raised, such as a key or a file."""
+    try:
+        yield
+    except RevelaError as error:
+        raise RevelaError(f"{where}: {error}") from error
+
+
 @contextlib.contextmanager
 def reading(path: Path | str, what: str) -> Iterator[None]:
     """Name the file in the errors of reading it, as one that is not `what`."""

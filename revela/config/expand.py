@@ -3,7 +3,7 @@
 import itertools
 from typing import Any, get_args
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, check_name, unknown_name
 from revela.config.names import ModelName
 from revela.config.steps import Encoding, Experiment, Lora, Objective
 
@@ -47,9 +47,8 @@ def _inherit(section: str, entries: dict[str, Any], name: str, path: tuple[str, 
     entry = entries[name]
     if not isinstance(entry, dict) or "base" not in entry:
         return entry
-    base = entry["base"]
-    if not isinstance(base, str) or base not in entries:
-        raise RevelaError(f"{where}: {unknown_name('entry', str(base), entries)}")
+    base = str(entry["base"])
+    check_name(where, "entry", base, entries)
     own = {key: value for key, value in entry.items() if key != "base"}
     return _merge(_inherit(section, entries, base, (*path, name)), own)
 

@@ -10,14 +10,13 @@ Each entry of a section is one thing to make, named by its key:
 import itertools
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from revela.common.errors import RevelaError, reading, unknown_name
+from revela.common.errors import RevelaError, check_name, errors_at, reading
 from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
 from revela.config.expand import expand
@@ -158,13 +157,11 @@ class Config(steps.Settings):
             entry = getattr(self, section.removesuffix("s"))(name)
         else:
             entry = getattr(self, section)[name]
-        folders = {key: self._folder(used) for key, used in _weights(entry).items()}
+        folders = {
+            key: paths.language_model(used) if used in self.experiments else paths.backbone(used)
+            for key, used in _weights(entry).items()
+        }
         return entry.model_copy(update=folders)
-
-    def _folder(self, model: ModelRef) -> str:
-        if model.section == "language_models" and model in self.experiments:
-            return paths.language_model(model)
-        return paths.backbone(model)
 
     # ------------------------------------------------------------------------ dependencies
 
@@ -269,32 +266,28 @@ def load_config(path: Path) -> Config:
 
 def parse_config(raw: dict[str, Any], source: str) -> Config:
     """Check a configuration that was already read from `source`; see `load_config`."""
-    if not isinstance(raw, dict):
-        raise RevelaError(f"{source}: expected sections such as corpora and experiments")
-    try:
+    with errors_at(source):
+        if not isinstance(raw, dict):
+            raise RevelaError("expected sections such as corpora and experiments")
         spelt_out = expand(raw)
-    except RevelaError as error:
-        raise RevelaError(f"{source}: {error}") from error
-    for section, entries in spelt_out.items():
-        for name in entries if isinstance(entries, dict) else ():
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise RevelaError(
-                    f"{source}: {section}: a name must be letters, digits, '.', '_' and '-' and "
-                    f"begin with a letter or digit; got {name!r}"
-                    + (" (quote a number)" if isinstance(name, int | float) else "")
-                )
-    try:
-        config = Config.model_validate(spelt_out)
-        config = Config.model_validate(spelt_out, context=config)  # now names can be looked up
-    except ValidationError as error:
-        raise RevelaError(f"{source}: {steps.first_problem(error, spelt_out)}") from error
-    for problem in _problems(config):
-        raise RevelaError(f"{source}: {problem}")
+        for section, entries in spelt_out.items():
+            for name in entries if isinstance(entries, dict) else ():
+                if not isinstance(name, str) or not _NAME.fullmatch(name):
+                    raise RevelaError(
+                        f"{section}: a name must be letters, digits, '.', '_' and '-' and begin "
+                        f"with a letter or digit; got {name!r}"
+                        + (" (quote a number)" if isinstance(name, int | float) else "")
+                    )
+        try:
+            config = Config.model_validate(spelt_out)
+            config = Config.model_validate(spelt_out, context=config)  # now names can be looked up
+        except ValidationError as error:
+            raise RevelaError(steps.first_problem(error, spelt_out)) from error
+        _check(config)
     return config
 
 
 # ---------------------------------------------------------------------------- checking
-
 
 _CLASHES = {
     "experiments": ["models", "backbones"],
@@ -304,94 +297,76 @@ _CLASHES = {
 """Sections whose entries would be written to the same files as those of others."""
 
 
-def _problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong between entries: key, value and what is allowed, a line each."""
+def _check(config: Config) -> None:
+    """Check what one entry says of others, and the files that they name."""
     for section, others in _CLASHES.items():
         for name, other in itertools.product(getattr(config, section), others):
             if name in getattr(config, other):
-                yield f"{section}.{name}: the name is taken by a {other.removesuffix('s')}"
+                taken = f"the name is taken by a {other.removesuffix('s')}"
+                raise RevelaError(f"{section}.{name}: {taken}")
     for name, batches in config.batches.items():
         for other in batches.sample_from:
             if (size := config.batches[other].batch_size) % batches.batch_size:
-                yield (
+                raise RevelaError(
                     f"batches.{name}.batch_size: {batches.batch_size} does not divide "
                     f"the {size} of batch set {other!r}"
                 )
-    for name in config.benchmarks:
-        yield from (f"benchmarks.{name}.{problem}" for problem in _of_benchmark(config, name))
+    benchmark_of: dict[str, str] = {}
+    for name, suite in config.benchmarks.items():
+        _check_tasks(f"benchmarks.{name}", suite)
+        for task in suite.tasks:
+            if (other := benchmark_of.setdefault(task, name)) != name:
+                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is a task of {other!r} too")
     for name in config.tables:
-        yield from (f"tables.{name}.{problem}" for problem in _of_table(config, name))
+        _check_table(f"tables.{name}", config, name)
     for name, listing in config.listings.items():
-        try:
+        with errors_at(f"listings.{name}"):
             read_listing(listing)
-        except RevelaError as error:
-            yield f"listings.{name}: {error}"
     for name, cost in config.costs.items():
         for key in ("reported", "claims"):
             if not Path(file := getattr(cost, key)).is_file():
-                yield f"costs.{name}.{key}: {file}: no such file"
+                raise RevelaError(f"costs.{name}.{key}: {file}: no such file")
     for name, figure in config.figures.items():
         if isinstance(figure, DynamicsFigure):
             shown = config.experiments[figure.experiment]
             if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
-                yield (
+                raise RevelaError(
                     f"figures.{name}.experiment: {figure.experiment!r} must be a revela "
                     "experiment with similarity_snapshot_steps"
                 )
 
 
-def _of_benchmark(config: Config, name: str) -> Iterator[str]:
-    suite, every = config.benchmarks[name], reversed(config.benchmarks.items())
-    first = {task: other for other, of_other in every for task in of_other.tasks}
+def _check_tasks(where: str, suite: steps.AnyBenchmark) -> None:
     what, known = "task", frozenset(suite.tasks)
     if isinstance(suite, steps.MtebBenchmark):
-        what, known = "mteb retrieval task", mteb_task_names()
         for task in suite.instructions:
-            if task not in suite.tasks:
-                yield f"instructions: {unknown_name('task', task, suite.tasks)}"
+            check_name(f"{where}.instructions", what, task, known)
+        what, known = "mteb retrieval task", mteb_task_names()
     if isinstance(suite, steps.LmEvalBenchmark):
         # Where lm-eval is not installed its tasks are not known: the command says so.
         files = lm_eval_task_files(suite.path)
         if files or suite.path:
             what, known = "task of lm-eval", frozenset(files)
     for task in suite.tasks:
-        if task not in known:
-            yield f"tasks: {unknown_name(what, task, known)}"
-        if first[task] != name:
-            yield f"tasks: {task!r} is a task of {first[task]!r} too"
+        check_name(f"{where}.tasks", what, task, known)
 
 
-def _of_table(config: Config, name: str) -> Iterator[str]:
-    table, known = config.tables[name], [*config.tasks, *config.benchmarks]
-    for entry in (entry for _, entries in table.columns for entry in entries):
+def _check_table(where: str, config: Config, name: str) -> None:
+    known = [*config.tasks, *config.benchmarks]
+    for entry in (entry for _, entries in config.tables[name].columns for entry in entries):
         task, _, subset = entry.partition(":")
-        if task not in known:
-            yield f"columns: {unknown_name('task or benchmark', task, known)}"
-        elif subset and subset not in (subsets := mteb_subsets(task)):
-            yield f"columns: {unknown_name(f'subset of {task}', subset, subsets)}"
-    spelt_out, retrieval_tasks = config.table(name), config.retrieval_tasks
-    for model, task in itertools.product(
-        (model for row in table.rows for model in row.model), spelt_out.tasks()
-    ):
+        check_name(f"{where}.columns", "task or benchmark", task, known)
+        if subset:
+            check_name(f"{where}.columns", f"subset of {task}", subset, mteb_subsets(task))
+    table, retrieval_tasks = config.table(name), config.retrieval_tasks
+    models = [model for row in config.tables[name].rows for model in row.model]
+    for model, task in itertools.product(models, table.tasks()):
         is_language_model = isinstance(config.model(model), steps.LanguageModel)
         if is_language_model == (task in retrieval_tasks):
-            yield (
-                f"rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be measured "
-                f"on model {model!r}: {'a' if is_language_model else 'no'} language model"
+            raise RevelaError(
+                f"{where}.rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be "
+                f"measured on model {model!r}: {'a' if is_language_model else 'no'} language model"
             )
     if table.reported:
-        yield from _of_reported(spelt_out, table.reported)
-
-
-def _of_reported(table: Table, file: str) -> Iterator[str]:
-    try:
-        printed = read_reported(Path(file))
-    except RevelaError as error:
-        yield f"reported: {error}"
-        return
-    for system in (row.reported for row in table.rows if row.reported):
-        if system not in printed.index:
-            yield f"rows: {unknown_name(f'system of {file}', system, printed.index)}"
-    for heading, _ in table.columns:
-        if heading not in printed.columns:
-            yield f"columns: {unknown_name(f'task of {file}', heading, printed.columns)}"
+        with errors_at(f"{where}.reported"):
+            read_reported(table)

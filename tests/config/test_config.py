@@ -85,8 +85,12 @@ def test_shipped_configs_are_valid(name):
         ("tables/demo/rows", [{"label": "x"}], "demo.rows.0: give model, reported or both"),
         ("tables/demo/rows/0/label", "Revela", "demo: two rows are called 'Revela'"),
         ("tables/x", PRINTED | {"columns": {"Apps": "Ap"}}, "x.columns: unknown task or bench.*Ap"),
-        ("tables/x", PRINTED | {"columns": {"X": "pydocs"}}, "coir.csv 'X'"),
-        ("tables/x", PRINTED | {"rows": [{"label": "a", "reported": "BM"}]}, "coir.csv 'BM'; did"),
+        ("tables/x", PRINTED | {"columns": {"X": "pydocs"}}, "coir.csv: unknown task 'X'"),
+        (
+            "tables/x",
+            PRINTED | {"rows": [{"label": "a", "reported": "BM"}]},
+            r"coir\.csv: unknown system 'BM'; did you mean 'BM25'",
+        ),
         ("tables/x", PRINTED | {"reported": "non.csv"}, "tables.x.reported: non.csv: No such file"),
         (
             "batches/x",
