@@ -47,12 +47,7 @@ class Config(steps.Settings):
     @property
     def evaluated(self) -> list[str]:
         """The names of everything that can be a row of a table."""
-        kept = [
-            str(ModelName(name, step=step))
-            for name, experiment in self.experiments.items()
-            for step in experiment.save_retriever_steps
-        ]
-        return [*self.experiments, *self.models, *kept]
+        return [*self.models, *(model for name in self.experiments for model in self.kept(name))]
 
     @property
     def sources(self) -> list[str]:
@@ -62,11 +57,10 @@ class Config(steps.Settings):
     @property
     def language_models(self) -> list[str]:
         """The names of experiments that train a language model, and of backbones."""
-        objectives = {name: entry.objective for name, entry in self.experiments.items()}
         trained = [
             name
-            for name, objective in objectives.items()
-            if objective.name == "revela" and not objective.freeze_language_model
+            for name, entry in self.experiments.items()
+            if (own := entry.objective).name == "revela" and not own.freeze_language_model
         ]
         return [*trained, *self.backbones]
 
@@ -88,12 +82,10 @@ class Config(steps.Settings):
         first, count = self.experiments[name].seed, self.experiments[name].seeds
         return [name, *(str(ModelName(name, seed)) for seed in range(first + 1, first + count))]
 
-    def steps_of(self, name: str) -> list[str]:
-        """Return the names of all retrievers that an experiment's seeds keep, the last included."""
-        kept = [None, *self.experiments[name].save_retriever_steps]
-        return [
-            str(ModelName(training, step=step)) for training in self.seeds_of(name) for step in kept
-        ]
+    def kept(self, training: str) -> list[str]:
+        """Return the names of all retrievers that a training keeps, the last included."""
+        steps = [None, *self.experiments[training].save_retriever_steps]
+        return [str(ModelName(training, step=step)) for step in steps]
 
     # ------------------------------------------------------------------------ entries
 
@@ -146,11 +138,10 @@ class Config(steps.Settings):
             name: of the entry; of a table, model or task in the forms of `table`, `model`, `task`.
         """
         if section == "costs":
-            trained = [experiment for experiment, _ in self.costs[name].experiments]
-            data = ("corpora", "batches", "pairs", "backbones")
+            cost, data = self.costs[name], ("corpora", "batches", "pairs", "backbones")
             return Config(
-                experiments={experiment: self.experiments[experiment] for experiment in trained},
-                costs={name: self.costs[name]},
+                experiments={trained: self.experiments[trained] for trained, _ in cost.experiments},
+                costs={name: cost},
                 **{section: getattr(self, section) for section in data},
             )
         if section in ("tables", "models", "tasks"):
@@ -192,9 +183,10 @@ class Config(steps.Settings):
         if figure.kind == "step-cost":
             return {"step-cost": paths.bench(name)}
         if figure.kind == "learning":
-            trained = [experiment for experiment, _ in figure.experiments]
-            models = [model for experiment in trained for model in self.steps_of(experiment)]
-            logs = {f"{experiment}.log": paths.training_log(experiment) for experiment in trained}
+            trained = [name for name, _ in figure.experiments]
+            seeds = [training for name in trained for training in self.seeds_of(name)]
+            models = [model for training in seeds for model in self.kept(training)]
+            logs = {f"{name}.log": paths.training_log(name) for name in trained}
             return {model: paths.scores(model, figure.task) for model in models} | logs
         if figure.kind in ("bars", "trend"):
             return {table: paths.made("tables", table) for table, _ in figure.tables}

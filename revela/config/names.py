@@ -34,14 +34,10 @@ class ModelRef(Name):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a path, also where nothing is there yet.
-
-        It is one if it begins as a path does or with a folder that exists.
-        """
-        first, *_ = self.split("/")
-        return not self.is_entry and (
-            first in ("", ".", "..", "~", "results") or Path(first).is_dir()
-        )
+        """Whether it begins as a path does, or with a folder that exists."""
+        first, slash, _ = self.partition("/")
+        known = first in ("", ".", "..", "~", "results")
+        return bool(slash) and (known or Path(first).is_dir())
 
     @property
     def is_hub_name(self) -> bool:
@@ -94,7 +90,7 @@ def references(value: Any) -> Iterator[Name]:
     if isinstance(value, Name):
         yield value
     elif isinstance(value, BaseModel):
-        yield from references(list(value.__dict__.values()))
+        yield from references([field for _, field in value])
     elif isinstance(value, dict):
         yield from references([*value, *value.values()])
     elif isinstance(value, list | tuple):
