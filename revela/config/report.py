@@ -44,12 +44,8 @@ class Row(Settings):
     label: str
     size: str = Field("", description="size of the model, printed below the label")
     group: str = Field("", description="heading above neighbouring systems")
-    model: OneOrMore[EvaluatedName] = Field(
-        [], description="one or several, e.g. seeds, whose mean is shown"
-    )
-    reported: str | None = Field(
-        None, description="name of the system in the table's `reported` file"
-    )
+    model: OneOrMore[EvaluatedName] = Field([], description="one or several, whose mean is shown")
+    reported: str | None = Field(None, description="name of the system in the `reported` file")
     shaded: bool = Field(False, description="grey in LaTeX, e.g. supervised models")
     ranked: bool = Field(True, description="competes for bold and in significance tests")
 
@@ -78,9 +74,7 @@ class Table(Captioned):
     mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
     bold: Literal["table", "group", "none"] = Field("table", description="scope of the best figure")
     transposed: bool = Field(False, description="print tasks as rows, systems as columns")
-    tolerance: float = Field(
-        1.0, ge=0, description="difference up to which a figure counts as reproduced"
-    )
+    tolerance: float = Field(1.0, ge=0, description="largest difference that counts as reproduced")
     measure: str = "ndcg_at_10"
 
     @model_validator(mode="after")

@@ -62,11 +62,14 @@ class First(Settings):
     first: Positive
 
 
+Count = Positive | First
+
+
 class Corpus(Settings):
     """What all corpora share: how documents are chosen and cut into chunks."""
 
-    max_documents: Positive | First | None = Field(
-        None, description="keep a seeded sample of so many documents, or `{first: N}`"
+    max_documents: Count | None = Field(
+        None, description="seeded sample of so many, or `{first: N}`"
     )
     exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
     max_words: Positive = Field(120, description="words of a chunk at most")
@@ -141,9 +144,7 @@ class Batches(Settings):
 
     batch_size: int = Field(16, ge=2, strict=True)
     corpora: list[CorpusName] = []
-    sample_from: dict[BatchSetName, Positive] = Field(
-        {}, description="batch set → batches to sample from it"
-    )
+    sample_from: dict[BatchSetName, Positive] = Field({}, description="batch set → batches to draw")
     oversized: Literal["split", "truncate"] = Field(
         "split",
         description="larger batches of `sample_from`: all their chunks in several batches, or the "
@@ -155,12 +156,8 @@ class Batches(Settings):
     sources: dict[str, SourceName] = Field(
         {}, description="`src` in ready-made batches → corpus; `source` and its own name need none"
     )
-    run_length: Positive | None = Field(
-        None, description="chunks from one place; null: all B, as in the paper"
-    )
-    num_batches: Positive | First | None = Field(
-        None, description="keep a seeded sample of so many batches, or `{first: N}`"
-    )
+    run_length: Positive | None = Field(None, description="chunks from one place; all B by default")
+    num_batches: Count | None = Field(None, description="seeded sample of so many, or `{first: N}`")
     seed: Natural = 0
 
     @model_validator(mode="after")
@@ -229,9 +226,7 @@ class Encoding(Settings):
     (`train`), and those that they evaluated with (`authors`, two spaces).
     """
 
-    query_prefix: str = Field(
-        "Query: ", description="{instruction} stands for the task's own prompt"
-    )
+    query_prefix: str = Field("Query: ", description="{instruction}: the task's own prompt")
     passage_prefix: str = "Passage: "
     pooling: Literal["last", "mean", "cls"] = "last"
     append_eos: bool = True
@@ -302,9 +297,7 @@ class Experiment(Settings):
     language_model: Weights | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: int = Field(
-        157, ge=8, strict=True, description="tokens of a chunk, the EOS included"
-    )
+    max_length: int = Field(157, ge=8, strict=True, description="tokens of a chunk, EOS included")
     first_half: list[SourceName] = Field([], description="corpora whose query form is a first half")
     batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
@@ -320,12 +313,8 @@ class Experiment(Settings):
     gradient_checkpointing: bool = False
     checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
     checkpoints_kept: int = Field(2, ge=2, strict=True)
-    similarity_snapshot_steps: list[Natural] = Field(
-        [], description="steps whose similarities are recorded"
-    )
-    save_retriever_steps: list[Natural] = Field(
-        [], description="steps whose retriever is kept too, as <experiment>@<step>"
-    )
+    similarity_snapshot_steps: list[Natural] = Field([], description="whose similarities are kept")
+    save_retriever_steps: list[Natural] = Field([], description="kept too, as <experiment>@<step>")
     seed: Natural = 0
     # Left out of `dump`: what one training is told does not depend on how many there are.
     seeds: Positive = Field(
