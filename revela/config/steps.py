@@ -68,9 +68,7 @@ Count = Positive | First
 class Corpus(Settings):
     """What all corpora share: how documents are chosen and cut into chunks."""
 
-    max_documents: Count | None = Field(
-        None, description="seeded sample of so many, or `{first: N}`"
-    )
+    max_documents: Count | None = Field(None, description="seeded sample of N, or `{first: N}`")
     exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
     max_words: Positive = Field(120, description="words of a chunk at most")
     seed: Natural = 0
@@ -157,7 +155,7 @@ class Batches(Settings):
         {}, description="`src` in ready-made batches → corpus; `source` and its own name need none"
     )
     run_length: Positive | None = Field(None, description="chunks from one place; all B by default")
-    num_batches: Count | None = Field(None, description="seeded sample of so many, or `{first: N}`")
+    num_batches: Count | None = Field(None, description="seeded sample of N, or `{first: N}`")
     seed: Natural = 0
 
     @model_validator(mode="after")
