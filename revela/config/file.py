@@ -315,6 +315,7 @@ def _check(config: Config) -> None:
         with errors_at(f"listings.{name}"):
             read_listing(listing)
     for name, cost in config.costs.items():
+        check_name(f"costs.{name}", "claims_about", cost.claims_about, dict(cost.experiments))
         for key in ("reported", "claims"):
             if not Path(file := getattr(cost, key)).is_file():
                 raise RevelaError(f"costs.{name}.{key}: {file}: no such file")
