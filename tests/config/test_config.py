@@ -426,6 +426,7 @@ def test_mistakes_in_a_grid(grid, message):
         ("corpora: {a/b: {source: files}}", "corpora: a name must be .*got 'a/b'"),
         ("corpora: {a@1: {source: files}}", "corpora: a name must be .*got 'a@1'"),
         ("- a", "expected sections such as corpora"),
+        ("a: 2024-13-01", r"c\.yaml: not YAML: month must be in 1"),
     ],
 )
 def test_files_that_are_no_config(tmp_path, text, message):
