@@ -36,21 +36,13 @@ def token_ids(
     """Return the token ids of texts in one of their two roles.
 
     Prefix + text is stripped and cut so that the ids, EOS included, are at most `max_length`. The
-    EOS goes in as an id: a tokenizer may drop one that is written as text.
-
-    Args:
-        tokenizer: the backbone's; adds its own BOS where it has one.
-        texts: N texts.
-        role: which prefix they get.
-        encoding: prefixes, and whether an EOS ends them.
-        max_length: tokens at most, at least two.
-        first_half: keep the first half of the ids of prefix + text (paper, appendix C).
+    EOS goes in as an id: a tokenizer may drop one that is written as text. `first_half` keeps the
+    first half of the ids of prefix + text (paper, appendix C).
     """
     prefix = encoding.query_prefix if role == "query" else encoding.passage_prefix
     room = max_length - int(encoding.append_eos)
-    rows = tokenizer([(prefix + text).strip() for text in texts], truncation=True, max_length=room)[
-        "input_ids"
-    ]
+    whole = [(prefix + text).strip() for text in texts]
+    rows = tokenizer(whole, truncation=True, max_length=room)["input_ids"]
     if first_half:
         rows = [ids[: max(1, len(ids) // 2)] for ids in rows]
     if not encoding.append_eos:
@@ -109,12 +101,7 @@ class Encoder(nn.Module):
         """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
 
         Texts of like length share a batch of so many tokens, so that little is spent on padding.
-
-        Args:
-            texts: N texts.
-            role: which prefix they get.
-            max_length: tokens of a text at most.
-            on_batch: called with the number of texts of each batch that is done.
+        `on_batch` is called with the number of texts of each batch that is done.
 
         Raises:
             RevelaError: an embedding is not finite; names the text.
@@ -124,8 +111,8 @@ class Encoder(nn.Module):
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
         room = _TOKENS_PER_BATCH[self.model.device.type]
         while order:
-            width = len(rows[order[0]]) + _PAD_MULTIPLE
-            batch, order = order[: max(1, room // width)], order[max(1, room // width) :]
+            size = max(1, room // (len(rows[order[0]]) + _PAD_MULTIPLE))
+            batch, order = order[:size], order[size:]
             ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
             output = self(ids.to(self.model.device), mask.to(self.model.device)).cpu()
             if not bool(output.isfinite().all()):
@@ -204,21 +191,12 @@ def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
 
 
 def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
-    """Load a trained or pretrained encoder for inference.
-
-    Args:
-        model: which one, and how its output becomes a vector.
-        precision: see `native_dtype`.
-        device: such as `cpu`, `cuda:0`.
-    """
-    dtype = native_dtype(precision)
+    """Load a trained or pretrained encoder for inference; for `precision` see `native_dtype`."""
+    revision = None if model.adapter else model.revision
+    backbone = load_model(model.retriever, revision=revision, dtype=native_dtype(precision))
     if model.adapter:
-        backbone = load_model(model.retriever, dtype=dtype)
         backbone = load_adapter(backbone, model.adapter, model.revision)
-        tokenizer = load_tokenizer(model.retriever)
-    else:
-        backbone = load_model(model.retriever, revision=model.revision, dtype=dtype)
-        tokenizer = load_tokenizer(model.retriever, model.revision)
+    tokenizer = load_tokenizer(model.retriever, revision)
     return Encoder(backbone, tokenizer, model.encoding).to(device).eval()
 
 
@@ -227,15 +205,10 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    return get_peft_model(
-        model,
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=lora.targets,
-        ),
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets
     )
+    return get_peft_model(model, config)
 
 
 def devices() -> list[str]:

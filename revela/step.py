@@ -94,10 +94,8 @@ def command(app: typer.Typer) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def parsed(**given: Any) -> None:
-            for name, kind in kinds.items():
-                given[name] = parse_settings(kind, given[name], f"--{name}")
             if "inputs" in given:
-                given["inputs"] = _parse_inputs(given["inputs"])
+                given["inputs"] = _Inputs(given["inputs"])
             function(**given)
 
         class WithKeys(TyperCommand):
@@ -121,39 +119,38 @@ def _is_settings(hint: Any) -> bool:
 
 def _option(parameter: inspect.Parameter, kinds: Mapping[str, Any]) -> inspect.Parameter:
     """Return the parameter as typer reads it from the command line."""
-    if parameter.name in kinds:
-        option = typer.Option(metavar="JSON", help="Settings; their keys are listed below.")
-        return parameter.replace(annotation=Annotated[str, option])
-    if parameter.name == "inputs":
+    name = parameter.name
+    if name in kinds:
+        option = typer.Option(
+            metavar="JSON",
+            help="Settings; their keys are listed below.",
+            parser=lambda text: parse_settings(kinds[name], text, f"--{name}"),
+        )
+        return parameter.replace(annotation=Annotated[Any, option])
+    if name == "inputs":
         option = typer.Option(
             "--input",
             metavar="NAME=PATH",
             default_factory=list,
             show_default=False,
             help="An input; repeat for each.",
+            parser=_parse_input,
         )
-        return parameter.replace(annotation=Annotated[list[str], option])
+        return parameter.replace(annotation=Annotated[list[Any], option])
     return parameter
 
 
+def _parse_input(item: str) -> tuple[str, Path]:
+    name, equals, path = item.partition("=")
+    if not equals:
+        raise RevelaError(f"--input {item!r}: expected NAME=PATH")
+    if not Path(path).exists():
+        raise RevelaError(f"--input {item!r}: no such file")
+    return name, Path(path)
+
+
 class _Inputs(dict[str, Path]):
+    """Files by their names; one that was not given is an error where it is looked up."""
+
     def __missing__(self, name: str) -> Path:
         raise RevelaError(f"--input {name}=PATH is missing")
-
-
-def _parse_inputs(inputs: Iterable[str]) -> dict[str, Path]:
-    """Return files by their names.
-
-    Raises:
-        RevelaError: one has no `=`, or its file does not exist; or, later, one is looked up that
-            was not given.
-    """
-    paths = _Inputs()
-    for item in inputs:
-        name, equals, path = item.partition("=")
-        if not equals:
-            raise RevelaError(f"--input {item!r}: expected NAME=PATH")
-        if not Path(path).exists():
-            raise RevelaError(f"--input {item!r}: no such file")
-        paths[name] = Path(path)
-    return paths

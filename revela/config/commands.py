@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import check_name
 from revela.config.file import load_config
 
 app = typer.Typer()
@@ -15,11 +15,9 @@ def settings(config: Path, section: str, name: str) -> None:
     """Print the settings of one entry of a config as the JSON that its step expects."""
     checked = load_config(config)
     sections = [*type(checked).model_fields, "tasks"]
-    if section not in sections:
-        raise RevelaError(f"{config}: {unknown_name('section', section, sections)}")
+    check_name(str(config), "section", section, sections)
     known = checked.evaluated if section == "models" else getattr(checked, section)
-    if name not in known:
-        raise RevelaError(f"{config}: {unknown_name('entry', name, known)}")
+    check_name(str(config), "entry", name, known)
     print(checked.resolved(section, name).dump())
 
 

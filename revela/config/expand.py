@@ -1,11 +1,14 @@
 """Shorthands of a configuration, spelt out: `base:`, `grid:` and `seeds:`."""
 
 import itertools
-from typing import Any
+from typing import Any, get_args
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, check_name, unknown_name
 from revela.config.names import ModelName
-from revela.config.steps import OBJECTIVES, Encoding, Experiment, Lora, Settings
+from revela.config.steps import Encoding, Experiment, Lora, Objective
+
+Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
+"""Name of a point → its values by key, for labels; the experiment that it is."""
 
 
 def expand(raw: dict[str, Any]) -> dict[str, Any]:
@@ -18,102 +21,78 @@ def expand(raw: dict[str, Any]) -> dict[str, Any]:
             lists, or two entries would have one name; the message begins with the key.
     """
     sections = {
-        section: _inherit(section, entries) if isinstance(entries, dict) else entries
+        section: {name: _inherit(section, entries, name) for name in entries}
+        if isinstance(entries, dict)
+        else entries
         for section, entries in raw.items()
     }
-    experiments = sections.get("experiments")
+    experiments, tables = sections.get("experiments"), sections.get("tables")
     if isinstance(experiments, dict):
         grids = {
-            name: _grid(f"experiments.{name}", name, entry)
+            name: _grid(name, entry)
             for name, entry in experiments.items()
             if isinstance(entry, dict) and "grid" in entry
         }
         sections["experiments"] = _with_seeds(_with_grids(experiments, grids))
-        if isinstance(sections.get("tables"), dict) and grids:
-            sections["tables"] = {n: _rows(t, grids) for n, t in sections["tables"].items()}
+        if isinstance(tables, dict):
+            sections["tables"] = {name: _rows(table, grids) for name, table in tables.items()}
     return sections
 
 
-# ---------------------------------------------------------------------------- base
-
-
-def _inherit(section: str, entries: dict[str, Any]) -> dict[str, Any]:
-    """Resolve `base:` in the entries of a section: mappings merge, everything else replaces."""
-    done: dict[str, Any] = {}
-
-    def resolve(name: str, path: tuple[str, ...]) -> Any:
-        where = f"{section}.{name}.base"
-        if name in path:
-            raise RevelaError(f"{where}: circular: {' → '.join((*path, name))}")
-        if name not in done:
-            entry = entries[name]
-            if isinstance(entry, dict) and "base" in entry:
-                base = entry["base"]
-                if not isinstance(base, str) or base not in entries:
-                    raise RevelaError(f"{where}: {unknown_name('entry', str(base), entries)}")
-                own = {key: value for key, value in entry.items() if key != "base"}
-                entry = _merge(resolve(base, (*path, name)), own)
-            done[name] = entry
-        return done[name]
-
-    return {name: resolve(name, ()) for name in entries}
+def _inherit(section: str, entries: dict[str, Any], name: str, path: tuple[str, ...] = ()) -> Any:
+    """Return an entry merged into that of its `base:`; `path` led to it."""
+    where = f"{section}.{name}.base"
+    if name in path:
+        raise RevelaError(f"{where}: circular: {' → '.join((*path, name))}")
+    entry = entries[name]
+    if not isinstance(entry, dict) or "base" not in entry:
+        return entry
+    base = str(entry["base"])
+    check_name(where, "entry", base, entries)
+    own = {key: value for key, value in entry.items() if key != "base"}
+    return _merge(_inherit(section, entries, base, (*path, name)), own)
 
 
 def _merge(base: Any, own: Any) -> Any:
-    """Merge two mappings; one that changes what kind of thing it is starts afresh."""
-    if isinstance(base, dict) and isinstance(own, dict):
-        if any(own.get(tag, base.get(tag)) != base.get(tag) for tag in ("name", "source", "kind")):
-            return own
-        return {
-            **base,
-            **{key: _merge(base[key], own[key]) if key in base else own[key] for key in own},
-        }
-    return own
+    """Merge mappings, else replace; a mapping that becomes another kind of thing starts afresh."""
+    if not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    if any(own.get(tag, base.get(tag)) != base.get(tag) for tag in ("name", "source", "kind")):
+        return own
+    return base | {key: _merge(base.get(key), value) for key, value in own.items()}
 
 
-# ---------------------------------------------------------------------------- grid
-
-Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
-"""Name of a point → its values by key, for labels; the experiment that it is."""
-
-
-def _grid(where: str, name: str, entry: dict[str, Any]) -> Grid:
+def _grid(name: str, entry: dict[str, Any]) -> Grid:
     """Return the points of an experiment's grid, `<name>-<key>-<value>-…`.
 
     A key is one of the experiment or, in brief, of its objective, encoding or lora.
     """
-    axes = entry["grid"]
+    where, axes = f"experiments.{name}.grid", entry["grid"]
     if not isinstance(axes, dict) or not all(isinstance(v, list) and v for v in axes.values()):
-        raise RevelaError(f"{where}.grid: expected keys with lists of values; got {axes!r}")
-    plain = {key: value for key, value in entry.items() if key != "grid"}
+        raise RevelaError(f"{where}: expected keys with lists of values; got {axes!r}")
     points: Grid = {}
     for values in itertools.product(*axes.values()):
-        point = dict(plain)
-        for key, value in zip(axes, values, strict=True):
-            point = _merge(point, _nested(f"{where}.grid", key, value, point))
+        point = {key: value for key, value in entry.items() if key != "grid"}
         labels = {key: _label(value) for key, value in zip(axes, values, strict=True)}
-        parts = [part for item in labels.items() for part in item]
-        called = "-".join([name, *parts])
+        for key, value in zip(axes, values, strict=True):
+            point = _merge(point, _nested(where, key, value))
+        called = "-".join([name, *(part for item in labels.items() for part in item)])
         if called in points:
-            raise RevelaError(f"{where}.grid: two points are called {called!r}")
+            raise RevelaError(f"{where}: two points are called {called!r}")
         points[called] = (labels, point)
     return points
 
 
-def _nested(where: str, key: str, value: Any, entry: dict[str, Any]) -> dict[str, Any]:
+def _nested(where: str, key: str, value: Any) -> dict[str, Any]:
+    groups = {"objective": get_args(Objective), "encoding": [Encoding], "lora": [Lora]}
     if key in Experiment.model_fields:
         return {key: value}
-    objective = entry.get("objective")
-    name = objective.get("name") if isinstance(objective, dict) else None
-    groups: dict[str, type[Settings]] = {"encoding": Encoding, "lora": Lora}
-    if name in OBJECTIVES:
-        groups["objective"] = OBJECTIVES[name]
-    for group, schema in groups.items():
-        if key in schema.model_fields:
+    for group, schemas in groups.items():
+        if any(key in schema.model_fields for schema in schemas):
             return {group: {key: value}}
-    schemas: list[type[Settings]] = [Experiment, *groups.values()]
-    known = [key for schema in schemas for key in schema.model_fields]
-    raise RevelaError(f"{where}: {unknown_name('key', key, known)}")
+    every = [Experiment, *itertools.chain(*groups.values())]
+    known = {field for schema in every for field in schema.model_fields}
+    raise RevelaError(f"{where}: {unknown_name('key', str(key), known)}")
 
 
 def _label(value: Any) -> str:
@@ -122,15 +101,12 @@ def _label(value: Any) -> str:
 
 
 def _with_grids(experiments: dict[str, Any], grids: dict[str, Grid]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, entry in experiments.items():
-        points = (
-            {n: point for n, (_, point) in grids[name].items()} if name in grids else {name: entry}
-        )
-        for point in points:
-            if point in found or (point != name and point in experiments):
+    found = {name: entry for name, entry in experiments.items() if name not in grids}
+    for name, grid in grids.items():
+        for point, (_, entry) in grid.items():
+            if point in found:
                 raise RevelaError(f"experiments.{point}: defined twice, by the grid of {name!r}")
-        found |= points
+            found[point] = entry
     return found
 
 
@@ -147,31 +123,28 @@ def _rows(table: Any, grids: dict[str, Grid]) -> Any:
         if not isinstance(model, str) or model not in grids:
             rows.append(row)
             continue
+        texts = {key: str(row[key]) for key in ("label", "group", "size") if key in row}
         for point, (labels, _) in grids[model].items():
-            texts = {k: str(row[k]) for k in ("label", "group", "size") if k in row}
-            if not any(f"{{{key}}}" in text for key in labels for text in texts.values()):
-                texts["label"] = " ".join([texts.get("label", ""), *labels.values()]).strip()
+            filled = dict(texts)
             for key, label in labels.items():
-                texts = {k: text.replace(f"{{{key}}}", label) for k, text in texts.items()}
-            rows.append(row | texts | {"model": point})
+                filled = {k: text.replace(f"{{{key}}}", label) for k, text in filled.items()}
+            if filled == texts:
+                filled["label"] = " ".join([texts.get("label", ""), *labels.values()]).strip()
+            rows.append(row | filled | {"model": point})
     return table | {"rows": rows}
-
-
-# ---------------------------------------------------------------------------- seeds
 
 
 def _with_seeds(experiments: dict[str, Any]) -> dict[str, Any]:
     """Add an entry for each further seed of an experiment with `seeds`."""
     found = dict(experiments)
     for name, entry in experiments.items():
-        if not isinstance(entry, dict):
-            continue
-        seeds, first = entry.get("seeds", 1), entry.get("seed", 0)
+        fields = entry if isinstance(entry, dict) else {}
+        seeds, first = fields.get("seeds", 1), fields.get("seed", 0)
         if type(seeds) is not int or type(first) is not int:
             continue  # refused by the schema
         for seed in range(first + 1, first + seeds):
             other = str(ModelName(name, seed))
             if other in found:
                 raise RevelaError(f"experiments.{other}: is seed {seed} of {name!r}")
-            found[other] = entry | {"seed": seed, "seeds": 1}
+            found[other] = fields | {"seed": seed, "seeds": 1}
     return found

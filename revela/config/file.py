@@ -7,54 +7,36 @@ Each entry of a section is one thing to make, named by its key:
     costs, figures
 """
 
+import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from revela.common.errors import RevelaError, unknown_name
-from revela.config import paths
+from revela.common.errors import RevelaError, check_name, errors_at, reading
+from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
 from revela.config.expand import expand
-from revela.config.names import LanguageModelRef, ModelName, ModelRef, references
+from revela.config.names import ModelName, ModelRef, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import AnyFigure, CostTable, DynamicsFigure, Listing, Table
-from revela.config.steps import (
-    AnyBenchmark,
-    AnyCorpus,
-    AnyModel,
-    ApiModel,
-    Backbone,
-    Batches,
-    Benchmark,
-    EncoderModel,
-    Experiment,
-    LanguageModel,
-    LmEvalBenchmark,
-    MtebBenchmark,
-    Pairs,
-    PydocsBenchmark,
-    Settings,
-    first_problem,
-)
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
 
-class Config(Settings):
+class Config(steps.Settings):
     """A whole configuration file."""
 
-    corpora: dict[str, AnyCorpus] = {}
-    batches: dict[str, Batches] = {}
-    pairs: dict[str, Pairs] = {}
-    backbones: dict[str, Backbone] = {}
-    experiments: dict[str, Experiment] = {}
-    models: dict[str, AnyModel] = {}
-    benchmarks: dict[str, AnyBenchmark] = {}
+    corpora: dict[str, steps.AnyCorpus] = {}
+    batches: dict[str, steps.Batches] = {}
+    pairs: dict[str, steps.Pairs] = {}
+    backbones: dict[str, steps.Backbone] = {}
+    experiments: dict[str, steps.Experiment] = {}
+    models: dict[str, steps.AnyModel] = {}
+    benchmarks: dict[str, steps.AnyBenchmark] = {}
     tables: dict[str, Table] = {}
     listings: dict[str, Listing] = {}
     costs: dict[str, CostTable] = {}
@@ -65,7 +47,22 @@ class Config(Settings):
     @property
     def evaluated(self) -> list[str]:
         """The names of everything that can be a row of a table."""
-        return _evaluated(self.model_dump(include={"experiments", "models"}))
+        return [*self.models, *(model for name in self.experiments for model in self.kept(name))]
+
+    @property
+    def sources(self) -> list[str]:
+        """Where chunks may come from: corpora, and the `source` of ready-made batches."""
+        return [*self.corpora, *(entry.source for entry in self.batches.values() if entry.source)]
+
+    @property
+    def language_models(self) -> list[str]:
+        """The names of experiments that train a language model, and of backbones."""
+        trained = [
+            name
+            for name, entry in self.experiments.items()
+            if (own := entry.objective).name == "revela" and not own.freeze_language_model
+        ]
+        return [*trained, *self.backbones]
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -75,7 +72,7 @@ class Config(Settings):
     @property
     def retrieval_tasks(self) -> list[str]:
         """The tasks of all benchmarks for retrievers."""
-        suites = [s for s in self.benchmarks.values() if not isinstance(s, LmEvalBenchmark)]
+        suites = [s for s in self.benchmarks.values() if not isinstance(s, steps.LmEvalBenchmark)]
         return [task for suite in suites for task in suite.tasks]
 
     def seeds_of(self, name: str) -> list[str]:
@@ -85,24 +82,20 @@ class Config(Settings):
         first, count = self.experiments[name].seed, self.experiments[name].seeds
         return [name, *(str(ModelName(name, seed)) for seed in range(first + 1, first + count))]
 
-    def steps_of(self, name: str) -> list[str]:
-        """Return the names of all retrievers that an experiment's seeds keep, the last included."""
-        steps = [None, *self.experiments[name].save_retriever_steps]
-        return [
-            str(ModelName(training, step=step))
-            for training in self.seeds_of(name)
-            for step in steps
-        ]
+    def kept(self, training: str) -> list[str]:
+        """Return the names of all retrievers that a training keeps, the last included."""
+        steps = [None, *self.experiments[training].save_retriever_steps]
+        return [str(ModelName(training, step=step)) for step in steps]
 
     # ------------------------------------------------------------------------ entries
 
-    def model(self, name: str) -> AnyModel:
+    def model(self, name: str) -> steps.AnyModel:
         """Return how to load a model for evaluation; an experiment is its trained encoder."""
         if name in self.models:
             return self.models[name]
         encoding = self.experiments[ModelName.parse(name).training].encoding
         folder = ModelRef(paths.retriever(name))
-        return EncoderModel(kind="encoder", retriever=folder, encoding=encoding)
+        return steps.EncoderModel(kind="encoder", retriever=folder, encoding=encoding)
 
     def table(self, name: str) -> Table:
         """Return a table with its columns spelt out, and the seeds of its experiments.
@@ -111,10 +104,10 @@ class Config(Settings):
         is shown as reported.
         """
         table = self.tables[name]
+        suites: dict[str, list[str]] = {k: list(b.tasks) for k, b in self.benchmarks.items()}
         if table.benchmark:
-            columns = [(task, [task]) for task in self.benchmarks[table.benchmark].tasks]
+            columns = [(task, [task]) for task in suites[table.benchmark]]
         else:
-            suites: dict[str, list[str]] = {k: list(b.tasks) for k, b in self.benchmarks.items()}
             columns = [
                 (heading, [task for entry in entries for task in suites.get(entry, [entry])])
                 for heading, entries in table.columns
@@ -124,21 +117,21 @@ class Config(Settings):
 
     def _measured(self, models: list[Any]) -> list[str]:
         entries = (self.models.get(model) for model in models)
-        if any(isinstance(e, ApiModel) and not os.environ.get(e.key) for e in entries):
+        if any(isinstance(e, steps.ApiModel) and not os.environ.get(e.key) for e in entries):
             return []
         return [name for model in models for name in self.seeds_of(model)]
 
-    def task(self, name: str) -> AnyBenchmark:
+    def task(self, name: str) -> steps.AnyBenchmark:
         """Return a task's benchmark without what it says of its other tasks."""
         suite = self.benchmarks[self.tasks[name]]
         update: dict[str, Any] = {"tasks": [name]}
-        if isinstance(suite, MtebBenchmark):
+        if isinstance(suite, steps.MtebBenchmark):
             update["instructions"] = {k: v for k, v in suite.instructions.items() if k == name}
-        if isinstance(suite, Benchmark):
+        if isinstance(suite, steps.Benchmark):
             update["shares_corpus"] = {}
         return suite.model_copy(update=update)
 
-    def resolved(self, section: str, name: str) -> Settings:
+    def resolved(self, section: str, name: str) -> steps.Settings:
         """Return an entry as its step expects it: what is made here is named by its path.
 
         Args:
@@ -147,31 +140,21 @@ class Config(Settings):
             name: of the entry; of a table, model or task in the forms of `table`, `model`, `task`.
         """
         if section == "costs":
-            return self._training_slice(name)
+            cost, data = self.costs[name], ("corpora", "batches", "pairs", "backbones")
+            return Config(
+                experiments={trained: self.experiments[trained] for trained, _ in cost.experiments},
+                costs={name: cost},
+                **{section: getattr(self, section) for section in data},
+            )
         if section in ("tables", "models", "tasks"):
             entry = getattr(self, section.removesuffix("s"))(name)
         else:
             entry = getattr(self, section)[name]
-        fields = type(entry).model_fields
-        weights = {k: v for k in fields if isinstance(v := getattr(entry, k), ModelRef)}
-        update = {k: self._folder(v) for k, v in weights.items() if v.is_entry}
-        return entry.model_copy(update=update)
-
-    def _training_slice(self, name: str) -> "Config":
-        trained = [experiment for experiment, _ in self.costs[name].experiments]
-        return Config(
-            corpora=self.corpora,
-            batches=self.batches,
-            pairs=self.pairs,
-            backbones=self.backbones,
-            experiments={experiment: self.experiments[experiment] for experiment in trained},
-            costs={name: self.costs[name]},
-        )
-
-    def _folder(self, model: ModelRef) -> str:
-        if isinstance(model, LanguageModelRef) and model in self.experiments:
-            return paths.language_model(model)
-        return paths.backbone(model)
+        folders = {
+            key: paths.language_model(used) if used in self.experiments else paths.backbone(used)
+            for key, used in _weights(entry).items()
+        }
+        return entry.model_copy(update=folders)
 
     # ------------------------------------------------------------------------ dependencies
 
@@ -184,7 +167,7 @@ class Config(Settings):
             return self._figure_inputs(name)
         if section == "models":
             entry = self.models.get(name)
-            trained = entry.language_model if isinstance(entry, LanguageModel) else name
+            trained = entry.language_model if isinstance(entry, steps.LanguageModel) else name
             training = ModelName.parse(trained).training
             if training not in self.experiments:
                 return _backbones(entry)
@@ -194,42 +177,43 @@ class Config(Settings):
         entry = getattr(self, section)[name]
         if section == "experiments":
             return {"data": paths.made(entry.data.section, entry.data)} | _backbones(entry)
-        made = (r for r in references(entry) if r.section in paths.MADE)
-        return {reference: paths.made(reference.section, reference) for reference in made}
+        made = (used for used in references(entry) if used.section in paths.MADE)
+        return {used: paths.made(used.section, used) for used in made}
 
     def _figure_inputs(self, name: str) -> dict[str, str]:
         figure: Any = self.figures[name]
         if figure.kind == "step-cost":
             return {"step-cost": paths.bench(name)}
         if figure.kind == "learning":
-            trained = [experiment for experiment, _ in figure.experiments]
-            models = [model for experiment in trained for model in self.steps_of(experiment)]
-            logs = {f"{experiment}.log": paths.training_log(experiment) for experiment in trained}
+            trained = [name for name, _ in figure.experiments]
+            seeds = [training for name in trained for training in self.seeds_of(name)]
+            models = [model for training in seeds for model in self.kept(training)]
+            logs = {f"{name}.log": paths.training_log(name) for name in trained}
             return {model: paths.scores(model, figure.task) for model in models} | logs
-        return {
-            reference: paths.made("tables", reference)
-            if reference.section == "tables"
-            else paths.training_log(reference)
-            for reference in references(figure)
-        }
+        if figure.kind in ("bars", "trend"):
+            return {table: paths.made("tables", table) for table, _ in figure.tables}
+        return {trained: paths.training_log(trained) for trained in references(figure)}
 
     def shared_corpus(self, model: str, task: str) -> str | None:
         """Return the task whose passages, as a model encodes them, a task shares."""
         shares = getattr(self.benchmarks[self.tasks[task]], "shares_corpus", {})
-        return shares.get(task) if isinstance(self.model(model), EncoderModel) else None
+        return shares.get(task) if isinstance(self.model(model), steps.EncoderModel) else None
 
     def collection(self, task: str) -> str | None:
         """Return the folder of a local task's collection, None for one of the hub."""
         suite = self.benchmarks[self.tasks[task]]
-        if isinstance(suite, PydocsBenchmark):
+        if isinstance(suite, steps.PydocsBenchmark):
             return paths.collection(self.tasks[task], task)
         return f"{suite.path}/{task}" if suite.source == "folder" else None
 
 
-def _backbones(entry: Any) -> dict[str, str]:
-    """Return the weights of backbones that are pretrained here, by the keys that name them."""
-    used = {key: v for key, v in entry or () if isinstance(v, ModelRef) and v.is_entry}
-    return {key: paths.made("backbones", name) for key, name in used.items()}
+def _weights(entry: steps.Settings | None) -> dict[str, ModelRef]:
+    """Return the weights of this file's entries that an entry uses, by the keys that name them."""
+    return {key: used for key, used in entry or () if isinstance(used, ModelRef) and used.is_entry}
+
+
+def _backbones(entry: steps.Settings | None) -> dict[str, str]:
+    return {key: paths.made("backbones", name) for key, name in _weights(entry).items()}
 
 
 # ---------------------------------------------------------------------------- reading
@@ -257,17 +241,13 @@ def read_yaml(path: Path) -> Any:
         RevelaError: it cannot be read, is not YAML, or has a key twice; with line and column.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RevelaError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise RevelaError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+        with reading(path, "YAML"):
+            return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except yaml.YAMLError as error:
-        raise RevelaError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise RevelaError(f"{where}: not valid YAML: {problem}") from error
 
 
 def load_config(path: Path) -> Config:
@@ -285,167 +265,114 @@ def load_config(path: Path) -> Config:
 
 def parse_config(raw: dict[str, Any], source: str) -> Config:
     """Check a configuration that was already read from `source`; see `load_config`."""
-    if not isinstance(raw, dict):
-        raise RevelaError(f"{source}: expected sections such as corpora and experiments")
-    try:
+    with errors_at(source):
+        if not isinstance(raw, dict):
+            raise RevelaError("expected sections such as corpora and experiments")
         spelt_out = expand(raw)
-    except RevelaError as error:
-        raise RevelaError(f"{source}: {error}") from error
-    for section, entries in spelt_out.items():
-        for name in entries if isinstance(entries, dict) else ():
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise RevelaError(
-                    f"{source}: {section}: a name must be letters, digits, '.', '_' and '-' and "
-                    f"begin with a letter or digit; got {name!r}"
-                    + (" (quote a number)" if isinstance(name, int | float) else "")
-                )
-    try:
-        config = Config.model_validate(spelt_out, context=_defined(spelt_out))
-    except ValidationError as error:
-        raise RevelaError(f"{source}: {first_problem(error, spelt_out)}") from error
-    for problem in _problems(config):
-        raise RevelaError(f"{source}: {problem}")
+        for section, entries in spelt_out.items():
+            for name in entries if isinstance(entries, dict) else ():
+                if not isinstance(name, str) or not _NAME.fullmatch(name):
+                    raise RevelaError(
+                        f"{section}: a name must be letters, digits, '.', '_' and '-' and begin "
+                        f"with a letter or digit; got {name!r}"
+                        + (" (quote a number)" if isinstance(name, int | float) else "")
+                    )
+        try:
+            config = Config.model_validate(spelt_out)
+            config = Config.model_validate(spelt_out, context=config)  # now names can be looked up
+        except ValidationError as error:
+            raise RevelaError(steps.first_problem(error, spelt_out)) from error
+        _check(config)
     return config
-
-
-def _defined(raw: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the names that each kind of reference may have, of a file that is not checked yet."""
-    names = {s: list(e) if isinstance(e := raw.get(s), dict) else [] for s in Config.model_fields}
-
-    def entries(section: str) -> dict[str, Any]:
-        return {n: raw[section][n] for n in names[section] if isinstance(raw[section][n], dict)}
-
-    trained = [
-        name
-        for name, entry in entries("experiments").items()
-        if isinstance(objective := entry.get("objective"), dict)
-        and objective.get("name") == "revela"
-        and not objective.get("freeze_language_model")
-    ]
-    suites = [s for s in entries("benchmarks").values() if s.get("source") != "lm-eval"]
-    tasks = [s["tasks"] for s in suites if isinstance(s.get("tasks"), list)]
-    sources = [s for b in entries("batches").values() if isinstance(s := b.get("source"), str)]
-    return names | {
-        "sources": [*names["corpora"], *filter(None, sources)],
-        "language_models": [*trained, *names["backbones"]],
-        "retrieval_tasks": [task for of_suite in tasks for task in of_suite],
-        "evaluated": _evaluated({s: entries(s) for s in ("experiments", "models")}),
-    }
-
-
-def _evaluated(raw: dict[str, Any]) -> list[str]:
-    steps = {name: entry.get("save_retriever_steps") for name, entry in raw["experiments"].items()}
-    kept = [
-        str(ModelName(name, step=step))
-        for name, of_one in steps.items()
-        for step in (of_one if isinstance(of_one, list) else [])
-    ]
-    return [*raw["experiments"], *raw["models"], *kept]
 
 
 # ---------------------------------------------------------------------------- checking
 
+_CLASHES = {
+    "experiments": ["models", "backbones"],
+    "listings": ["tables"],
+    "costs": ["tables", "listings"],
+}
+"""Sections whose entries would be written to the same files as those of others."""
 
-def _problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong between entries: key, value and what is allowed, a line each."""
+
+def _check(config: Config) -> None:
+    """Check what one entry says of others, and the files that they name."""
+    for section, others in _CLASHES.items():
+        for name, other in itertools.product(getattr(config, section), others):
+            if name in getattr(config, other):
+                taken = f"the name is taken by a {other.removesuffix('s')}"
+                raise RevelaError(f"{section}.{name}: {taken}")
     for name, batches in config.batches.items():
         for other in batches.sample_from:
             if (size := config.batches[other].batch_size) % batches.batch_size:
-                yield (
+                raise RevelaError(
                     f"batches.{name}.batch_size: {batches.batch_size} does not divide "
                     f"the {size} of batch set {other!r}"
                 )
-    for name in config.experiments:
-        if name in config.models or name in config.backbones:
-            yield f"experiments.{name}: the name is taken by a model or backbone"
-    yield from _problems_of_tasks(config)
-    for name, table in config.tables.items():
-        yield from (f"tables.{name}.{problem}" for problem in _problems_of_table(config, name))
-        if table.reported:
-            printed = _problems_of_reported(config.table(name), table.reported)
-            yield from (f"tables.{name}.{problem}" for problem in printed)
+    benchmark_of: dict[str, str] = {}
+    for name, suite in config.benchmarks.items():
+        _check_tasks(f"benchmarks.{name}", suite)
+        for task in suite.tasks:
+            if (other := benchmark_of.setdefault(task, name)) != name:
+                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is a task of {other!r} too")
+    for name in config.tables:
+        _check_table(f"tables.{name}", config, name)
     for name, listing in config.listings.items():
-        if name in config.tables:
-            yield f"listings.{name}: the name is taken by a table"
-        try:
+        with errors_at(f"listings.{name}"):
             read_listing(listing)
-        except RevelaError as error:
-            yield f"listings.{name}: {error}"
     for name, cost in config.costs.items():
-        if name in config.tables or name in config.listings:
-            yield f"costs.{name}: the name is taken by a table or listing"
-        for key, file in (("reported", cost.reported), ("claims", cost.claims)):
-            if not Path(file).is_file():
-                yield f"costs.{name}.{key}: {file}: no such file"
+        check_name(f"costs.{name}", "claims_about", cost.claims_about, dict(cost.experiments))
+        for key in ("reported", "claims"):
+            if not Path(file := getattr(cost, key)).is_file():
+                raise RevelaError(f"costs.{name}.{key}: {file}: no such file")
     for name, figure in config.figures.items():
         if isinstance(figure, DynamicsFigure):
             shown = config.experiments[figure.experiment]
             if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
-                yield (
+                raise RevelaError(
                     f"figures.{name}.experiment: {figure.experiment!r} must be a revela "
                     "experiment with similarity_snapshot_steps"
                 )
 
 
-def _problems_of_tasks(config: Config) -> Iterator[str]:
-    seen: dict[str, str] = {}
-    for name, suite in config.benchmarks.items():
-        key = f"benchmarks.{name}.tasks"
-        known = None
-        if isinstance(suite, MtebBenchmark):
-            what, known = "mteb retrieval task", mteb_task_names()
-            yield from _unknown_tasks(f"benchmarks.{name}.instructions", suite.instructions, suite)
-        if isinstance(suite, Benchmark):
-            shares, where = suite.shares_corpus, f"benchmarks.{name}.shares_corpus"
-            yield from _unknown_tasks(where, [*shares, *shares.values()], suite)
-            for task in shares:
-                if shares[task] in shares:
-                    yield f"{where}.{task}: {shares[task]!r} itself shares another's"
-        if isinstance(suite, LmEvalBenchmark):
-            # Where lm-eval is not installed its tasks are not known: the command says so.
-            files = lm_eval_task_files(suite.path)
-            what, known = "task of lm-eval", frozenset(files) if files or suite.path else None
-        for task in suite.tasks:
-            if known is not None and task not in known:
-                yield f"{key}: {unknown_name(what, task, known)}"
-            if seen.setdefault(task, name) != name:
-                yield f"{key}: {task!r} is a task of {seen[task]!r} too"
+def _check_tasks(where: str, suite: steps.AnyBenchmark) -> None:
+    what, known = "task", frozenset(suite.tasks)
+    if isinstance(suite, steps.MtebBenchmark):
+        for task in suite.instructions:
+            check_name(f"{where}.instructions", what, task, known)
+        what, known = "mteb retrieval task", mteb_task_names()
+    if isinstance(suite, steps.Benchmark):
+        shares = suite.shares_corpus
+        for task in [*shares, *shares.values()]:
+            check_name(f"{where}.shares_corpus", "task", task, suite.tasks)
+        if twice := shares.keys() & shares.values():
+            raise RevelaError(f"{where}.shares_corpus: {min(twice)!r} itself shares another's")
+    if isinstance(suite, steps.LmEvalBenchmark):
+        # Where lm-eval is not installed its tasks are not known: the command says so.
+        files = lm_eval_task_files(suite.path)
+        if files or suite.path:
+            what, known = "task of lm-eval", frozenset(files)
+    for task in suite.tasks:
+        check_name(f"{where}.tasks", what, task, known)
 
 
-def _unknown_tasks(where: str, tasks: Iterable[str], suite: AnyBenchmark) -> Iterator[str]:
-    for task in tasks:
-        if task not in suite.tasks:
-            yield f"{where}: {unknown_name('task', task, suite.tasks)}"
-
-
-def _problems_of_table(config: Config, name: str) -> Iterator[str]:
+def _check_table(where: str, config: Config, name: str) -> None:
     known = [*config.tasks, *config.benchmarks]
     for entry in (entry for _, entries in config.tables[name].columns for entry in entries):
         task, _, subset = entry.partition(":")
-        if task not in known:
-            yield f"columns: {unknown_name('task or benchmark', task, known)}"
-            return
-        if subset and subset not in (subsets := mteb_subsets(task)):
-            yield f"columns: {unknown_name(f'subset of {task}', subset, subsets)}"
-    for model in (model for row in config.tables[name].rows for model in row.model):
-        is_language_model = isinstance(config.model(model), LanguageModel)
-        for task in config.table(name).tasks():
-            if (task not in config.retrieval_tasks) != is_language_model:
-                yield (
-                    f"rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be measured "
-                    f"on model {model!r}: {'a' if is_language_model else 'no'} language model"
-                )
-
-
-def _problems_of_reported(table: Table, file: str) -> Iterator[str]:
-    try:
-        printed = read_reported(Path(file))
-    except RevelaError as error:
-        yield f"reported: {error}"
-        return
-    for system in (row.reported for row in table.rows if row.reported):
-        if system not in printed.index:
-            yield f"rows: {unknown_name(f'system of {file}', system, printed.index)}"
-    for heading, _ in table.columns:
-        if heading not in printed.columns:
-            yield f"columns: {unknown_name(f'task of {file}', heading, printed.columns)}"
+        check_name(f"{where}.columns", "task or benchmark", task, known)
+        if subset:
+            check_name(f"{where}.columns", f"subset of {task}", subset, mteb_subsets(task))
+    table, retrieval_tasks = config.table(name), config.retrieval_tasks
+    models = [model for row in config.tables[name].rows for model in row.model]
+    for model, task in itertools.product(models, table.tasks()):
+        is_language_model = isinstance(config.model(model), steps.LanguageModel)
+        if is_language_model == (task in retrieval_tasks):
+            raise RevelaError(
+                f"{where}.rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be "
+                f"measured on model {model!r}: {'a' if is_language_model else 'no'} language model"
+            )
+    if table.reported:
+        with errors_at(f"{where}.reported"):
+            read_reported(table)

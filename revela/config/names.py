@@ -4,109 +4,28 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, ValidationInfo
+from pydantic_core import CoreSchema, core_schema
 
 from revela.common.errors import unknown_name
 
 
 class Name(str):
-    """The name of an entry of `section`.
+    """The name of an entry of `section`."""
 
-    It is checked where the validation context holds the names of that section, that is when a
-    whole configuration is read.
-    """
-
-    section: ClassVar[str] = ""
-    what: ClassVar[str] = ""
+    section = ""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_after_validator_function(
-            cls.checked, core_schema.str_schema(min_length=1)
+        return core_schema.no_info_after_validator_function(
+            cls, core_schema.str_schema(min_length=1)
         )
-
-    @classmethod
-    def checked(cls, value: str, info: ValidationInfo) -> "Name":
-        """Return a value as a name of this kind, refused where no entry is called so."""
-        known = (info.context or {}).get(cls.section)
-        if known is not None and value not in known:
-            message = unknown_name(cls.what, value, known)
-            raise PydanticCustomError("unknown_name", "{message}", {"message": message})
-        return cls(value)
-
-
-class CorpusName(Name):
-    """An entry of `corpora`."""
-
-    section, what = "corpora", "corpus"
-
-
-class SourceName(Name):
-    """An entry of `corpora`, or the `source` of ready-made batches."""
-
-    section, what = "sources", "corpus"
-
-
-class BatchSetName(Name):
-    """An entry of `batches`."""
-
-    section, what = "batches", "batch set"
-
-
-class PairSetName(Name):
-    """An entry of `pairs`."""
-
-    section, what = "pairs", "set of pairs"
-
-
-class BackboneName(Name):
-    """An entry of `backbones`."""
-
-    section, what = "backbones", "backbone"
-
-
-class ExperimentName(Name):
-    """An entry of `experiments`."""
-
-    section, what = "experiments", "experiment"
-
-
-class EvaluatedName(Name):
-    """What can be a row of a table: an experiment, one of its kept steps, an entry of `models`."""
-
-    section, what = "evaluated", "model or experiment"
-
-
-class BenchmarkName(Name):
-    """An entry of `benchmarks`."""
-
-    section, what = "benchmarks", "benchmark"
-
-
-class RetrievalTaskName(Name):
-    """A task of a benchmark for retrievers."""
-
-    section, what = "retrieval_tasks", "retrieval task"
-
-
-class TableName(Name):
-    """An entry of `tables`."""
-
-    section, what = "tables", "table"
 
 
 class ModelRef(Name):
-    """A model's weights: an entry of `backbones` (a name without a slash), a folder, a hub name."""
-
-    section, what = "backbones", "backbone"
-
-    @classmethod
-    def checked(cls, value: str, info: ValidationInfo) -> "Name":
-        """Return a value as a reference; only names without a slash must be entries."""
-        return cls(value) if "/" in value else super().checked(value, info)
+    """A model's weights: an entry (a name without a slash), a folder, a hub name."""
 
     @property
     def is_entry(self) -> bool:
@@ -115,14 +34,10 @@ class ModelRef(Name):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a path, also where nothing is there yet.
-
-        It is one if it begins as a path does or with a folder that exists.
-        """
-        first, *_ = self.split("/")
-        return not self.is_entry and (
-            first in ("", ".", "..", "~", "results") or Path(first).is_dir()
-        )
+        """Whether it begins as a path does, or with a folder that exists."""
+        first, slash, _ = self.partition("/")
+        known = first in ("", ".", "..", "~", "results")
+        return bool(slash) and (known or Path(first).is_dir())
 
     @property
     def is_hub_name(self) -> bool:
@@ -130,10 +45,44 @@ class ModelRef(Name):
         return not self.is_entry and not self.is_folder
 
 
-class LanguageModelRef(ModelRef):
-    """As `ModelRef`, or an experiment: the language model that it trained."""
+def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Name:
+    """Return a name as one of `section`, refused where the configuration has no such entry.
 
-    section, what = "language_models", "backbone or experiment that trains a language model"
+    The configuration is the validation context; without one every name is accepted.
+    """
+    name.section = section
+    known = getattr(info.context, section, None)
+    elsewhere = isinstance(name, ModelRef) and not name.is_entry
+    if known is not None and name not in known and not elsewhere:
+        raise ValueError(unknown_name(what, name, known))
+    return name
+
+
+def _of(section: str, what: str) -> AfterValidator:
+    return AfterValidator(lambda name, info: entry_name(name, info, section, what))
+
+
+CorpusName = Annotated[Name, _of("corpora", "corpus")]
+SourceName = Annotated[Name, _of("sources", "corpus")]
+BatchSetName = Annotated[Name, _of("batches", "batch set")]
+BackboneName = Annotated[Name, _of("backbones", "backbone")]
+ExperimentName = Annotated[Name, _of("experiments", "experiment")]
+EvaluatedName = Annotated[Name, _of("evaluated", "model or experiment")]
+BenchmarkName = Annotated[Name, _of("benchmarks", "benchmark")]
+RetrievalTaskName = Annotated[Name, _of("retrieval_tasks", "retrieval task")]
+TableName = Annotated[Name, _of("tables", "table")]
+Weights = Annotated[
+    ModelRef,
+    _of("backbones", "backbone"),
+    Field(description="a backbone of this file, a hub name or a folder"),
+]
+LanguageWeights = Annotated[
+    ModelRef,
+    _of("language_models", "backbone or experiment that trains a language model"),
+    Field(
+        description="an experiment (what it trained) or backbone of this file, a hub name or folder"
+    ),
+]
 
 
 def references(value: Any) -> Iterator[Name]:
@@ -141,7 +90,7 @@ def references(value: Any) -> Iterator[Name]:
     if isinstance(value, Name):
         yield value
     elif isinstance(value, BaseModel):
-        yield from references(list(value.__dict__.values()))
+        yield from references([field for _, field in value])
     elif isinstance(value, dict):
         yield from references([*value, *value.values()])
     elif isinstance(value, list | tuple):

@@ -12,15 +12,19 @@ MADE = {
 }
 """What an entry of a section makes, as Snakemake waits for it."""
 
+backbone = "results/models/{}".format  # folder of a backbone that is pretrained here
+language_model = "results/models/{}/language_model".format  # folder; of an experiment
+training_log = "results/models/{}/log.jsonl".format  # of an experiment or a backbone
+scores = "results/scores/{}/{}.json".format  # of a model on a task
+queries = "results/scores/{}/{}.queries.csv".format  # of a model on a task: each query's measure
+collection = "results/benchmarks/{}/{}".format  # folder; of a benchmark that is made here, a task
+embeddings = "results/embeddings/{}/{}".format  # of a model and a task; kept while needed
+bench = "results/bench/{}.csv".format  # the measurements that a figure is drawn from
+
 
 def made(section: str, name: str) -> str:
     """Return what an entry makes."""
     return MADE[section].format(name)
-
-
-def backbone(name: str) -> str:
-    """Return the folder of a backbone that is pretrained here."""
-    return f"results/models/{name}"
 
 
 def retriever(name: str) -> str:
@@ -28,38 +32,3 @@ def retriever(name: str) -> str:
     model = ModelName.parse(name)
     last = "retriever" if model.step is None else f"steps/{model.step}"
     return f"results/models/{model.training}/{last}"
-
-
-def language_model(name: str) -> str:
-    """Return the folder of the language model that an experiment trained."""
-    return f"results/models/{name}/language_model"
-
-
-def training_log(name: str) -> str:
-    """Return the log of an experiment or a backbone."""
-    return f"results/models/{name}/log.jsonl"
-
-
-def scores(model: str, task: str) -> str:
-    """Return the scores of a model on a task."""
-    return f"results/scores/{model}/{task}.json"
-
-
-def queries(model: str, task: str) -> str:
-    """Return the measure of each query of a task."""
-    return f"results/scores/{model}/{task}.queries.csv"
-
-
-def embeddings(model: str, task: str) -> str:
-    """Return the embeddings of a task's corpus, which are kept while others need them."""
-    return f"results/embeddings/{model}/{task}"
-
-
-def collection(benchmark: str, task: str) -> str:
-    """Return the folder of a collection that is made here."""
-    return f"results/benchmarks/{benchmark}/{task}"
-
-
-def bench(figure: str) -> str:
-    """Return the measurements that a figure is drawn from."""
-    return f"results/bench/{figure}.csv"

@@ -1,38 +1,40 @@
 """The files of printed figures and of listings that a config names."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela.common.errors import RevelaError, unknown_name
-from revela.config.report import BATCH_COLUMNS, Listing
+from revela.common.errors import RevelaError, check_name, reading
+from revela.config.report import BATCH_COLUMNS, Listing, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def read_reported(path: Path) -> "pd.DataFrame":
-    """Read printed figures: one row a system, one column a task.
+def read_reported(table: Table) -> "pd.DataFrame":
+    """Read the printed figures of a table: one row a system, one column a task.
 
     The heading of the file's first column says what its rows are: `task`, or `model` for systems.
 
     Raises:
-        RevelaError: the file cannot be read, has another first heading, or a cell is no number.
+        RevelaError: the file cannot be read, has another first heading, lacks a system or a task,
+            or a cell is no number.
     """
     import pandas as pd
 
-    try:
-        figures = pd.read_csv(path, index_col=0).astype(float)
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RevelaError(
-            f"{path}: not a CSV of figures: {' '.join(str(error).split())}"
-        ) from error
+    file = str(table.reported)
+    with reading(file, "a CSV of figures"):
+        figures = pd.read_csv(file, index_col=0).astype(float)
     if figures.index.name not in ("task", "model"):
         raise RevelaError(
-            f"{path}: the first column is headed {figures.index.name!r}; allowed: task, model"
+            f"{file}: the first column is headed {figures.index.name!r}; allowed: task, model"
         )
-    return figures.T if figures.index.name == "task" else figures
+    if figures.index.name == "task":
+        figures = figures.T
+    for row in table.rows:
+        if row.reported is not None:
+            check_name(file, "system", row.reported, figures.index)
+    for heading, _ in table.columns:
+        check_name(file, "task", heading, figures.columns.drop(table.mean, errors="ignore"))
+    return figures
 
 
 def read_listing(listing: Listing) -> "pd.DataFrame":
@@ -43,16 +45,10 @@ def read_listing(listing: Listing) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    path = Path(listing.file)
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RevelaError(f"{path}: not a CSV: {' '.join(str(error).split())}") from error
+    with reading(listing.file, "a CSV"):
+        rows = pd.read_csv(listing.file, dtype=str, keep_default_na=False)
     known = [*rows.columns, *(BATCH_COLUMNS if listing.batches else [])]
     group = [listing.group] if listing.group else []
     for column in [*listing.columns, *listing.links, *listing.links.values(), *group]:
-        if column not in known:
-            raise RevelaError(f"{path}: {unknown_name('column', column, known)}")
+        check_name(listing.file, "column", column, known)
     return rows

@@ -1,10 +1,9 @@
 """The settings of tables, listings and figures."""
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from revela.common.errors import unknown_name
 from revela.config.names import (
     BackboneName,
     BatchSetName,
@@ -16,19 +15,23 @@ from revela.config.names import (
 )
 from revela.config.steps import Settings
 
-_listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-OneOrMore = Annotated[list[str], _listed]
-Evaluated = Annotated[list[EvaluatedName], _listed]
-
-
-def _pairs(value: Any) -> Any:
-    return list(value.items()) if isinstance(value, dict) else value
-
-
 K = TypeVar("K")
 V = TypeVar("V")
+_listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+_pairs = BeforeValidator(lambda value: list(value.items()) if isinstance(value, dict) else value)
+OneOrMore = Annotated[list[V], _listed]
 # A mapping, kept as a list of pairs: its order must survive the sorting of keys that `dump` does.
-Ordered = Annotated[list[tuple[K, V]], BeforeValidator(_pairs)]
+Ordered = Annotated[list[tuple[K, V]], _pairs]
+Trainings = Annotated[
+    Ordered[ExperimentName, str], Field(min_length=1, description="experiment → label")
+]
+Means = Annotated[Ordered[TableName, str], Field(min_length=1, description="table → title")]
+
+
+class Captioned(Settings):
+    """What all outputs of a report share."""
+
+    caption: str
 
 
 class Row(Settings):
@@ -40,10 +43,8 @@ class Row(Settings):
     label: str
     size: str = Field("", description="size of the model, printed below the label")
     group: str = Field("", description="heading above neighbouring systems")
-    model: Evaluated = Field([], description="one or several, e.g. seeds, whose mean is shown")
-    reported: str | None = Field(
-        None, description="name of the system in the table's `reported` file"
-    )
+    model: OneOrMore[EvaluatedName] = Field([], description="one or several, whose mean is shown")
+    reported: str | None = Field(None, description="name of the system in the `reported` file")
     shaded: bool = Field(False, description="grey in LaTeX, e.g. supervised models")
     ranked: bool = Field(True, description="competes for bold and in significance tests")
 
@@ -54,17 +55,16 @@ class Row(Settings):
         return self
 
 
-class Table(Settings):
+class Table(Captioned):
     """Systems × tasks and their mean, nDCG@10 × 100.
 
     `benchmark` shows all its tasks by their names; `columns` selects and names tasks. A table
     without measured rows may have neither: it shows the tasks of its `reported` file.
     """
 
-    caption: str
     rows: list[Row] = Field(min_length=1)
     benchmark: BenchmarkName | None = None
-    columns: Ordered[str, OneOrMore] = Field(
+    columns: Ordered[str, OneOrMore[str]] = Field(
         [], description="heading → task, task:split/subset, benchmark, or a list of them to average"
     )
     reported: str | None = Field(
@@ -73,9 +73,7 @@ class Table(Settings):
     mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
     bold: Literal["table", "group", "none"] = Field("table", description="scope of the best figure")
     transposed: bool = Field(False, description="print tasks as rows, systems as columns")
-    tolerance: float = Field(
-        1.0, ge=0, description="difference up to which a figure counts as reproduced"
-    )
+    tolerance: float = Field(1.0, ge=0, description="largest difference that counts as reproduced")
     measure: str = "ndcg_at_10"
 
     @model_validator(mode="after")
@@ -107,10 +105,9 @@ BATCH_COLUMNS = ["Document", "Text here"]
 """What a listing of a batch adds to its file's columns."""
 
 
-class Listing(Settings):
+class Listing(Captioned):
     """A table of text, e.g. the paper's list of tasks."""
 
-    caption: str
     file: str = Field(description="CSV with a line of headings")
     batches: BatchSetName | None = Field(
         None, description="batch set; the batch that shares most words with the file stands beside"
@@ -120,84 +117,64 @@ class Listing(Settings):
     group: str | None = Field(None, description="column at whose changes a rule is drawn")
 
 
-class CostTable(Settings):
+class CostTable(Captioned):
     """What trainings take, beside what a paper reports and claims."""
 
-    caption: str
-    experiments: Ordered[ExperimentName, str] = Field(
-        min_length=1, description="experiment → label"
-    )
+    experiments: Trainings
     reported: str = Field(description="CSV of reported GPU-hours: data, objective, hours, gpus")
     claims: str = Field(description="CSV of claims: how much more another system took")
     claims_about: ExperimentName = Field(description="the experiment that the claims are about")
 
-    @model_validator(mode="after")
-    def _is_shown(self) -> Self:
-        if self.claims_about not in (shown := [name for name, _ in self.experiments]):
-            raise ValueError(unknown_name("claims_about", self.claims_about, shown))
-        return self
 
-
-class CurvesFigure(Settings):
+class CurvesFigure(Captioned):
     """Training curves: loss, gain of in-batch attention, similarity weights."""
 
     kind: Literal["curves"]
-    caption: str
-    experiments: Ordered[ExperimentName, str] = Field(
-        min_length=1, description="experiment → label"
-    )
+    experiments: Trainings
 
 
-class DynamicsFigure(Settings):
+class DynamicsFigure(Captioned):
     """In-batch similarities of one batch at several steps (paper, figure 6)."""
 
     kind: Literal["dynamics"]
-    caption: str
     experiment: ExperimentName
 
 
-class LearningFigure(Settings):
+class LearningFigure(Captioned):
     """Scores of experiments on a task, at the steps whose retriever is saved and at the end."""
 
     kind: Literal["learning"]
-    caption: str
     task: RetrievalTaskName
-    experiments: Ordered[ExperimentName, str] = Field(
-        min_length=1, description="experiment → label"
-    )
+    experiments: Trainings
     measure: str = "ndcg_at_10"
 
 
-class PretrainingFigure(Settings):
+class PretrainingFigure(Captioned):
     """Loss of a backbone over its tokens, in training and on held-out documents."""
 
     kind: Literal["pretraining"]
-    caption: str
     backbone: BackboneName
 
 
-class BarsFigure(Settings):
+class BarsFigure(Captioned):
     """Means of tables: one panel per table, one bar per system (paper, figure 3)."""
 
     kind: Literal["bars"]
-    caption: str
-    tables: Ordered[TableName, str] = Field(min_length=1, description="table → title")
+    tables: Means
 
 
-class TrendFigure(Settings):
+class TrendFigure(Captioned):
     """Means of tables over the labels of rows, one line per group (paper, figures 4 and 5)."""
 
     kind: Literal["trend"]
-    caption: str
-    tables: Ordered[TableName, str] = Field(min_length=1, description="table → title")
+    tables: Means
     x_label: str = Field(description="what the labels are, e.g. batch size")
 
 
-class StepCostFigure(Settings):
+class StepCostFigure(Captioned):
     """Time and memory of a step of REPLUG and Revela by batch size (paper, appendix C.7)."""
 
     kind: Literal["step-cost"]
-    caption: str
     sizes: list[Annotated[int, Field(ge=2)]] = Field([2, 4, 8, 16, 32], min_length=2)
 
 

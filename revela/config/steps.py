@@ -22,11 +22,11 @@ from revela.common.errors import RevelaError, unknown_name
 from revela.config.names import (
     BatchSetName,
     CorpusName,
-    LanguageModelRef,
-    ModelRef,
+    LanguageWeights,
     Name,
-    PairSetName,
     SourceName,
+    Weights,
+    entry_name,
 )
 
 
@@ -47,6 +47,10 @@ class Settings(BaseModel):
 Positive = Annotated[int, Field(gt=0, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
 Temperature = Annotated[float, Field(gt=0)]
+Precision = Annotated[
+    Literal["float32", "bfloat16"],
+    Field(description="bfloat16 falls back to float32 where the device lacks it"),
+]
 
 
 # ---------------------------------------------------------------------------- corpora
@@ -58,12 +62,13 @@ class First(Settings):
     first: Positive
 
 
+Count = Positive | First
+
+
 class Corpus(Settings):
     """What all corpora share: how documents are chosen and cut into chunks."""
 
-    max_documents: Positive | First | None = Field(
-        None, description="keep a seeded sample of so many documents, or `{first: N}`"
-    )
+    max_documents: Count | None = Field(None, description="seeded sample of N, or `{first: N}`")
     exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
     max_words: Positive = Field(120, description="words of a chunk at most")
     seed: Natural = 0
@@ -84,14 +89,18 @@ class PackagesCorpus(Corpus):
     packages: list[str] = Field(min_length=1)
 
 
+OnBadRow = Annotated[
+    Literal["error", "skip"],
+    Field(description="skip: up to one row in a hundred; they are counted"),
+]
+
+
 class RowCorpus(Corpus):
     """A corpus whose documents are rows with named fields."""
 
     fields: FieldNames = FieldNames()
     join_title: bool = Field(False, description="consecutive rows of a title are one document")
-    on_bad_row: Literal["error", "skip"] = Field(
-        "error", description="skip: up to one row in a hundred; they are counted"
-    )
+    on_bad_row: OnBadRow = "error"
 
     @model_validator(mode="after")
     def _title_to_join(self) -> Self:
@@ -111,9 +120,7 @@ class HubCorpus(RowCorpus):
     """A data set of the Hugging Face hub, streamed, or one raw file of its repository."""
 
     source: Literal["hub"]
-    on_bad_row: Literal["error", "skip"] = Field(
-        "skip", description="skip: up to one row in a hundred; they are counted"
-    )
+    on_bad_row: OnBadRow = "skip"
     dataset: str
     revision: str | None = None
     subset: str | None = None
@@ -135,9 +142,7 @@ class Batches(Settings):
 
     batch_size: int = Field(16, ge=2, strict=True)
     corpora: list[CorpusName] = []
-    sample_from: dict[BatchSetName, Positive] = Field(
-        {}, description="batch set → batches to sample from it"
-    )
+    sample_from: dict[BatchSetName, Positive] = Field({}, description="batch set → batches to draw")
     oversized: Literal["split", "truncate"] = Field(
         "split",
         description="larger batches of `sample_from`: all their chunks in several batches, or the "
@@ -149,12 +154,8 @@ class Batches(Settings):
     sources: dict[str, SourceName] = Field(
         {}, description="`src` in ready-made batches → corpus; `source` and its own name need none"
     )
-    run_length: Positive | None = Field(
-        None, description="chunks from one place; null: all B, as in the paper"
-    )
-    num_batches: Positive | First | None = Field(
-        None, description="keep a seeded sample of so many batches, or `{first: N}`"
-    )
+    run_length: Positive | None = Field(None, description="chunks from one place; all B by default")
+    num_batches: Count | None = Field(None, description="seeded sample of N, or `{first: N}`")
     seed: Natural = 0
 
     @model_validator(mode="after")
@@ -191,7 +192,7 @@ class Backbone(Settings):
     tokens: Positive = Field(description="token passes in all")
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: Natural = 50
-    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    precision: Precision = "bfloat16"
     compile: bool = Field(False, description="torch.compile: pays off on a GPU")
     checkpoint_steps: Positive = Field(200, description="and steps between held-out losses")
     seed: Natural = 0
@@ -206,15 +207,7 @@ class Lora(Settings):
     rank: Positive = 256
     alpha: Positive = 64
     dropout: float = Field(0.1, ge=0, lt=1)
-    targets: list[str] = [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    ]
+    targets: list[str] = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
 
 
 PREFIXES = {
@@ -231,9 +224,7 @@ class Encoding(Settings):
     (`train`), and those that they evaluated with (`authors`, two spaces).
     """
 
-    query_prefix: str = Field(
-        "Query: ", description="{instruction} stands for the task's own prompt"
-    )
+    query_prefix: str = Field("Query: ", description="{instruction}: the task's own prompt")
     passage_prefix: str = "Passage: "
     pooling: Literal["last", "mean", "cls"] = "last"
     append_eos: bool = True
@@ -244,12 +235,12 @@ class Encoding(Settings):
     def _named_prefixes(cls, given: Any) -> Any:
         if not isinstance(given, dict) or "prefixes" not in given:
             return given
-        name = given["prefixes"]
+        own = dict(given)
+        name = own.pop("prefixes")
         if name not in PREFIXES:
             raise ValueError(f"prefixes must be one of {', '.join(PREFIXES)}; got {name!r}")
         query, passage = PREFIXES[name]
-        rest = {key: value for key, value in given.items() if key != "prefixes"}
-        return {"query_prefix": query, "passage_prefix": passage, **rest}
+        return {"query_prefix": query, "passage_prefix": passage} | own
 
 
 class RevelaObjective(Settings):
@@ -291,14 +282,8 @@ class ContrieverObjective(Settings):
     )
 
 
-OBJECTIVES: dict[str, type[Settings]] = {
-    "revela": RevelaObjective,
-    "replug": ReplugObjective,
-    "contriever": ContrieverObjective,
-}
-AnyObjective = Annotated[
-    RevelaObjective | ReplugObjective | ContrieverObjective, Field(discriminator="name")
-]
+Objective = RevelaObjective | ReplugObjective | ContrieverObjective
+AnyObjective = Annotated[Objective, Field(discriminator="name")]
 
 
 class Experiment(Settings):
@@ -306,13 +291,11 @@ class Experiment(Settings):
 
     objective: AnyObjective
     data: Name = Field(description="a batch set; for Contriever a set of pairs")
-    retriever: ModelRef = Field(description="a backbone of this file, a hub name or a folder")
-    language_model: ModelRef | None = None
+    retriever: Weights
+    language_model: Weights | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: int = Field(
-        157, ge=8, strict=True, description="tokens of a chunk, the EOS included"
-    )
+    max_length: int = Field(157, ge=8, strict=True, description="tokens of a chunk, EOS included")
     first_half: list[SourceName] = Field([], description="corpora whose query form is a first half")
     batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
@@ -324,18 +307,12 @@ class Experiment(Settings):
     )
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
-    precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
-    )
+    precision: Precision = "bfloat16"
     gradient_checkpointing: bool = False
     checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
     checkpoints_kept: int = Field(2, ge=2, strict=True)
-    similarity_snapshot_steps: list[Natural] = Field(
-        [], description="steps whose similarities are recorded"
-    )
-    save_retriever_steps: list[Natural] = Field(
-        [], description="steps whose retriever is kept too, as <experiment>@<step>"
-    )
+    similarity_snapshot_steps: list[Natural] = Field([], description="whose similarities are kept")
+    save_retriever_steps: list[Natural] = Field([], description="kept too, as <experiment>@<step>")
     seed: Natural = 0
     # Left out of `dump`: what one training is told does not depend on how many there are.
     seeds: Positive = Field(
@@ -344,15 +321,14 @@ class Experiment(Settings):
 
     @field_validator("data")
     @classmethod
-    def _of_its_kind(cls, value: str, info: ValidationInfo) -> Name:
-        objective = info.data.get("objective")
-        pairs = objective is not None and objective.name == "contriever"
-        return (PairSetName if pairs else BatchSetName).checked(value, info)
+    def _of_its_kind(cls, name: Name, info: ValidationInfo) -> Name:
+        if isinstance(info.data.get("objective"), ContrieverObjective):
+            return entry_name(name, info, "pairs", "set of pairs")
+        return entry_name(name, info, "batches", "batch set")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        needs_model = self.objective.name != "contriever"
-        if needs_model and self.language_model is None:
+        if self.objective.name != "contriever" and self.language_model is None:
             raise ValueError(f"language_model is required by objective {self.objective.name}")
         if self.batches_per_step % self.batches_per_device:
             raise ValueError(
@@ -387,8 +363,8 @@ class EncoderModel(Settings):
     """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
 
     kind: Literal["encoder"]
-    retriever: ModelRef
-    adapter: ModelRef | None = Field(None, description="LoRA weights on it: a hub name or a folder")
+    retriever: Weights
+    adapter: Weights | None = Field(None, description="LoRA weights on it: a hub name or a folder")
     revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
     encoding: Encoding = Encoding()
     max_length: Positive | None = Field(None, description="tokens that the model can take")
@@ -409,27 +385,20 @@ class LanguageModel(Settings):
     """A language model, for what it can do apart from retrieval."""
 
     kind: Literal["language-model"]
-    language_model: LanguageModelRef = Field(
-        description="an experiment (what it trained) or backbone of this file, a hub name or folder"
-    )
+    language_model: LanguageWeights
     revision: str | None = None
 
 
-AnyRetriever = Annotated[
-    Bm25Model | LuceneModel | EncoderModel | ApiModel, Field(discriminator="kind")
-]
-AnyModel = Annotated[
-    Bm25Model | LuceneModel | EncoderModel | ApiModel | LanguageModel, Field(discriminator="kind")
-]
+Retriever = Bm25Model | LuceneModel | EncoderModel | ApiModel
+AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
+AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
 
 
 class Benchmark(Settings):
     """What all benchmarks for retrievers share: how texts are encoded, and which only once."""
 
     max_length: Positive = Field(2048, description="tokens of a text at most")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="bfloat16 falls back to float32 where the device lacks it"
-    )
+    precision: Precision = "bfloat16"
     shares_corpus: dict[str, str] = Field(
         {},
         description="task → another with most of its passages: it is evaluated first, and what "
@@ -478,13 +447,9 @@ class LmEvalBenchmark(Settings):
     batch_size: Positive = 16
 
 
-RetrievalBenchmark = Annotated[
-    PydocsBenchmark | MtebBenchmark | FolderBenchmark, Field(discriminator="source")
-]
-AnyBenchmark = Annotated[
-    PydocsBenchmark | MtebBenchmark | FolderBenchmark | LmEvalBenchmark,
-    Field(discriminator="source"),
-]
+ForRetrievers = PydocsBenchmark | MtebBenchmark | FolderBenchmark
+RetrievalBenchmark = Annotated[ForRetrievers, Field(discriminator="source")]
+AnyBenchmark = Annotated[ForRetrievers | LmEvalBenchmark, Field(discriminator="source")]
 
 
 # ---------------------------------------------------------------------------- reading
@@ -498,10 +463,9 @@ def parse_settings(model: Any, text: str, option: str = "--settings") -> Any:
     """
     try:
         raw = json.loads(text)
+        return TypeAdapter(model).validate_python(raw)
     except json.JSONDecodeError as error:
         raise RevelaError(f"{option}: not valid JSON: {error}") from error
-    try:
-        return TypeAdapter(model).validate_python(raw)
     except ValidationError as error:
         raise RevelaError(f"{option}: {first_problem(error, raw)}") from error
 
@@ -532,21 +496,22 @@ def first_problem(error: ValidationError, raw: Any) -> str:
         if in_mapping or (isinstance(value, list) and isinstance(part, int)):
             keys.append(str(part))
             value = value[part]
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    message = problem["msg"].removeprefix("Value error, ")
     last = str(problem["loc"][-1]) if problem["loc"] else ""
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] == "missing":
+        keys, message = [*keys, last], "missing"
+    elif problem["type"] == "extra_forbidden":
         known = {field for model in _models(Settings) for field in model.model_fields}
         if last in RENAMED:
-            return f"{'.'.join(keys)}: {last!r} is now called {RENAMED[last]!r}{more}"
-        if last in known:
-            return f"{'.'.join(keys)}: {last!r} is not a key of this entry{more}"
-        return f"{'.'.join(keys)}: {unknown_name('key', last, known)}{more}"
-    if problem["type"] == "missing":
-        return f"{'.'.join([*keys, last])}: missing{more}"
-    message = problem["msg"].removeprefix("Value error, ")
-    named = problem["type"] == "unknown_name"  # its message has the value already
-    shown = "" if named or isinstance(value, dict) else f"; got {value!r}"
-    return f"{'.'.join(keys)}: {message}{shown}{more}"
+            message = f"{last!r} is now called {RENAMED[last]!r}"
+        elif last in known:
+            message = f"{last!r} is not a key of this entry"
+        else:
+            message = unknown_name("key", last, known)
+    elif not isinstance(value, dict) and f"'{value}'" not in message:
+        message = f"{message}; got {value!r}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
 
 
 def _models(model: type[Settings]) -> list[type[Settings]]:

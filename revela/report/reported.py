@@ -1,11 +1,9 @@
 """Printed figures: read them, recompute their means, compare them with what is measured here."""
 
 import math
-from pathlib import Path
 
 import pandas as pd
 
-from revela.common.errors import RevelaError, unknown_name
 from revela.config.printed import read_reported
 from revela.config.report import Table
 
@@ -19,16 +17,12 @@ def printed_figures(table: Table) -> pd.DataFrame:
     has none, it is recomputed.
 
     Raises:
-        RevelaError: the file lacks a system or a task.
+        RevelaError: see `read_reported`.
     """
-    printed = read_reported(Path(table.reported)) if table.reported else pd.DataFrame()
+    printed = read_reported(table) if table.reported else pd.DataFrame()
     tasks = [task for task in printed.columns if task != table.mean]
     headings = [heading for heading, _ in table.columns] or tasks
     systems = [row.reported for row in table.rows]
-    for kind, names, known in (("system", systems, printed.index), ("task", headings, tasks)):
-        for name in names if table.reported else []:
-            if name is not None and name not in known:
-                raise RevelaError(f"{table.reported}: {unknown_name(kind, name, known)}")
     complete = table.mean in printed and set(headings) == set(tasks)
     figures = printed.reindex(index=systems, columns=[*headings, table.mean]).astype(float)
     if not complete:
