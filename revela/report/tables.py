@@ -1,17 +1,17 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
 import json
-import math
 from collections.abc import Set
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.config.report import Table
 from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
-from revela.report.reported import printed_figures
+from revela.report.reported import printed_figures, row_means
 
 SOURCE = "source"
 _UNDECIDED = "‡"
@@ -43,12 +43,9 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
             reported figures lacks the system or the task.
     """
     printed, measured = printed_figures(table), measured_figures(table, scores)
-    is_measured = measured.notna().any(axis=1)
+    is_measured, is_printed = measured.notna().any(axis=1), printed.notna().any(axis=1)
     frame = measured.where(is_measured, printed)
-    frame[SOURCE] = [
-        "measured" if here else "reported" if there else "missing"
-        for here, there in zip(is_measured, printed.notna().any(axis=1), strict=True)
-    ]
+    frame[SOURCE] = np.select([is_measured, is_printed], ["measured", "reported"], "missing")
     return frame
 
 
@@ -61,10 +58,11 @@ def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
     for row in table.rows:
         cells = {}
         for heading, tasks in table.columns:
-            pairs = product(row.model, tasks)
-            cells[heading] = _mean([_score(*pair, table.measure, scores) for pair in pairs])
-        rows.append(cells | {table.mean: _mean(list(cells.values()))})
+            found = [_score(*pair, table.measure, scores) for pair in product(row.model, tasks)]
+            cells[heading] = np.mean(found or np.nan)
+        rows.append(cells)
     frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
+    frame[table.mean] = row_means(frame)
     return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
 
 
@@ -72,7 +70,7 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
     task, _, subset = column.partition(":")
     path = scores / model / f"{task}.json"
     if not path.exists():
-        return math.nan
+        return np.nan
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -87,10 +85,6 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
     return 100 * found[measure]
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
     """Return a line for each system of which only a part is measured, with what is missing."""
     lines = []
@@ -99,9 +93,6 @@ def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
         if missing:
             lines.append(f"{name}: partly measured; missing: {', '.join(missing)}")
     return lines
-
-
-# ---------------------------------------------------------------------------- formats
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -172,7 +163,7 @@ def _cells(
     texts = cells.drop(columns=SOURCE)
     # What is printed alike is equally good.
     figures = texts.replace(MISSING, "nan").astype(float)
-    figures[[not row.ranked or table.bold == "none" for row in table.rows]] = math.nan
+    figures[[not row.ranked or table.bold == "none" for row in table.rows]] = np.nan
     scope = pd.Series([row.group * (table.bold == "group") for row in table.rows], cells.index)
     is_best = figures == figures.groupby(scope).transform("max")
     cells[texts.columns] = texts.mask(is_best, "**" + texts + "**")
