@@ -63,10 +63,7 @@ def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
 
     A mean is compared with the `recomputed` one (see `check_means`). The verdict is `reproduced`
     within the table's tolerance, else `higher` or `lower`; `not measured` without a measurement.
-
-    Args:
-        table: the table.
-        measured: systems × (headings, mean), see `tables.measured_figures`.
+    `measured` is systems × (headings, mean), see `tables.measured_figures`.
     """
     is_printed = [row.reported is not None for row in table.rows]
     printed = printed_figures(table)[is_printed].rename_axis(columns="task").stack()

@@ -23,8 +23,7 @@ LEVEL = 0.05
 COLUMNS = ["system", "column", "score", "ci_low", "ci_high", "std", "compared_to", "p", "queries"]
 _CELLS = 4_000_000  # resamples × queries held in memory at a time
 
-Stratum = tuple[str, str]
-"""Task and subset; the subset is empty in a task that has only one."""
+Stratum = tuple[str, str]  # task, and subset, which is empty in a task that has only one
 
 
 def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame:
@@ -50,7 +49,7 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
     """
     strata = _read_strata(table, scores)  # queries × models
     # (S), (R, S), (R, S) for each stratum of S systems, NaN for systems without it.
-    resampled = {}
+    resampled: dict[Stratum, Any] = {}
     for stratum, frame in strata.items():
         seeds = (frame.reindex(columns=row.model) for row in table.rows)
         scores_QS = 100 * np.stack([each.mean(axis=1, skipna=False) for each in seeds], axis=1)

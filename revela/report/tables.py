@@ -33,10 +33,7 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 
     A system with at least one score shows measured figures only, other systems reported ones: no
     row mixes the two, so a mean is of one kind. `source` is `measured`, `reported` or `missing`.
-
-    Args:
-        table: rows and columns, with benchmarks expanded (`Config.table`).
-        scores: the folder with `<model>/<task>.json`.
+    The table's benchmarks are expanded (`Config.table`); `scores` holds `<model>/<task>.json`.
 
     Raises:
         RevelaError: a score file is malformed or lacks the measure or the subset; or the file of
@@ -87,12 +84,12 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
 
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
     """Return a line for each system of which only a part is measured, with what is missing."""
-    lines = []
-    for name, cells in frame[frame[SOURCE] == "measured"].drop(columns=SOURCE).iterrows():
-        missing = [heading for heading in cells.index[cells.isna()] if heading != table.mean]
-        if missing:
-            lines.append(f"{name}: partly measured; missing: {', '.join(missing)}")
-    return lines
+    missing = frame[frame[SOURCE] == "measured"].drop(columns=[SOURCE, table.mean]).isna()
+    return [
+        f"{name}: partly measured; missing: {', '.join(missing.columns[of_row])}"
+        for name, of_row in missing.iterrows()
+        if of_row.any()
+    ]
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -103,8 +100,8 @@ def to_csv(frame: pd.DataFrame) -> str:
     return frame.to_csv(float_format="%.1f")
 
 
+# (system, heading) where the best does not beat the next best (`significance.undecided`).
 Undecided = Set[tuple[str, str]]
-"""(system, heading) where the best does not beat the next best (`significance.undecided`)."""
 
 
 def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
@@ -138,12 +135,6 @@ def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset
     return latex(cells.T, table.caption, blocks, notes, merged=used[0])
 
 
-def comparison_to_markdown(table: Table, comparison: pd.DataFrame) -> str:
-    """Return a comparison (`reported.compare`) as Markdown."""
-    figures = comparison.select_dtypes("number")
-    return markdown(with_digits(comparison, dict.fromkeys(figures, 1)), table.caption)
-
-
 def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
     """Return intervals and tests (`significance.analyse`) as Markdown."""
     texts = with_digits(analysis, _ANALYSIS_DIGITS).replace("", MISSING).set_index("system")
@@ -167,7 +158,7 @@ def _cells(
     scope = pd.Series([row.group * (table.bold == "group") for row in table.rows], cells.index)
     is_best = figures == figures.groupby(scope).transform("max")
     cells[texts.columns] = texts.mask(is_best, "**" + texts + "**")
-    marked = {cell for cell in undecided if is_best.at[cell]}
+    marked = [cell for cell in undecided if is_best.at[cell]]
     for cell in marked:
         cells.at[cell] += _UNDECIDED
-    return cells, [*([_UNDECIDED_NOTE] if marked else []), *gaps(table, frame)]
+    return cells, [_UNDECIDED_NOTE] * bool(marked) + gaps(table, frame)
