@@ -40,13 +40,7 @@ class LuceneSearch:
     """BM25 as mteb's SearchProtocol: index a corpus once, then search it."""
 
     def __init__(self, model: LuceneModel, name: str, folder: Path, threads: int) -> None:
-        """Start Java.
-
-        Args:
-            model: BM25's k1 and b.
-            name: the model's name in runs.
-            folder: where indexes are kept and found again.
-            threads: of the indexer and the searcher.
+        """Start Java; indexes are kept in `folder`, and found there again.
 
         Raises:
             RevelaError: the package of Java or of Lucene is missing.

@@ -46,10 +46,8 @@ _STYLE: dict[Any, Any] = {
 def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
     """Return a matplotlib figure.
 
-    Args:
-        figure: what to draw.
-        inputs: training logs by experiment or backbone; tables by name; the `step-cost` bench; for
-            a learning figure scores by model and the log of each experiment.
+    `inputs` are training logs by experiment or backbone; tables by name; the `step-cost` bench; for
+    a learning figure scores by model and the log of each experiment.
 
     Raises:
         RevelaError: a training log has no snapshots for `dynamics`, or a table's intervals have

@@ -19,7 +19,6 @@ import pandas as pd
 from revela.common.errors import RevelaError
 from revela.config.report import Table
 
-LEVEL = 0.05
 COLUMNS = ["system", "column", "score", "ci_low", "ci_high", "std", "compared_to", "p", "queries"]
 _CELLS = 4_000_000  # resamples × queries held in memory at a time
 
@@ -39,10 +38,8 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
 
     A system without query scores for all tasks of a column has no line for that column.
 
-    Args:
-        table: rows and columns, with benchmarks expanded (`Config.table`).
-        scores: the folder with `<model>/<task>.queries.csv`.
-        resamples: number of bootstrap samples and of sign flips.
+    The table's benchmarks are expanded (`Config.table`); `scores` holds
+    `<model>/<task>.queries.csv`; `resamples` counts bootstrap samples and sign flips.
 
     Raises:
         RevelaError: a file of query scores is malformed, or two systems differ in their queries.
@@ -74,14 +71,11 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
 
 
 def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
-    """Return (system, column) of the compared systems where the best does not beat the next.
-
-    That is where p of the next best system is at least `LEVEL`.
-    """
+    """Return (system, column) of the compared systems where the next best's p is 0.05 or more."""
     found = set()
     tested = analysis.dropna(subset="p")
     for (column, best), others in tested.groupby(["column", "compared_to"]):
-        if others.loc[others["score"].idxmax(), "p"] >= LEVEL:
+        if others.loc[others["score"].idxmax(), "p"] >= 0.05:
             found |= {(system, column) for system in (best, *others["system"])}
     return found
 
