@@ -13,10 +13,7 @@ from revela.text.rows import json_lines
 def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> Any:
     """Return a task as mteb evaluates it.
 
-    Args:
-        benchmark: where the task belongs.
-        task: its name.
-        folder: the collection of a local task, None for mteb's own.
+    A local task needs the folder of its collection; one of mteb's has none.
 
     Raises:
         RevelaError: mteb has no such task, or the collection is incomplete.
@@ -62,11 +59,11 @@ def local_task(name: str, folder: Path) -> Any:
 
     corpus, queries, qrels = collection_files(folder)
     documents, texts = _read_rows(corpus), _read_rows(queries)
-    ids = [{row["id"] for row in rows} for rows in (documents, texts)]
+    ids = {"document": {row["id"] for row in documents}, "query": {row["id"] for row in texts}}
     split = {
         "corpus": Dataset.from_list(documents),
         "queries": Dataset.from_list([{"id": row["id"], "text": row["text"]} for row in texts]),
-        "relevant_docs": _read_qrels(qrels, *ids),
+        "relevant_docs": _read_qrels(qrels, ids),
         "top_ranked": None,
     }
     task = LocalTask()
@@ -107,21 +104,18 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _read_qrels(path: Path, documents: set[str], queries: set[str]) -> dict[str, dict[str, int]]:
+def _read_qrels(path: Path, known: dict[str, set[str]]) -> dict[str, dict[str, int]]:
     relevant: dict[str, dict[str, int]] = {}
     with path.open(encoding="utf-8", newline="") as stream:
-        rows = enumerate(csv.reader(stream, delimiter="\t"), start=1)
-        next(rows, None)
-        for number, row in rows:
+        next(stream, None)
+        for number, row in enumerate(csv.reader(stream, delimiter="\t"), start=2):
+            place = f"{path}:{number}"
             try:
                 query, document, score = row[0], row[1], int(row[2])
             except (IndexError, ValueError) as error:
-                raise RevelaError(
-                    f"{path}:{number}: expected query-id, corpus-id, score"
-                ) from error
-            if query not in queries:
-                raise RevelaError(f"{path}:{number}: no query {query!r} in the collection")
-            if document not in documents:
-                raise RevelaError(f"{path}:{number}: no document {document!r} in the collection")
+                raise RevelaError(f"{place}: expected query-id, corpus-id, score") from error
+            for kind, name in (("query", query), ("document", document)):
+                if name not in known[kind]:
+                    raise RevelaError(f"{place}: no {kind} {name!r} in the collection")
             relevant.setdefault(query, {})[document] = score
     return relevant

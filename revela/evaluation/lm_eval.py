@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import explain
+from revela.common.hub import explained
 from revela.config.catalogue import lm_eval_task_files
 from revela.config.steps import LanguageModel, LmEvalBenchmark
 from revela.encoder import devices, load_model, load_tokenizer, native_dtype
@@ -70,7 +70,5 @@ def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
     # The task's own folder: indexing all 14,000 files takes lm-eval ten seconds.
     manager = TaskManager(include_path=files[name].parent, include_defaults=False)
     data = (manager.task_index[name].cfg or {}).get("dataset_path", name)
-    try:
+    with explained(f"task {name!r}: data set", data):
         return manager.load([name])["tasks"][name], manager
-    except Exception as error:
-        raise RevelaError(f"task {name!r}: {explain('data set', data, error)}") from error

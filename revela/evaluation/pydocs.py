@@ -20,6 +20,7 @@ from pathlib import Path
 
 from revela.config.steps import PydocsBenchmark
 
+_Node = ast.FunctionDef | ast.AsyncFunctionDef
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
 _MIN_DOCSTRING_WORDS = 6
 _MIN_LINES = 6  # of a function without its docstring
@@ -74,39 +75,32 @@ def standard_library_functions() -> Iterator[Function]:
         if _SKIPPED & set(path.relative_to(root).parts):
             continue
         source = path.read_text(encoding="utf-8", errors="replace")
+        lines = source.splitlines()
         try:
             tree = ast.parse(source)
         except SyntaxError:
             continue  # templates that only look like modules
         module = str(path.relative_to(root)).removesuffix(".py").replace("/", ".")
         for name, node in _functions(tree, module):
-            function = _function(name, node, source)
+            function = _function(name, node, lines)
             if function and not {function.docstring, function.code} & seen:
                 seen |= {function.docstring, function.code}
                 yield function
 
 
-def _functions(
-    tree: ast.AST, prefix: str
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, _Node]]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, _Node):
             yield f"{prefix}.{node.name}:{node.lineno}", node
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node, f"{prefix}.{node.name}")
 
 
-def _function(
-    name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, source: str
-) -> Function | None:
-    docstring = ast.get_docstring(node)
-    if docstring is None or len(docstring.split()) < _MIN_DOCSTRING_WORDS:
-        return None
-    lines = source.splitlines()
+def _function(name: str, node: _Node, lines: list[str]) -> Function | None:
+    docstring = ast.get_docstring(node) or ""
     literal = node.body[0]
     before = lines[node.lineno - 1 : literal.lineno - 1]
     after = lines[(literal.end_lineno or literal.lineno) : node.end_lineno]
     code = textwrap.dedent("\n".join([*before, *after])).strip()
-    if len(code.splitlines()) < _MIN_LINES or not before:
-        return None
-    return Function(name, inspect.cleandoc(docstring), code)
+    is_short = len(docstring.split()) < _MIN_DOCSTRING_WORDS or len(code.splitlines()) < _MIN_LINES
+    return Function(name, inspect.cleandoc(docstring), code) if before and not is_short else None

@@ -253,10 +253,10 @@ def _lucene(plan: Plan) -> Iterator[Finding]:
     jobs = tuple(job for job in plan.jobs if isinstance(models.get(job.name), LuceneModel))
     if not jobs:
         return
-    from revela.evaluation.lucene import jar_path, java_path
+    from revela.evaluation.lucene import java_and_jar
 
     try:
-        java, jar = java_path(), jar_path()
+        java, jar = java_and_jar()
         subprocess.run([java, "-version"], capture_output=True, timeout=10, check=True)
         yield Finding("Java and Lucene", "ok", f"{java}, {jar.name}")
     except RevelaError as error:

@@ -48,9 +48,11 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
 def compare(settings: Table, scores: Scores, files: Files) -> None:
     """Compare a table's scores with the printed ones: differences, verdicts; CSV, Markdown."""
     from revela.report import reported, tables
+    from revela.report.render import markdown, with_digits
 
     frame = reported.compare(settings, tables.measured_figures(settings, scores))
-    _write(files, md=tables.comparison_to_markdown(settings, frame), csv=tables.to_csv(frame))
+    texts = with_digits(frame, dict.fromkeys(frame.select_dtypes("number"), 1))
+    _write(files, md=markdown(texts, settings.caption), csv=tables.to_csv(frame))
 
 
 @app.command()
@@ -71,26 +73,26 @@ def check_paper(config: Path) -> None:
     from revela.report.reported import check_means
 
     checked = load_config(config)
-    for name, entry in checked.tables.items():
-        if not entry.reported:
-            continue
-        means = check_means(checked.table(name))
+    for name in checked.tables:
+        table = checked.table(name)
+        means = check_means(table)
         for system, mean in means[means["adds_up"].isin(["rounding", "no"])].iterrows():
             print(
-                f"{name}: {system}: {entry.mean} printed {mean['printed']:.1f}, "
+                f"{name}: {system}: {table.mean} printed {mean['printed']:.1f}, "
                 f"recomputed {mean['recomputed']:.1f}"
-                + (" (rounding)" if mean["adds_up"] == "rounding" else "")
+                + " (rounding)"
+                * (mean["adds_up"] == "rounding")
             )
 
 
 @command(app)
 def listing(settings: Listing, inputs: dict[str, Path], files: Files) -> None:
     """Print a table that lists instead of measuring: CSV, Markdown, LaTeX."""
-    from revela.report.listings import listed, to_csv, to_latex, to_markdown
+    from revela.report import listings
 
-    rows = listed(settings, inputs)
-    _write(files, md=to_markdown(settings, rows), tex=to_latex(settings, rows))
-    _write(files, csv=to_csv(settings, rows))
+    rows = listings.listed(settings, inputs)
+    _write(files, md=listings.to_markdown(settings, rows), tex=listings.to_latex(settings, rows))
+    _write(files, csv=listings.to_csv(settings, rows))
 
 
 @command(app)

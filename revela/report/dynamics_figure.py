@@ -48,22 +48,21 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
         axis.grid(visible=False)
         axis.set_xticks(range(size), marks, fontsize=6, rotation=90)
         axis.set_yticks(range(size), labels if axis is axes[0] else marks, fontsize=6)
-        for ticks in (axis.get_xticklabels(), axis.get_yticklabels()):
-            for tick, document in zip(ticks, documents, strict=True):
-                tick.set_color(looks[document][1])
+        ticks = [*axis.get_xticklabels(), *axis.get_yticklabels()]
+        for tick, document in zip(ticks, documents * 2, strict=True):
+            tick.set_color(looks[document][1])
         for chunk in range(1, size):
             if documents[chunk] != documents[chunk - 1]:
                 axis.axhline(chunk - 0.5, color="white", linewidth=0.8)
                 axis.axvline(chunk - 0.5, color="white", linewidth=0.8)
     drawing.colorbar(image, ax=list(axes), pad=0.01, label="similarity weight")
     if names:
-        handles = [
-            Line2D([], [], linestyle="", color=looks[name][1], marker=f"${looks[name][0]}$")
-            for name in names
-        ]
         drawing.legend(
-            handles,
-            [_line(name, 60) for name in names],
+            handles=[
+                Line2D([], [], linestyle="", color=c, marker=f"${letter}$", label=_line(name, 60))
+                for name, (letter, c) in looks.items()
+                if name
+            ],
             title="documents",
             loc="outside lower left",
             ncols=2,

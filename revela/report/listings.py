@@ -3,7 +3,7 @@
 import re
 import textwrap
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -20,9 +20,7 @@ _WIDE = 100  # characters from which a column of LaTeX wraps
 def listed(listing: Listing, inputs: Mapping[str, Path]) -> pd.DataFrame:
     """Return the rows of a listing's file, beside a batch if it names a batch set.
 
-    Args:
-        listing: its settings.
-        inputs: the batch file, by the name of its set.
+    It is the batch of `inputs` that shares most words with the rows, the first of several.
 
     Raises:
         RevelaError: the file cannot be read, or lacks a column.
@@ -30,23 +28,10 @@ def listed(listing: Listing, inputs: Mapping[str, Path]) -> pd.DataFrame:
     rows = read_listing(listing)
     if listing.batches is None:
         return rows
-    batch = pd.DataFrame(closest_batch(rows, inputs[listing.batches]), columns=BATCH_COLUMNS)
-    return pd.concat([rows, batch], axis=1).fillna("")
-
-
-def closest_batch(rows: pd.DataFrame, batches: Path) -> list[tuple[str | None, str]]:
-    """Return document and text of each chunk of the batch that shares most words with the rows.
-
-    One batch after the other is read; where several share as many, it is the first of them.
-    """
-    printed = _words(" ".join(rows.to_numpy().ravel()))
-
-    def shared(batch: dict[str, list[str]]) -> int:
-        return len(printed & _words(" ".join(batch["texts"])))
-
-    batch = max(read_batches(batches), key=shared)
-    texts = batch["texts"]
-    return list(zip(batch["documents"] or [None] * len(texts), texts, strict=True))
+    printed, batches = _words(rows.to_numpy().ravel()), read_batches(inputs[listing.batches])
+    closest = max(batches, key=lambda batch: len(printed & _words(batch["texts"])))
+    beside = pd.DataFrame(closest, columns=["documents", "texts"])
+    return pd.concat([rows, beside.set_axis(BATCH_COLUMNS, axis=1)], axis=1).fillna("")
 
 
 def to_csv(listing: Listing, rows: pd.DataFrame) -> str:
@@ -79,5 +64,5 @@ def _cells(listing: Listing, rows: pd.DataFrame) -> pd.DataFrame:
     return cells.set_index(cells.columns[0])
 
 
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower()))
+def _words(texts: Iterable[str]) -> set[str]:
+    return set(re.findall(r"\w+", unicodedata.normalize("NFKC", " ".join(texts)).lower()))

@@ -24,13 +24,10 @@ def markdown(
     notes: Iterable[str] = (),
     align: Literal["left", "right"] = "right",
 ) -> str:
-    """Return a table as Markdown between its caption and its notes.
+    """Return a table as Markdown between its caption and its notes, which are paragraphs.
 
-    Args:
-        rows: a frame of texts whose index is the first column, or a list of dictionaries.
-        caption: printed above.
-        notes: paragraphs printed below.
-        align: alignment of all columns but the first.
+    `rows` is a frame of texts whose index is the first column, or a list of dictionaries. All
+    columns but the first are aligned as `align` says.
     """
     grid = tabulate(rows, "keys", "pipe", stralign=align, colalign=["left"], disable_numparse=True)
     return "\n\n".join(text for text in (caption, grid, *notes) if text) + "\n"

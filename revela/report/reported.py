@@ -1,13 +1,12 @@
 """Printed figures: read them, recompute their means, compare them with what is measured here."""
 
-import math
-
+import numpy as np
 import pandas as pd
 
 from revela.config.printed import read_reported
 from revela.config.report import Table
 
-_HALF_UNIT = 0.05  # figures are printed with one decimal
+_HALF_UNIT = 0.05 + 1e-9  # figures are printed with one decimal
 
 
 def printed_figures(table: Table) -> pd.DataFrame:
@@ -26,8 +25,14 @@ def printed_figures(table: Table) -> pd.DataFrame:
     complete = table.mean in printed and set(headings) == set(tasks)
     figures = printed.reindex(index=systems, columns=[*headings, table.mean]).astype(float)
     if not complete:
-        figures[table.mean] = _mean(figures[headings])
+        figures[table.mean] = row_means(figures[headings])
     return figures.set_axis(pd.Index(table.names(), name="system")).rename_axis(columns=None)
+
+
+def row_means(figures: pd.DataFrame) -> pd.Series:
+    """Return the mean of each row, NaN where one of its figures is missing."""
+    # Rounded, so that the order of the sum does not decide how 15.55 is printed.
+    return figures.mean(axis=1, skipna=False).round(9)
 
 
 def check_means(table: Table) -> pd.DataFrame:
@@ -37,25 +42,13 @@ def check_means(table: Table) -> pd.DataFrame:
     figures can explain the difference, else `no`; empty where nothing is printed.
     """
     printed = printed_figures(table)
-    recomputed = _mean(printed.drop(columns=table.mean))
+    recomputed = row_means(printed.drop(columns=table.mean))
     means = pd.DataFrame({"printed": printed[table.mean], "recomputed": recomputed})
-    means["adds_up"] = (means["printed"] - means["recomputed"]).abs().map(_adds_up)
-    return means
-
-
-def _mean(figures: pd.DataFrame) -> pd.Series:
-    # Rounded, so that the order of the sum does not decide how 15.55 is printed.
-    return figures.mean(axis=1, skipna=False).round(9)
-
-
-def _adds_up(difference: float) -> str:
-    if math.isnan(difference):
-        return ""
+    gap = (means["printed"] - recomputed).abs()
     # Each printed figure may be off by half a unit, and so may their mean and the printed mean.
-    slack = 1e-9
-    if difference <= _HALF_UNIT + slack:
-        return "yes"
-    return "rounding" if difference <= 2 * _HALF_UNIT + slack else "no"
+    cases = [gap.isna(), gap <= _HALF_UNIT, gap <= 2 * _HALF_UNIT]
+    means["adds_up"] = np.select(cases, ["", "yes", "rounding"], "no")
+    return means
 
 
 def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
@@ -63,10 +56,7 @@ def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
 
     A mean is compared with the `recomputed` one (see `check_means`). The verdict is `reproduced`
     within the table's tolerance, else `higher` or `lower`; `not measured` without a measurement.
-
-    Args:
-        table: the table.
-        measured: systems × (headings, mean), see `tables.measured_figures`.
+    `measured` is systems × (headings, mean), see `tables.measured_figures`.
     """
     is_printed = [row.reported is not None for row in table.rows]
     printed = printed_figures(table)[is_printed].rename_axis(columns="task").stack()
@@ -76,15 +66,8 @@ def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
     lines["recomputed"] = means["recomputed"].where(is_mean)
     lines["adds_up"] = means["adds_up"].where(is_mean, "")
     lines["measured"] = measured[is_printed].stack().to_numpy()
-    expected = lines["recomputed"].where(is_mean, lines["printed"])
-    lines["difference"] = lines["measured"] - expected
-    lines["verdict"] = [_verdict(gap, table.tolerance) for gap in lines["difference"]]
+    gap = lines["measured"] - lines["recomputed"].where(is_mean, lines["printed"])
+    cases = [gap.isna(), gap.abs() <= table.tolerance, gap > 0]
+    lines["difference"] = gap
+    lines["verdict"] = np.select(cases, ["not measured", "reproduced", "higher"], "lower")
     return lines
-
-
-def _verdict(difference: float, tolerance: float) -> str:
-    if math.isnan(difference):
-        return "not measured"
-    if abs(difference) <= tolerance:
-        return "reproduced"
-    return "higher" if difference > 0 else "lower"

@@ -10,8 +10,8 @@ The score of a system trained with several seeds is, on each query, the mean ove
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,16 +19,13 @@ import pandas as pd
 from revela.common.errors import RevelaError
 from revela.config.report import Table
 
-RESAMPLES = 10_000
-LEVEL = 0.05
 COLUMNS = ["system", "column", "score", "ci_low", "ci_high", "std", "compared_to", "p", "queries"]
 _CELLS = 4_000_000  # resamples × queries held in memory at a time
 
-Stratum = tuple[str, str]
-"""Task and subset; the subset is empty in a task that has only one."""
+Stratum = tuple[str, str]  # task, and subset, which is empty in a task that has only one
 
 
-def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame:
     """Return an interval and a test for each measured system and column, figures × 100.
 
     Columns: `score`; `ci_low` and `ci_high`, its 95% confidence interval by the percentile
@@ -37,37 +34,33 @@ def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 
     its group if the table's `bold` is `group`), and `p` of the two-sided paired randomisation test
     against it (random sign flips of the queries' differences), adjusted by Holm for the
     comparisons of the column; `queries`, their number. The best system itself and unranked ones
-    have neither `compared_to` nor `p`.
+    have neither `compared_to` nor `p`. A stratum is resampled alike in every table.
 
     A system without query scores for all tasks of a column has no line for that column.
 
-    Args:
-        table: rows and columns, with benchmarks expanded (`Config.table`).
-        scores: the folder with `<model>/<task>.queries.csv`.
-        resamples: number of bootstrap samples and of sign flips.
-        seed: random seed; a stratum is resampled alike in every table.
+    The table's benchmarks are expanded (`Config.table`); `scores` holds
+    `<model>/<task>.queries.csv`; `resamples` counts bootstrap samples and sign flips.
 
     Raises:
         RevelaError: a file of query scores is malformed, or two systems differ in their queries.
     """
-    names = table.names()
     strata = _read_strata(table, scores)  # queries × models
-    # (1, S), (R, S), (R, S) for each stratum of S systems, NaN for systems without it.
-    means, bootstrapped, flipped = {}, {}, {}
+    # (S), (R, S), (R, S) for each stratum of S systems, NaN for systems without it.
+    resampled: dict[Stratum, Any] = {}
     for stratum, frame in strata.items():
         seeds = (frame.reindex(columns=row.model) for row in table.rows)
         scores_QS = 100 * np.stack([each.mean(axis=1, skipna=False) for each in seeds], axis=1)
-        random = np.random.default_rng([seed, zlib.crc32("/".join(stratum).encode())])
-        means[stratum] = scores_QS.mean(axis=0, keepdims=True)
-        bootstrapped[stratum] = _reweighted(scores_QS, _counts, random, resamples)
-        flipped[stratum] = _reweighted(scores_QS, _signs, random, resamples)
+        random = np.random.default_rng([0, zlib.crc32("/".join(stratum).encode())])
+        bootstrap_RS = _reweighted(scores_QS, _counts, random, resamples)
+        null_RS = _reweighted(scores_QS, _signs, random, resamples)
+        resampled[stratum] = scores_QS.mean(axis=0), bootstrap_RS, null_RS
     lines = []
     for column, weights in column_weights(table, strata).items():
         score_S, bootstrap_RS, null_RS = (
-            np.sum([weight * part[stratum] for stratum, weight in weights.items()], axis=0)
-            for part in (means, bootstrapped, flipped)
+            sum(weight * resampled[stratum][part] for stratum, weight in weights.items())
+            for part in range(3)
         )
-        found = pd.DataFrame({"system": names, "column": column, "score": score_S[0]})
+        found = pd.DataFrame({"system": table.names(), "column": column, "score": score_S})
         found["ci_low"], found["ci_high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
         of_models = 100 * sum(weight * strata[s].mean() for s, weight in weights.items())
         found["std"] = [of_models.reindex(row.model).std() for row in table.rows]
@@ -78,14 +71,11 @@ def analyse(table: Table, scores: Path, resamples: int = RESAMPLES, seed: int = 
 
 
 def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
-    """Return (system, column) of the compared systems where the best does not beat the next.
-
-    That is where p of the next best system is at least `LEVEL`.
-    """
+    """Return (system, column) of the compared systems where the next best's p is 0.05 or more."""
     found = set()
     tested = analysis.dropna(subset="p")
     for (column, best), others in tested.groupby(["column", "compared_to"]):
-        if others.loc[others["score"].idxmax(), "p"] >= LEVEL:
+        if others.loc[others["score"].idxmax(), "p"] >= 0.05:
             found |= {(system, column) for system in (best, *others["system"])}
     return found
 
@@ -116,56 +106,39 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     """Return p-values adjusted for multiple comparisons (Holm 1979), in the order given."""
     order = np.argsort(p_values)
     stepped = p_values[order] * np.arange(len(order), 0, -1)
-    adjusted = np.empty_like(p_values)
-    adjusted[order] = np.maximum.accumulate(stepped).clip(max=1)
-    return adjusted
-
-
-# ---------------------------------------------------------------------------- parts
+    return np.maximum.accumulate(stepped).clip(max=1)[np.argsort(order)]
 
 
 def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.DataFrame:
     """Return for each system the best one that it is compared to, and the adjusted p."""
     found = pd.DataFrame({"compared_to": "", "p": np.nan}, index=scores.index)
-    scope = np.array([row.group if table.bold == "group" else "" for row in table.rows])
-    competing = scores.notna() & np.array([row.ranked for row in table.rows])
-    for group in dict.fromkeys(scope):
-        systems = scores[competing & (scope == group)]
-        if len(systems) < 2:
-            continue
+    scope = pd.Series([row.group if table.bold == "group" else "" for row in table.rows])
+    for _, systems in scores[[row.ranked for row in table.rows]].dropna().groupby(scope):
         best = systems.idxmax()
-        others = [system for system in systems.index if system != best]
+        others = systems.index.drop(best)
         # Flipping the sign of a difference is flipping those of both scores.
         null_RO = np.abs(null_RS[:, [best]] - null_RS[:, others])
         # 1e-9: equal sums count although rounding sets them apart. 1 +: the observed signs count.
         reached = null_RO >= (systems[best] - systems[others]).to_numpy() - 1e-9
-        p_values = (1 + reached.sum(axis=0)) / (1 + len(null_RO))
         found.loc[others, "compared_to"] = table.names()[best]
-        found.loc[others, "p"] = holm(p_values)
+        found.loc[others, "p"] = holm((1 + reached.sum(axis=0)) / (1 + len(null_RO)))
     return found
 
 
 def _reweighted(
-    scores_QS: np.ndarray,
-    draw: Callable[[np.random.Generator, int, int], np.ndarray],
-    random: np.random.Generator,
-    resamples: int,
+    scores_QS: np.ndarray, draw: Any, random: np.random.Generator, resamples: int
 ) -> np.ndarray:
     """Return the mean scores (R, S) of randomly weighted queries, in bounded memory."""
     size = len(scores_QS)
     batch = max(1, _CELLS // size)
-    parts = [
-        draw(random, min(batch, resamples - done), size) @ scores_QS
-        for done in range(0, resamples, batch)
-    ]
-    return np.concatenate(parts) / size
+    sizes = [(min(batch, resamples - done), size) for done in range(0, resamples, batch)]
+    return np.concatenate([draw(random, *shape) @ scores_QS for shape in sizes]) / size
 
 
 def _counts(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
     """Return how often each query is drawn (rows, Q) in Q draws with replacement per row."""
     drawn = random.integers(0, size, (rows, size), dtype=np.int32)
-    drawn += size * np.arange(rows, dtype=np.int32)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(float)
+    return np.apply_along_axis(np.bincount, 1, drawn, minlength=size)
 
 
 def _signs(random: np.random.Generator, rows: int, size: int) -> np.ndarray:

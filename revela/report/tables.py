@@ -1,17 +1,17 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
 import json
-import math
 from collections.abc import Set
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.config.report import Table
 from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
-from revela.report.reported import printed_figures
+from revela.report.reported import printed_figures, row_means
 
 SOURCE = "source"
 _UNDECIDED = "‡"
@@ -33,22 +33,16 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 
     A system with at least one score shows measured figures only, other systems reported ones: no
     row mixes the two, so a mean is of one kind. `source` is `measured`, `reported` or `missing`.
-
-    Args:
-        table: rows and columns, with benchmarks expanded (`Config.table`).
-        scores: the folder with `<model>/<task>.json`.
+    The table's benchmarks are expanded (`Config.table`); `scores` holds `<model>/<task>.json`.
 
     Raises:
         RevelaError: a score file is malformed or lacks the measure or the subset; or the file of
             reported figures lacks the system or the task.
     """
     printed, measured = printed_figures(table), measured_figures(table, scores)
-    is_measured = measured.notna().any(axis=1)
+    is_measured, is_printed = measured.notna().any(axis=1), printed.notna().any(axis=1)
     frame = measured.where(is_measured, printed)
-    frame[SOURCE] = [
-        "measured" if here else "reported" if there else "missing"
-        for here, there in zip(is_measured, printed.notna().any(axis=1), strict=True)
-    ]
+    frame[SOURCE] = np.select([is_measured, is_printed], ["measured", "reported"], "missing")
     return frame
 
 
@@ -61,10 +55,11 @@ def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
     for row in table.rows:
         cells = {}
         for heading, tasks in table.columns:
-            pairs = product(row.model, tasks)
-            cells[heading] = _mean([_score(*pair, table.measure, scores) for pair in pairs])
-        rows.append(cells | {table.mean: _mean(list(cells.values()))})
+            found = [_score(*pair, table.measure, scores) for pair in product(row.model, tasks)]
+            cells[heading] = np.mean(found or np.nan)
+        rows.append(cells)
     frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
+    frame[table.mean] = row_means(frame)
     return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
 
 
@@ -72,7 +67,7 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
     task, _, subset = column.partition(":")
     path = scores / model / f"{task}.json"
     if not path.exists():
-        return math.nan
+        return np.nan
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -87,21 +82,14 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
     return 100 * found[measure]
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
     """Return a line for each system of which only a part is measured, with what is missing."""
-    lines = []
-    for name, cells in frame[frame[SOURCE] == "measured"].drop(columns=SOURCE).iterrows():
-        missing = [heading for heading in cells.index[cells.isna()] if heading != table.mean]
-        if missing:
-            lines.append(f"{name}: partly measured; missing: {', '.join(missing)}")
-    return lines
-
-
-# ---------------------------------------------------------------------------- formats
+    missing = frame[frame[SOURCE] == "measured"].drop(columns=[SOURCE, table.mean]).isna()
+    return [
+        f"{name}: partly measured; missing: {', '.join(missing.columns[of_row])}"
+        for name, of_row in missing.iterrows()
+        if of_row.any()
+    ]
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -112,8 +100,8 @@ def to_csv(frame: pd.DataFrame) -> str:
     return frame.to_csv(float_format="%.1f")
 
 
+# (system, heading) where the best does not beat the next best (`significance.undecided`).
 Undecided = Set[tuple[str, str]]
-"""(system, heading) where the best does not beat the next best (`significance.undecided`)."""
 
 
 def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
@@ -147,12 +135,6 @@ def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset
     return latex(cells.T, table.caption, blocks, notes, merged=used[0])
 
 
-def comparison_to_markdown(table: Table, comparison: pd.DataFrame) -> str:
-    """Return a comparison (`reported.compare`) as Markdown."""
-    figures = comparison.select_dtypes("number")
-    return markdown(with_digits(comparison, dict.fromkeys(figures, 1)), table.caption)
-
-
 def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
     """Return intervals and tests (`significance.analyse`) as Markdown."""
     texts = with_digits(analysis, _ANALYSIS_DIGITS).replace("", MISSING).set_index("system")
@@ -172,11 +154,11 @@ def _cells(
     texts = cells.drop(columns=SOURCE)
     # What is printed alike is equally good.
     figures = texts.replace(MISSING, "nan").astype(float)
-    figures[[not row.ranked or table.bold == "none" for row in table.rows]] = math.nan
+    figures[[not row.ranked or table.bold == "none" for row in table.rows]] = np.nan
     scope = pd.Series([row.group * (table.bold == "group") for row in table.rows], cells.index)
     is_best = figures == figures.groupby(scope).transform("max")
     cells[texts.columns] = texts.mask(is_best, "**" + texts + "**")
-    marked = {cell for cell in undecided if is_best.at[cell]}
+    marked = [cell for cell in undecided if is_best.at[cell]]
     for cell in marked:
         cells.at[cell] += _UNDECIDED
-    return cells, [*([_UNDECIDED_NOTE] if marked else []), *gaps(table, frame)]
+    return cells, [_UNDECIDED_NOTE] * bool(marked) + gaps(table, frame)

@@ -60,9 +60,8 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
         ]
         by_step = pd.DataFrame(scores, columns=["step", "score"]).groupby("step")["score"]
         (line,) = axis.plot(by_step.mean(), label=label, clip_on=False)
-        seeds = by_step.agg(["min", "max"])
-        band: dict[str, Any] = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
-        axis.fill_between(seeds.index, seeds["min"], seeds["max"], **band)
+        lowest, highest = by_step.min(), by_step.max()
+        axis.fill_between(lowest.index, lowest, highest, color=line.get_color(), alpha=0.15, lw=0)
     measure = figure.measure.replace("ndcg_at_", "nDCG@")
     axis.set(title=figure.task, xlabel="step", ylabel=f"{measure} × 100")
     axis.set_ylim(bottom=0)
@@ -98,20 +97,19 @@ def draw_step_cost(_: StepCostFigure, inputs: dict[str, Path]) -> Figure:
     sizes = found.index
     share = sizes / sizes[-1]
     drawing = Figure()
-    time, memory = drawing.subplots(1, 2)
-    for axis, measure in ((time, "seconds"), (memory, "memory_gb")):
+    axes = drawing.subplots(1, 2)
+    panels = ("seconds", "time of a step (s)"), ("memory_gb", "peak memory of a step (GB)")
+    for axis, (measure, title) in zip(axes, panels, strict=True):
         revela, replug = found[f"revela_{measure}"], found[f"replug_{measure}"]
         axis.plot(revela, label="Revela")
         axis.plot(replug, label="REPLUG")
         axis.plot(sizes, share * revela.iloc[-1], "-", label="growth with B", **_GUIDE)
-        if axis is time:
+        if measure == "seconds":
             axis.plot(sizes, share**2 * replug.iloc[-1], "--", label="growth with B²", **_GUIDE)
-        axis.set(xscale="log", yscale="log", xlabel="batch size B")
+        axis.set(xscale="log", yscale="log", title=title, xlabel="batch size B")
         axis.set_xticks(sizes, sizes)
         axis.minorticks_off()
-    time.set_title("time of a step (s)")
-    memory.set_title("peak memory of a step (GB)")
-    drawing.legend(*time.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     drawing.supxlabel(found["machine"].iloc[0], fontsize=5, color="#555555")
     return drawing
 

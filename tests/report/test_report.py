@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from revela.common.errors import RevelaError
 from revela.config.file import load_config
@@ -264,7 +265,8 @@ def test_a_comparison_has_three_figures_and_a_verdict(table, tmp_path):
         "Paper,task_b,1.5,,,,,not measured",
         "Paper,Mean,45.8,45.8,yes,,,not measured",
     ]
-    lines = squeezed(tables.comparison_to_markdown(table, frame))
+    commands.compare(table, tmp_path, tmp_path / "compared.csv")
+    lines = squeezed((tmp_path / "compared.md").read_text())
     assert lines[4] == "| One | task_a | 49.2 | – | | 50.0 | 0.8 | reproduced |"
     tight = table.model_copy(update={"tolerance": 0.5})
     again = reported.compare(tight, tables.measured_figures(table, tmp_path))
@@ -572,10 +574,12 @@ def test_figures_are_drawn_and_repeatable(inputs, tmp_path, figure, kind, magic)
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_an_input_of_a_figure_that_is_missing(inputs):
+def test_an_input_of_a_figure_that_is_missing(inputs, tmp_path):
+    given = ["--input", f"x={inputs['t']}", "--output", str(tmp_path / "f.pdf")]
     for figure, name in zip(FIGURES, ("t", "t", "step-cost", "e", "e"), strict=True):
-        with pytest.raises(RevelaError, match=f"--input {name}=PATH is missing"):
-            figures.draw(figure, {"x": inputs["t"]})
+        called = ["figure", "--settings", figure.model_dump_json(), *given]
+        result = CliRunner().invoke(commands.app, called)
+        assert str(result.exception) == f"--input {name}=PATH is missing"
 
 
 def test_experiments_of_a_figure_keep_their_order():
