@@ -1,13 +1,15 @@
 """Benchmarks: mteb's tasks by name, and local collections in BEIR layout as mteb tasks."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, check_name, reading, unknown_name
 from revela.config.catalogue import mteb_task_names
 from revela.config.steps import MtebBenchmark, RetrievalBenchmark
 from revela.text.rows import json_lines
+
+_QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
+_UNKNOWN_SHARE = 0.01  # of judgements, as in data sets whose corpora lost some documents
 
 
 def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> Any:
@@ -36,10 +38,11 @@ def local_task(name: str, folder: Path) -> Any:
     """Return a collection in BEIR layout as an mteb retrieval task.
 
     The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), either perhaps
-    gzipped, and qrels.tsv (query-id, corpus-id, score under a heading).
+    gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, perhaps under a heading).
 
     Raises:
-        RevelaError: a file is missing or broken, or a judgement names an unknown id.
+        RevelaError: a file is missing or broken, ids or judgements contradict each other, or more
+            than one judgement in a hundred names an unknown id.
     """
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -59,11 +62,12 @@ def local_task(name: str, folder: Path) -> Any:
 
     corpus, queries, qrels = collection_files(folder)
     documents, texts = _read_rows(corpus), _read_rows(queries)
-    ids = {"document": {row["id"] for row in documents}, "query": {row["id"] for row in texts}}
     split = {
         "corpus": Dataset.from_list(documents),
         "queries": Dataset.from_list([{"id": row["id"], "text": row["text"]} for row in texts]),
-        "relevant_docs": _read_qrels(qrels, ids),
+        "relevant_docs": _read_qrels(
+            qrels, *({row["id"] for row in r} for r in (texts, documents))
+        ),
         "top_ranked": None,
     }
     task = LocalTask()
@@ -78,44 +82,82 @@ def collection_files(folder: Path) -> list[Path]:
     Raises:
         RevelaError: one is missing.
     """
-    files = []
-    for name in ("corpus.jsonl", "queries.jsonl"):
-        found = [path for path in (folder / name, folder / f"{name}.gz") if path.exists()]
-        if not found:
-            raise RevelaError(f"{folder}: neither {name} nor {name}.gz in it")
-        files.append(found[0])
-    if not (folder / "qrels.tsv").exists():
-        raise RevelaError(f"{folder}: no qrels.tsv in it")
-    return [*files, folder / "qrels.tsv"]
+    wanted = [
+        ("corpus.jsonl", "corpus.jsonl.gz"),
+        ("queries.jsonl", "queries.jsonl.gz"),
+        ("qrels.tsv", "qrels/test.tsv"),
+    ]
+    files = [next((folder / n for n in names if (folder / n).exists()), None) for names in wanted]
+    for names, file in zip(wanted, files, strict=True):
+        if file is None:
+            raise RevelaError(f"{folder}: no {' or '.join(names)} in it")
+    return [file for file in files if file]
 
 
 def _read_rows(path: Path) -> list[dict[str, str]]:
-    rows = []
+    """Return id, text and title of each row; those that are there twice count once."""
+    rows: dict[str, dict[str, str]] = {}
+    repeated = 0
     for place, row in json_lines(path):
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
         if not isinstance(row, dict):
             raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
         for field in ("_id", "text"):
-            if field not in row:
-                raise RevelaError(f"{place}: {unknown_name('field', field, row)}")
-        title = row.get("title") or ""
-        rows.append({"id": str(row["_id"]), "text": row["text"], "title": title})
-    return rows
+            check_name(place, "field", field, row)
+        one = {"id": str(row["_id"]), "text": row["text"], "title": row.get("title") or ""}
+        for field, value in one.items():
+            if not isinstance(value, str):
+                raise RevelaError(f"{place}: {field} must be a text, got {value!r}")
+        if not one["id"] or any(map(str.isspace, one["id"])):
+            raise RevelaError(f"{place}: _id {one['id']!r} must have no space: a TREC run has none")
+        if rows.setdefault(one["id"], one) != one:
+            raise RevelaError(f"{place}: _id {one['id']!r} was there before, with another text")
+        repeated += rows[one["id"]] is not one
+    if not rows:
+        raise RevelaError(f"{path}: is empty")
+    if repeated:
+        print(f"{path}: {repeated} rows are there twice and count once")
+    return list(rows.values())
 
 
-def _read_qrels(path: Path, known: dict[str, set[str]]) -> dict[str, dict[str, int]]:
+def _read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, dict[str, int]]:
+    """Return query → document → relevance. What few judgements say of unknown ids is kept."""
     relevant: dict[str, dict[str, int]] = {}
-    with path.open(encoding="utf-8", newline="") as stream:
-        next(stream, None)
-        for number, row in enumerate(csv.reader(stream, delimiter="\t"), start=2):
-            place = f"{path}:{number}"
-            try:
-                query, document, score = row[0], row[1], int(row[2])
-            except (IndexError, ValueError) as error:
-                raise RevelaError(f"{place}: expected query-id, corpus-id, score") from error
-            for kind, name in (("query", query), ("document", document)):
-                if name not in known[kind]:
-                    raise RevelaError(f"{place}: no {kind} {name!r} in the collection")
-            relevant.setdefault(query, {})[document] = score
-    return relevant
+    unknown: list[str] = []
+    repeated = count = 0
+    with reading(path, "text"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        place, row = f"{path}:{number}", line.split("\t")
+        if not line.strip() or (number == 1 and row[0].lower() in _QUERY_HEADINGS):
+            continue
+        try:
+            query, document, score = *map(str.strip, row[:2]), float(row[2])
+            if len(row) > 3 or score < 0 or score % 1:
+                raise ValueError
+        except (IndexError, ValueError) as error:
+            raise RevelaError(
+                f"{place}: expected query-id, corpus-id and a score of 0, 1, …, separated by tabs; "
+                f"got {line!r}"
+            ) from error
+        for kind, name, known in (("query", query, queries), ("document", document, documents)):
+            if name not in known:
+                unknown.append(f"{place}: no {kind} {name!r} in the collection")
+        judged = relevant.setdefault(query, {})
+        if judged.get(document, score) != score:
+            raise RevelaError(
+                f"{place}: {query!r} and {document!r} are judged {score:g} here, "
+                f"{judged[document]} before"
+            )
+        repeated += document in judged
+        judged[document] = int(score)
+        count += 1
+    if len(unknown) > _UNKNOWN_SHARE * count:
+        raise RevelaError(f"{unknown[0]} ({len(unknown)} such ids in {count} judgements)")
+    if not any(score for judged in relevant.values() for score in judged.values()):
+        raise RevelaError(f"{path}: no judgement is above 0")
+    for what, found in (("repeated judgements", repeated), ("unknown ids", len(unknown))):
+        if found:
+            print(f"{path}: {found} {what}")
+    return {query: judged for query, judged in relevant.items() if query in queries}

@@ -258,7 +258,7 @@ def test_queries_without_judgement_are_counted_and_only_such_are_refused(
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     assert found.unjudged == 2
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n")
-    with pytest.raises(RevelaError, match="no query of test/default is judged"):
+    with pytest.raises(RevelaError, match="no judgement is above 0"):
         evaluation.evaluate(
             searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
         )
@@ -349,10 +349,24 @@ def test_cohere_is_told_what_is_a_query(collection, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("qrels.tsv", "h\nq0\td9\t1\n", r"qrels\.tsv:2: no document 'd9'"),
-        ("qrels.tsv", "h\nq9\td1\t1\n", r"qrels\.tsv:2: no query 'q9'"),
-        ("qrels.tsv", "h\nq0\td1\n", r"qrels\.tsv:2: expected query-id, corpus-id, score"),
+        ("qrels.tsv", "query-id\tc\ts\nq0\td9\t1\n", r"qrels\.tsv:2: no document 'd9'"),
+        ("qrels.tsv", "q9\td1\t1\n", r"qrels\.tsv:1: no query 'q9'"),
+        ("qrels.tsv", "q0\td1\n", r"qrels\.tsv:1: expected query-id, corpus-id and a score"),
+        ("qrels.tsv", "h\tx\ty\nq0\td1\t1\n", r"qrels\.tsv:1: expected .* got 'h\\tx\\ty'"),
+        ("qrels.tsv", "q0\td1\t-1\n", r"qrels\.tsv:1: expected"),
+        ("qrels.tsv", "q0\td1\t0.5\n", r"qrels\.tsv:1: expected"),
+        ("qrels.tsv", "q0 0 d1 1\n", r"qrels\.tsv:1: expected .* separated by tabs"),
+        ("qrels.tsv", "q0\td1\t1\nq0\td1\t2\n", r"qrels\.tsv:2: 'q0' and 'd1' are judged 2"),
+        ("qrels.tsv", "q0\td1\t0\n", r"qrels\.tsv: no judgement is above 0"),
         ("queries.jsonl", '{"id": 1}\n', r"queries\.jsonl:1: unknown field '_id'"),
+        ("queries.jsonl", '{"_id": "a b", "text": "x"}', r"_id 'a b' must have no space"),
+        ("queries.jsonl", '{"_id": "a", "text": null}', r"queries\.jsonl:1: text must be a text"),
+        (
+            "queries.jsonl",
+            '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}',
+            r"queries\.jsonl:2: _id 'a' was there before, with another text",
+        ),
+        ("queries.jsonl", "\n", r"queries\.jsonl: is empty"),
         ("queries.jsonl", "{\n", r"queries\.jsonl:1: broken JSON"),
     ],
 )
@@ -362,9 +376,41 @@ def test_a_broken_collection_is_refused(collection, file, content, message):
         local_task("tiny-task", collection)
 
 
+@pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
+def test_judgements_are_read_with_a_heading_or_without(collection, heading):
+    (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
+    task = local_task("tiny-task", collection)
+    assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d2": 1}, "q1": {"d3": 2}}
+
+
+def test_a_collection_as_beir_publishes_it(collection):
+    (collection / "qrels").mkdir()
+    (collection / "qrels.tsv").rename(collection / "qrels/test.tsv")
+    rows = [{"_id": "d0", "title": None, "text": "x", "metadata": {"url": "u"}}]
+    rows += [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS) if n]
+    (collection / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = local_task("tiny-task", collection).dataset["default"]["test"]
+    assert data["corpus"][0] == {"id": "d0", "title": "", "text": "x"}
+    assert data["relevant_docs"] == QRELS
+
+
+def test_what_is_there_twice_counts_once_and_a_few_unknown_ids_are_told(collection, capsys):
+    queries = [json.dumps({"_id": f"q{n}", "text": f"query {n}"}) for n in range(200)]
+    (collection / "queries.jsonl").write_text("\n".join([*queries, queries[0]]))
+    lines = [f"q{n}\td1\t1" for n in range(200)]
+    (collection / "qrels.tsv").write_text("\n".join([*lines, lines[7], "q8\tlost\t1"]))
+    data = local_task("tiny-task", collection).dataset["default"]["test"]
+    assert len(data["queries"]) == 200
+    # trec_eval's ideal ranking has a relevant document that cannot be found.
+    assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
+    told = capsys.readouterr().out
+    for line in ("jsonl: 1 rows are there twice", "tsv: 1 repeated judge", "tsv: 1 unknown ids"):
+        assert line in told
+
+
 def test_an_incomplete_collection_is_refused(collection):
     (collection / "corpus.jsonl.gz").unlink()
-    with pytest.raises(RevelaError, match=r"neither corpus\.jsonl nor corpus\.jsonl\.gz"):
+    with pytest.raises(RevelaError, match=r"no corpus\.jsonl or corpus\.jsonl\.gz in it"):
         local_task("tiny-task", collection)
 
 
