@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from revela.common.errors import check_name
+from revela.common.errors import check_name, errors_at
 from revela.config.file import load_config
 
 app = typer.Typer()
@@ -23,7 +23,9 @@ def settings(config: Path, section: str, name: str) -> None:
 
 @app.command()
 def check(config: Path) -> None:
-    """Check a config: keys, values and every name that one entry uses of another."""
+    """Check a config: keys, values, names that entries use of others, files that they read."""
     checked = load_config(config)
+    with errors_at(str(config)):
+        checked.check_local()
     counts = {name: len(getattr(checked, name)) for name in type(checked).model_fields}
     print(f"{config}: fine:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))

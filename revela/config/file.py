@@ -20,6 +20,7 @@ from revela.common.errors import RevelaError, check_name, errors_at, reading
 from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
 from revela.config.expand import expand
+from revela.config.local import collection_files, model_files, text_files
 from revela.config.names import ModelName, ModelRef, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import AnyFigure, CostTable, DynamicsFigure, Listing, Table
@@ -205,6 +206,37 @@ class Config(steps.Settings):
         if isinstance(suite, steps.PydocsBenchmark):
             return paths.collection(self.tasks[task], task)
         return f"{suite.path}/{task}" if suite.source == "folder" else None
+
+    def local_models(self, section: str, name: str) -> list[Path]:
+        """Return the folders of models, not made here, that a step of an entry loads."""
+        entry = getattr(self, section).get(name)
+        if section == "models" and not entry:
+            return self.local_models("experiments", ModelName.parse(name).training)
+        refs = [ref for _, ref in entry or () if isinstance(ref, ModelRef) and ref.is_folder]
+        return [Path(ref) for ref in refs if not ref.startswith("results/")]
+
+    def check_local(self) -> None:
+        """Look for the files and folders that the entries name.
+
+        Raises:
+            RevelaError: one is missing or incomplete; the message begins with the key.
+        """
+        for name, corpus in self.corpora.items():
+            if isinstance(corpus, steps.FilesCorpus):
+                with errors_at(f"corpora.{name}.path"):
+                    text_files(Path(corpus.path))
+        for name, entry in self.batches.items():
+            if entry.file and not Path(entry.file).is_file():
+                raise RevelaError(f"batches.{name}.file: {entry.file}: no such file")
+        for task, name in self.tasks.items():
+            if self.benchmarks[name].source == "folder":
+                with errors_at(f"benchmarks.{name}"):
+                    collection_files(Path(self.collection(task) or ""))
+        for section in ("experiments", "models"):
+            for name in getattr(self, section):
+                for folder in self.local_models(section, name):
+                    with errors_at(f"{section}.{name}"):
+                        model_files(folder)
 
 
 def _weights(entry: steps.Settings | None) -> dict[str, ModelRef]:

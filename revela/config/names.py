@@ -1,10 +1,11 @@
 """Names of other entries: a setting's type says in which section its value must be defined."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
@@ -27,6 +28,10 @@ class Name(str):
 class ModelRef(Name):
     """A model's weights: an entry (a name without a slash), a folder, a hub name."""
 
+    def __new__(cls, value: str) -> Self:
+        """Return the name, its `~` replaced by the user's home."""
+        return super().__new__(cls, os.path.expanduser(value))
+
     @property
     def is_entry(self) -> bool:
         """Whether it names an entry of the configuration."""
@@ -36,7 +41,7 @@ class ModelRef(Name):
     def is_folder(self) -> bool:
         """Whether it begins as a path does, or with a folder that exists."""
         first, slash, _ = self.partition("/")
-        known = first in ("", ".", "..", "~", "results")
+        known = first in ("", ".", "..", "results")
         return bool(slash) and (known or Path(first).is_dir())
 
     @property

@@ -5,9 +5,11 @@ are in `revela.config.report`.
 """
 
 import json
+import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -109,11 +111,14 @@ class RowCorpus(Corpus):
         return self
 
 
+LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
+
+
 class FilesCorpus(RowCorpus):
     """Local files: .jsonl[.gz|.xz], .parquet, or a folder of .txt and .md files."""
 
     source: Literal["files"]
-    path: str
+    path: LocalPath
 
 
 class HubCorpus(RowCorpus):
@@ -148,7 +153,9 @@ class Batches(Settings):
         description="larger batches of `sample_from`: all their chunks in several batches, or the "
         "first `batch_size` chunks of each",
     )
-    file: str | None = Field(None, description="JSON lines: a list of B texts, or {src, text}")
+    file: LocalPath | None = Field(
+        None, description="JSON lines: a list of B texts, or {src, text}"
+    )
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
     source: str = Field("", description="the corpus of ready-made batches that name none")
     sources: dict[str, SourceName] = Field(
@@ -432,7 +439,7 @@ class FolderBenchmark(Benchmark):
     """Collections in BEIR layout: <path>/<task>/{corpus,queries}.jsonl[.gz], qrels.tsv."""
 
     source: Literal["folder"]
-    path: str
+    path: LocalPath
     tasks: list[str] = Field(min_length=1)
 
 
@@ -441,7 +448,9 @@ class LmEvalBenchmark(Settings):
 
     source: Literal["lm-eval"]
     tasks: list[str] = Field(min_length=1)
-    path: str | None = Field(None, description="folder of own tasks (YAML) in place of lm-eval's")
+    path: LocalPath | None = Field(
+        None, description="folder of own tasks (YAML) in place of lm-eval's"
+    )
     num_fewshot: Natural = 0
     limit: Positive | None = Field(None, description="the first so many examples of a task")
     batch_size: Positive = 16

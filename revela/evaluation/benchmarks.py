@@ -5,6 +5,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError, check_name, reading, unknown_name
 from revela.config.catalogue import mteb_task_names
+from revela.config.local import collection_files
 from revela.config.steps import MtebBenchmark, RetrievalBenchmark
 from revela.text.rows import json_lines
 
@@ -74,24 +75,6 @@ def local_task(name: str, folder: Path) -> Any:
     task.dataset = {"default": {"test": split}}
     task.data_loaded = True
     return task
-
-
-def collection_files(folder: Path) -> list[Path]:
-    """Return the three files of a collection: corpus, queries, judgements.
-
-    Raises:
-        RevelaError: one is missing.
-    """
-    wanted = [
-        ("corpus.jsonl", "corpus.jsonl.gz"),
-        ("queries.jsonl", "queries.jsonl.gz"),
-        ("qrels.tsv", "qrels/test.tsv"),
-    ]
-    files = [next((folder / n for n in names if (folder / n).exists()), None) for names in wanted]
-    for names, file in zip(wanted, files, strict=True):
-        if file is None:
-            raise RevelaError(f"{folder}: no {' or '.join(names)} in it")
-    return [file for file in files if file]
 
 
 def _read_rows(path: Path) -> list[dict[str, str]]:

@@ -48,8 +48,9 @@ def evaluate(
 ) -> Made:
     """Evaluate a retriever on a task."""
     from revela.common.hub import commit
+    from revela.config.local import collection_files
     from revela.evaluation import measure
-    from revela.evaluation.benchmarks import collection_files, load_task
+    from revela.evaluation.benchmarks import load_task
 
     loaded_task = load_task(benchmark, task, folder)
     revision, weights = measure.revision_of(model), measure.weights_of(model)

@@ -12,6 +12,7 @@ from typing import Any
 from revela.common.errors import RevelaError
 from revela.config import paths
 from revela.config.file import Config
+from revela.config.local import text_files
 from revela.config.steps import (
     AnyCorpus,
     Batches,
@@ -22,7 +23,7 @@ from revela.config.steps import (
     Pairs,
 )
 from revela.plan.jobs import Job
-from revela.text.corpora import Skipped, local_files, read_documents
+from revela.text.corpora import Skipped, read_documents
 
 # Words of a chunk as a share of `max_words`, the last chunk of a document aside, which is half as
 # long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and manuals.
@@ -253,7 +254,7 @@ def _rows_of(file: Path) -> float:
 def _rows(corpus: FilesCorpus | HubCorpus) -> float:
     """Return the rows of files, or those that a card on the hub states, else those to be kept."""
     if isinstance(corpus, FilesCorpus):
-        return sum(map(_rows_of, local_files(corpus)))
+        return sum(map(_rows_of, text_files(Path(corpus.path))))
     import datasets
 
     try:

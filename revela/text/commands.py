@@ -20,8 +20,8 @@ def chunk(
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> Made:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
+    from revela.config.local import text_files
     from revela.text.chunking import chunk_corpus
-    from revela.text.corpora import local_files
 
     counts = chunk_corpus(settings, output, workers)
     summary = (
@@ -30,7 +30,7 @@ def chunk(
     )
     if counts.skipped.count:
         summary += f"; skipped {counts.skipped.count} bad rows, first: {counts.skipped.examples[0]}"
-    inputs = local_files(settings) if settings.source == "files" else []
+    inputs = text_files(Path(settings.path)) if settings.source == "files" else []
     return Made(summary, {**vars(counts), "skipped": vars(counts.skipped)}, inputs)
 
 

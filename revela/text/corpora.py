@@ -12,6 +12,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explain
+from revela.config.local import JSON_LINES, PLAIN_TEXT, text_files
 from revela.config.steps import (
     AnyCorpus,
     FilesCorpus,
@@ -20,9 +21,8 @@ from revela.config.steps import (
     PackagesCorpus,
     RowCorpus,
 )
-from revela.text.rows import JSON_LINES, json_lines, parquet_rows, sample
+from revela.text.rows import json_lines, parquet_rows, sample
 
-_TEXTS = (".txt", ".md")
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # that are skipped at most
 _CHANCE = 2  # words that may repeat by chance
 _TRIES = 6  # of a hub data set's stream, without a row in between
@@ -180,28 +180,10 @@ def _copied_words(words: list[str], longest: int) -> int:
     return 0
 
 
-def local_files(corpus: FilesCorpus) -> list[Path]:
-    """Return the files that a corpus reads, in order.
-
-    Raises:
-        RevelaError: the path does not exist, or is a folder without a file to read.
-    """
-    path = Path(corpus.path)
-    if not path.exists():
-        raise RevelaError(f"{path}: no such file or folder")
-    if not path.is_dir():
-        return [path]
-    read = (*_TEXTS, *JSON_LINES, ".parquet")
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
-    if not files:
-        raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
-    return files
-
-
 def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
     names = [name for name in (corpus.fields.id, corpus.fields.title) if name]
-    for file in local_files(corpus):
-        if file.suffix not in _TEXTS:
+    for file in text_files(Path(corpus.path)):
+        if file.suffix not in PLAIN_TEXT:
             yield from _rows_of(file)
             continue
         try:

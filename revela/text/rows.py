@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from revela.common.errors import RevelaError
 from revela.config.steps import First
 
-JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 _ROWS = 1024  # read or written at a time
 
 T = TypeVar("T")

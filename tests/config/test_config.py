@@ -1,6 +1,8 @@
 """Configuration: every mistake is one line that names file, key, value and what is allowed."""
 
 import copy
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 
 from revela.common.errors import RevelaError
 from revela.config.file import load_config, parse_config
+from revela.config.local import fingerprint
 from revela.config.names import ModelName, ModelRef, references
 
 ROOT = Path(__file__).parents[2]
@@ -456,3 +459,72 @@ def test_a_config_in_another_encoding(tmp_path):
 def test_values_that_are_no_such_number(key, value):
     with pytest.raises(RevelaError, match=rf"demo-revela\.{key}: Input should .*; got {value}"):
         parse_config(changed(f"experiments/demo-revela/{key}", value), "x")
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """A config that reads local files of every kind, all of them there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for file in (
+        *("texts/a.txt", "ready.jsonl", "mine/t/corpus.jsonl.gz", "mine/t/queries.jsonl"),
+        *("mine/t/qrels/test.tsv", "model/config.json", "model/model.safetensors"),
+        *("model/tokenizer.json", "adapter/adapter_config.json", "adapter/a.safetensors"),
+    ):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).touch()
+    return {
+        "corpora": {"c": {"source": "files", "path": "~/texts"}},
+        "batches": {"b": {"file": "ready.jsonl", "source": "c"}},
+        "benchmarks": {"m": {"source": "folder", "path": "mine", "tasks": ["t"]}},
+        "models": {"x": {"kind": "encoder", "retriever": "./model", "adapter": "~/adapter"}},
+    }
+
+
+def test_local_models_are_known_by_their_content(local, tmp_path):
+    config = parse_config(local, "c")
+    config.check_local()
+    assert config.corpora["c"].path == str(tmp_path / "texts")
+    assert config.local_models("models", "x") == [Path("model"), tmp_path / "adapter"]
+    weights = Path("model/model.safetensors")
+    weights.write_bytes(bytes(10_000_000))
+    before = fingerprint(Path("model"))
+    os.utime(weights)
+    shutil.copytree("model", "copy")
+    assert fingerprint(Path("copy")) == fingerprint(Path("model")) == before
+    weights.write_bytes(bytes(5_000_000) + b"x" * 5_000_000)
+    assert fingerprint(Path("model")) != before
+    weights.write_bytes(bytes(10_000_000))
+    Path("model/special_tokens.json").touch()
+    assert fingerprint(Path("model")) != before
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("texts", "corpora.c.path: .*texts: no such file or folder"),
+        ("texts/a.txt", "corpora.c.path: .*texts: no .txt, .md, .jsonl"),
+        ("ready.jsonl", "batches.b.file: ready.jsonl: no such file"),
+        ("mine", "benchmarks.m: mine/t: no such folder"),
+        ("mine/t/corpus.jsonl.gz", "benchmarks.m: mine/t: no corpus.jsonl or corpus.jsonl.gz"),
+        ("mine/t/qrels", "benchmarks.m: mine/t: no qrels.tsv or qrels/test.tsv in it"),
+        ("model", "models.x: model: no such folder"),
+        ("model/config.json", "models.x: model: no config.json or adapter_config.json in it"),
+        ("model/tokenizer.json", "models.x: model: no tokenizer.json or tokenizer_config.json"),
+        (
+            "model/model.safetensors",
+            "models.x: model: no weights in safetensors in it; save its pickled",
+        ),
+        ("adapter/a.safetensors", "models.x: .*/adapter: no weights in safetensors in it$"),
+    ],
+)
+def test_local_files_that_are_missing_are_named(local, file, message):
+    Path("model/pytorch_model.bin").touch()
+    path = Path(file)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    config = parse_config(local, "c")
+    with pytest.raises(RevelaError, match=message):
+        config.check_local()

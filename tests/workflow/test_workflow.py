@@ -377,6 +377,8 @@ def test_the_report_carries_tables_and_figures(project):
         (lambda c: c["tables"]["notes"].update(benchmark="min"), "unknown benchmark 'min'"),
         (lambda c: c["experiments"]["tiny-revela"].update(stepz=1), "unknown key 'stepz'"),
         (lambda c: c["tables"]["notes"]["rows"][4].update(model="tiny-revel"), "tiny-revel"),
+        (lambda c: c["corpora"]["notes"].update(path="nots"), "nots: no such file or folder"),
+        (lambda c: c["benchmarks"]["mine"].update(path="mein"), "mein/notes-task: no such folder"),
     ],
 )
 def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, message):
@@ -394,7 +396,7 @@ def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, mes
 
 def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
     config = json.loads(json.dumps(CONFIG))
-    config["models"]["lost"] = {"kind": "encoder", "retriever": "./nowhere"}
+    config["models"]["lost"] = {"kind": "encoder", "retriever": "no/where"}
     config["corpora"]["more"] = CONFIG["corpora"]["notes"]
     config["tables"]["more"] = CONFIG["tables"]["notes"] | {
         "rows": [{"label": "lost", "model": "lost"}]
@@ -412,7 +414,7 @@ def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
     write_config(project, CONFIG)
     assert result.returncode == 1  # not all that was asked for is there
     assert (project / chunks).exists()
-    assert "./nowhere: no such file or folder" in result.stderr
+    assert "hub: model 'no/where' is not in the local cache" in result.stderr
     told = result.stderr.partition("jobs were skipped (REVELA_PREFLIGHT=off")[2]
     assert "evaluate lost notes-task" in told
     assert "need what these would make: table more" in told

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from revela.evaluation.benchmarks import collection_files
 from revela.config import parse_config, paths
-from revela.text.corpora import local_files
-from revela.common.errors import RevelaError
+from revela.config.local import collection_files, fingerprint, text_files
+from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
 from revela.plan.jobs import RULES, Job
 from revela.plan.machine import this_machine
@@ -30,7 +29,10 @@ shell.prefix(
 )
 
 try:
-    CONFIG = parse_config(config, ", ".join(map(str, workflow.configfiles)))
+    source = ", ".join(map(str, workflow.configfiles))
+    CONFIG = parse_config(config, source)
+    with errors_at(source):
+        CONFIG.check_local()
 except RevelaError as error:
     raise WorkflowError(str(error))
 
@@ -69,6 +71,14 @@ def settings(section, name):
     return CONFIG.resolved(section, name).dump()
 
 
+def version(stage, section, name):
+    """Return a stage's version, with what tells the user's own models that it loads from others."""
+    models = CONFIG.local_models(section, name)
+    if not models:
+        return STAGE_VERSIONS[stage]
+    return " ".join([str(STAGE_VERSIONS[stage]), *map(fingerprint, models)])
+
+
 def inputs(section, name):
     """Return the files of other entries that an entry's step reads."""
     return list(CONFIG.inputs(section, name).values())
@@ -77,7 +87,7 @@ def inputs(section, name):
 def corpus_files(name):
     """Return the local files of a corpus, none for packages and hub sets."""
     corpus = CONFIG.corpora[name]
-    return local_files(corpus) if corpus.source == "files" else []
+    return text_files(Path(corpus.path)) if corpus.source == "files" else []
 
 
 def batch_files(name):

@@ -43,7 +43,7 @@ rule evaluate:
         folder=lambda w: folder_option(w.task),
         cache="results/shards/{model}/{task}",
         sharing=lambda w: sharing_options(w.model, w.task),
-        version=STAGE_VERSIONS["evaluate"],
+        version=lambda w: version("evaluate", "models", w.model),
     shell:
         "revela evaluate {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
         " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
@@ -66,7 +66,7 @@ rule evaluate_language_model:
     params:
         model=lambda w: settings("models", w.model),
         benchmark=lambda w: settings("tasks", w.task),
-        version=STAGE_VERSIONS["evaluate_lm"],
+        version=lambda w: version("evaluate_lm", "models", w.model),
     shell:
         "revela evaluate-lm {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
         " --benchmark {params.benchmark:q} --scores {output:q} | record {log:q}"

@@ -46,7 +46,7 @@ rule train:
     params:
         settings=lambda w: settings("experiments", w.experiment),
         folder=subpath(output.log, parent=True),
-        version=STAGE_VERSIONS["train"],
+        version=lambda w: version("train", "experiments", w.experiment),
     shell:
         "launch {resources.nodes} revela train --settings {params.settings:q} --data {input.data:q}"
         " --output {params.folder:q} --zero {resources.zero} | record {log:q}"

@@ -1,0 +1,83 @@
+"""Local files that a configuration names: texts, collections, models; the inputs of their steps."""
+
+import hashlib
+from pathlib import Path
+
+from revela.common.errors import RevelaError
+
+PLAIN_TEXT = (".txt", ".md")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+_BLOCKS, _BLOCK_BYTES = 64, 16_384
+
+
+def text_files(path: Path) -> list[Path]:
+    """Return the files that a corpus reads, in order.
+
+    Raises:
+        RevelaError: the path does not exist, or is a folder without a file to read.
+    """
+    if not path.exists():
+        raise RevelaError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        return [path]
+    read = (*PLAIN_TEXT, *JSON_LINES, ".parquet")
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
+    if not files:
+        raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
+    return files
+
+
+def collection_files(folder: Path) -> list[Path]:
+    """Return the three files of a collection in BEIR layout: corpus, queries, judgements.
+
+    Raises:
+        RevelaError: one is missing.
+    """
+    return [
+        _one_of(folder, "corpus.jsonl", "corpus.jsonl.gz"),
+        _one_of(folder, "queries.jsonl", "queries.jsonl.gz"),
+        _one_of(folder, "qrels.tsv", "qrels/test.tsv"),
+    ]
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model's folder, in order.
+
+    Raises:
+        RevelaError: it lacks a configuration, weights in safetensors or a tokenizer.
+    """
+    described = _one_of(folder, "config.json", "adapter_config.json")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        pickled = any(folder.glob("*.bin"))
+        hint = "; save its pickled ones with safe_serialization=True" if pickled else ""
+        raise RevelaError(f"{folder}: no weights in safetensors in it{hint}")
+    if described.name == "config.json":
+        _one_of(folder, "tokenizer.json", "tokenizer_config.json")
+    others = {*folder.glob("*.json"), *folder.glob("tokenizer*")} - {folder / "manifest.json"}
+    return sorted({*weights, *others})
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a hash of a model's files: names, sizes and some blocks of each, whatever their age.
+
+    A copy or a fresh checkout keeps it, other weights change it. See `model_files` for the errors.
+    """
+    digest = hashlib.sha256()
+    for file in model_files(folder):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            for block in range(_BLOCKS):
+                stream.seek(size * block // _BLOCKS)
+                digest.update(stream.read(_BLOCK_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def _one_of(folder: Path, *names: str) -> Path:
+    if not folder.is_dir():
+        raise RevelaError(f"{folder}: no such folder")
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise RevelaError(f"{folder}: no {' or '.join(names)} in it")
