@@ -157,6 +157,15 @@ class Config(steps.Settings):
         }
         return entry.model_copy(update=folders)
 
+    def targets(self) -> list[str]:
+        """Return the files that can be asked for: what each entry makes, and all scores."""
+        made = [paths.made(s, name) for s in paths.MADE for name in getattr(self, s)]
+        made += [paths.made("tables", name) for s in (self.listings, self.costs) for name in s]
+        made += [
+            f"results/figures/{name}.{kind}" for name in self.figures for kind in ("png", "pdf")
+        ]
+        return made + [paths.scores(m, t) for m, t in itertools.product(self.evaluated, self.tasks)]
+
     # ------------------------------------------------------------------------ dependencies
 
     def inputs(self, section: str, name: str) -> dict[str, str]:

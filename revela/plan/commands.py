@@ -1,4 +1,4 @@
-"""`revela status`, `revela usage` and `revela cost`."""
+"""`revela run`, `status`, `usage` and `cost`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,22 @@ from revela.config.file import Config
 from revela.step import command
 
 app = typer.Typer()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    config: Path,
+    cores: Annotated[str, typer.Option(help="Processor cores for all jobs together.")] = "all",
+    verbose: Annotated[bool, typer.Option(help="All that Snakemake says.")] = False,
+) -> None:
+    """Make what a config describes, with Snakemake, and show its tables.
+
+    All other arguments are Snakemake's: files to make in place of everything, -n, --report FILE.
+    """
+    from revela.plan.run import run
+
+    run(config, context.args, cores, verbose)
 
 
 @app.command()

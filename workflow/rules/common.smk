@@ -25,7 +25,7 @@ shell.prefix(
     "trap : INT TERM USR1; "
     'revela() {{ exec python -m revela "$@" 2>&1; }}; '
     'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@" 2>&1; }}; '
-    "record() {{ trap '' INT TERM USR1; exec tee \"$1\"; }}; "
+    "record() {{ trap '' INT TERM USR1; exec tee \"$1\" > ${{REVELA_JOB_OUTPUT:-/dev/stdout}}; }}; "
 )
 
 try:

@@ -1,0 +1,100 @@
+"""Snakemake's progress, a line a job with the time that is left; its own log has all the rest."""
+
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from logging import WARNING, LogRecord
+from pathlib import Path
+from typing import Any
+
+from snakemake.common import NOTHING_TO_BE_DONE_MSG
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from revela.plan.status import _duration as duration
+
+_SHOWN = {NOTHING_TO_BE_DONE_MSG}
+_ENDED = "At least one job did not complete successfully"
+
+FAILED: list[str] = []
+"""A line for each job that failed, to be printed last."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    rule: str
+    name: str
+    log: Path | None
+    start: float
+
+
+class LogHandler(LogHandlerBase):
+    """A logger plugin of Snakemake."""
+
+    writes_to_stream = True
+    writes_to_file = False
+    has_filter = True
+    has_formatter = True
+    needs_rulegraph = False
+
+    def __post_init__(self) -> None:
+        """Begin to count."""
+        self.start = time.monotonic()
+        self.planned: dict[str, int] = {}
+        self.running: dict[int, _Job] = {}
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # of finished jobs, by rule
+
+    def emit(self, record: LogRecord) -> None:
+        """Print what an event says, if it is one to be seen."""
+        told: Any = record  # Snakemake's events have attributes of their own
+        match getattr(record, "event", None):
+            case LogEvent.RUN_INFO:
+                self.planned = {rule: n for rule, n in told.stats.items() if rule != "total"}
+                print(f"{told.stats['total']} jobs", file=sys.stderr)
+            case LogEvent.JOB_INFO:
+                name = " ".join([told.rule_name, *told.wildcards.values()])
+                log = Path(told.log[0]) if told.log else None
+                self.running[told.jobid] = _Job(told.rule_name, name, log, time.monotonic())
+            case LogEvent.JOB_FINISHED if job := self.running.pop(told.job_id, None):
+                self._finished(job)
+            case LogEvent.JOB_ERROR if job := self.running.pop(told.jobid, None):
+                FAILED.append(f"{job.name}: {_last_line(job.log)}")
+                print(f"{job.name} failed; all that does not need it goes on", file=sys.stderr)
+            case LogEvent.ERROR if told.exception == "RuleException" or _ENDED in told.msg:
+                pass  # the line above says it
+            case None | LogEvent.ERROR if told.msg in _SHOWN or (
+                record.levelno >= WARNING and "job execution failed" not in told.msg
+            ):
+                print(record.getMessage(), file=sys.stderr)
+
+    def _finished(self, job: _Job) -> None:
+        now = time.monotonic()
+        self.seconds[job.rule].append(now - job.start)
+        done = sum(map(len, self.seconds.values()))
+        line = f"[{done}/{sum(self.planned.values())}] {job.name}, {duration(now - job.start)}"
+        if left := self._seconds_left(now):
+            line += f"; about {duration(left)} left"
+        print(line, file=sys.stderr)
+
+    def _seconds_left(self, now: float) -> float:
+        """Return the time that the other jobs take, if they run as those of their rules did."""
+        every = [seconds for of_rule in self.seconds.values() for seconds in of_rule]
+        mean = sum(every) / len(every)
+        means = {rule: sum(own) / len(own) for rule, own in self.seconds.items()}
+        left = sum(
+            (count - len(self.seconds[rule])) * means.get(rule, mean)
+            for rule, count in self.planned.items()
+        )
+        left -= sum(now - job.start for job in self.running.values())
+        at_once = sum(every) / (now - self.start)
+        return max(0.0, left) / max(1.0, at_once)
+
+
+def _last_line(log: Path | None) -> str:
+    """Return the last line of a job's log, and where the log is."""
+    if not log or not log.exists():
+        return "it has no log"
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "its log is empty")
+    return f"{last.strip()} (see {log})"

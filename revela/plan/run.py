@@ -1,0 +1,56 @@
+"""Snakemake with the options that a config of one's own needs."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import revela
+from revela.common.errors import RevelaError, check_name
+from revela.config import load_config
+from revela.config.paths import made
+
+_SNAKEFILE = Path(revela.__file__).parents[1] / "Snakefile"
+_MAKES_NOTHING = {"-n", "--dry-run", "--dryrun", "--report", "--unlock", "--lint", "--summary"}
+
+
+def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
+    """Run the workflow on a config; see `revela run`.
+
+    Raises:
+        RevelaError: the config has a mistake, or this is no checkout with a Snakefile.
+        SystemExit: with Snakemake's exit code, unless that is 0.
+    """
+    from snakemake.cli import main
+    from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
+
+    from revela.plan import progress
+    from revela.report.commands import show
+
+    checked = load_config(config)
+    if not _SNAKEFILE.exists():
+        raise RevelaError(f"{_SNAKEFILE}: no such file: run it from a checkout of the repository")
+    options = ["--snakefile", os.path.relpath(_SNAKEFILE), "--configfile", str(config)]
+    options += ["--replace-workflow-config", "--cores", cores, "--rerun-incomplete", "--keep-going"]
+    for target in arguments:
+        if target.startswith("results/") and not Path(target).exists():
+            check_name(str(config), "target", target, checked.targets())
+    print(shlex.join(["snakemake", *options, *arguments]), flush=True)
+    if _MAKES_NOTHING.isdisjoint(arguments) and not verbose:
+        LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
+        options += ["--logger", "revela"]
+        os.environ["REVELA_JOB_OUTPUT"] = os.devnull  # besides the jobs' logs
+    try:
+        main([*options, "--", *arguments] if _no_options(arguments) else [*options, *arguments])
+    except SystemExit as stop:
+        if stop.code:
+            print(*progress.FAILED, sep="\n", file=sys.stderr)
+            raise
+    if _MAKES_NOTHING.isdisjoint(arguments):
+        show([path for name in checked.tables if (path := Path(made("tables", name))).exists()])
+        drawn = (f"results/figures/{name}.png" for name in checked.figures)
+        print("figures:", *filter(os.path.exists, drawn))
+
+
+def _no_options(arguments: list[str]) -> bool:
+    return not any(argument.startswith("-") for argument in arguments)
