@@ -14,7 +14,8 @@ from typing import Any
 from revela.common import outputs
 from revela.common.errors import RevelaError, unknown_name
 from revela.config.file import Config
-from revela.plan.checks import Finding, Plan, check
+from revela.plan.checks import Finding, check
+from revela.plan.costs import Plan
 from revela.plan.jobs import Job, Planned
 from revela.plan.machine import Machine
 from revela.plan.show import show_table
@@ -92,7 +93,7 @@ def _count_rows(plan: Plan) -> list[dict[str, Any]]:
 def _cost_rows(plan: Plan, targets: dict[str, Planned]) -> list[dict[str, Any]]:
     """Return what each target costs with all it needs, and the cost of all jobs."""
     jobs = {name: [Job.of(*job) for job in needed] for name, needed in sorted(targets.items())}
-    costs = {name: plan.costs.of(needed) for name, needed in (jobs | {"all": plan.jobs}).items()}
+    costs = {name: plan.cost(needed) for name, needed in (jobs | {"all": plan.jobs}).items()}
     return [{"name": name, **cost.figures()} for name, cost in costs.items()]
 
 

@@ -5,14 +5,12 @@ from pathlib import Path
 import pandas as pd
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import Hub
 from revela.config.file import Config
 from revela.config.report import CostTable
-from revela.plan.costs import Costs, known_shapes
-from revela.plan.counts import Counts
+from revela.plan.costs import Plan
 from revela.plan.estimates import TFLOPS
-from revela.plan.records import trainings
-from revela.plan.usage import reported_hours
+from revela.plan.machine import this_machine
+from revela.plan.usage import reported_hours, training_manifests
 from revela.report.render import MISSING, as_latex, latex, markdown
 
 _ABOUT = 2  # a factor, either way, within which a ratio is about what is claimed
@@ -41,16 +39,13 @@ def training_costs(config: Config, entry: CostTable, results: Path, known: Path)
     Raises:
         RevelaError: a manifest or the CSV of reported hours cannot be read.
     """
-    hub = Hub()
-    counts = Counts(config, (), known / "corpora.csv", hub.offline)
-    costs = Costs(config, counts, known_shapes(config, hub, known / "models.json"))
-    reported = reported_hours(Path(entry.reported))
-    measured = {one.name: one.manifest for one in trainings(results, 0) if one.state == "done"}
+    plan = Plan(config, (), this_machine(), known)
+    reported, measured = reported_hours(Path(entry.reported)), training_manifests(results)
     rows = []
     for name, label in entry.experiments:
         experiment, manifest = config.experiments[name], measured.get(name, {})
-        batches, flops = counts.rows_trained(name), costs.training_flops(name)
-        texts = batches and batches * costs.row_size(name)
+        batches, flops = plan.counts.rows_trained(name), plan.training_flops(name)
+        texts = batches and batches * plan.row_size(name)
         rows.append(
             {
                 "training": name,
@@ -110,9 +105,6 @@ def _verdict(ratio: float, claimed: float) -> str:
     if claimed / _ABOUT <= ratio <= claimed * _ABOUT:
         return "as claimed"
     return "less than claimed" if ratio < claimed else "more than claimed"
-
-
-# ---------------------------------------------------------------------------- printing
 
 
 def to_markdown(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> str:
