@@ -20,15 +20,10 @@ import revela
 from revela.common.errors import RevelaError
 from revela.common.usage import energy_joules, joules_between, kilowatt_hours
 
-_START, _START_JOULES = time.time(), energy_joules()
+STARTED, _START_JOULES = time.time(), energy_joules()  # of this process
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 _WRITE_ERRORS = {errno.EPERM, errno.EACCES, errno.EFBIG, errno.ENOSPC, errno.EROFS, errno.EDQUOT}
-
-
-def process_start() -> float:
-    """Return when this process began, in seconds since 1970."""
-    return _START
 
 
 @contextlib.contextmanager
@@ -132,7 +127,7 @@ def write_manifest(
         inputs: files and folders that the step read; each is hashed.
         facts: what the step itself has to tell (counts, device, tokens per second, …).
     """
-    seconds = time.time() - _START
+    seconds = time.time() - STARTED
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     manifest = {
         "output": str(output),

@@ -111,13 +111,9 @@ class Counts:
         """Return the bytes of a data set of ready-made batches, 0 where they are not known."""
         return self._known.get((dataset, ""), {}).get("bytes", 0.0)
 
-    def _existing(self, section: str, name: str) -> int | None:
-        import pyarrow.parquet as pq
-
+    def _existing(self, section: str, name: str) -> float | None:
         file = Path(paths.made(section, name))
-        if (section, name) in self._made or not file.exists():
-            return None
-        return pq.read_metadata(file).num_rows
+        return _rows_of(file) if (section, name) not in self._made and file.exists() else None
 
     def _drawn(self, entry: Batches | Pairs) -> Rows | None:
         if isinstance(entry, Pairs):
@@ -186,22 +182,20 @@ class Counts:
         """
         if corpus.source == "hub" and (self._offline or corpus.file):
             raise RevelaError(f"{corpus.dataset}: neither published counts nor rows to look at")
-        update: dict[str, Any] = {"max_documents": None}
+        update = {"max_documents": None, "join_title": False, "on_bad_row": "skip"}
+        stream = read_documents(corpus.model_copy(update=update), Skipped())
         if corpus.source == "python-packages":
-            sample = list(read_documents(corpus.model_copy(update=update), Skipped()))
-            rows: float = len(sample)
+            sample, rows = list(stream), None
         else:
-            update |= {"join_title": False, "on_bad_row": "skip"}
-            stream = read_documents(corpus.model_copy(update=update), Skipped())
             sample = list(itertools.islice(stream, _SAMPLE))
-            rows = len(sample) if len(sample) < _SAMPLE else _rows(corpus)
+            rows = _rows(corpus) if len(sample) == _SAMPLE else None
         if not sample:
             raise RevelaError("the corpus holds no document")
         documents = len(sample)
         if getattr(corpus, "join_title", False):
             documents = len(list(itertools.groupby(sample, key=lambda one: one.title)))
         words = sum(len(one.text.split()) for one in sample)
-        return rows * documents / len(sample), words / documents
+        return (rows or len(sample)) * documents / len(sample), words / documents
 
 
 def _number(limit: int | First | None) -> int | None:

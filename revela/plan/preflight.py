@@ -102,9 +102,7 @@ def _show(
 ) -> None:
     columns = ["name", "documents", "words", "chunks", "available", "asked", "margin"]
     show_table("Counts", [{k: row.get(k) for k in columns} | _steps(row) for row in counts])
-    shown = ("what", "verdict", "message")
-    lines = [{column: getattr(one, column) for column in shown} for one in _grouped(findings)]
-    show_table("Preflight", lines)
+    show_table("Preflight", _grouped(findings))
     if max(value for value in costs[-1].values() if isinstance(value, float)) >= 1:
         show_table("Costs, about: hours of one GPU, each with all that it needs", costs)
 
@@ -114,18 +112,18 @@ def _steps(row: dict[str, Any]) -> dict[str, Any]:
     return {"steps": ", ".join(f"{step:,}" for step in steps) or None}
 
 
-def _grouped(findings: list[Finding]) -> list[Finding]:
+def _grouped(findings: list[Finding]) -> list[dict[str, str]]:
     """Put findings of one kind that say the same, and what the hub lacks, in a line each."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for one in findings:
         lacking = one.what == "hub" and one.verdict == "error"
         key = (one.what.partition(" ")[0], one.verdict, "" if lacking else one.message)
         groups.setdefault(key, []).append(one)
-    return [_together(*own) for own in groups.values()]
-
-
-def _together(first: Finding, *others: Finding) -> Finding:
-    more = f" and {len(others)} more" if others else ""
-    if first.what == "hub":
-        return Finding("hub", first.verdict, first.message + more)
-    return Finding(first.what + more, first.verdict, first.message)
+    lines = []
+    for first, *others in groups.values():
+        more = f" and {len(others)} more" if others else ""
+        what, message = first.what + more, first.message
+        if first.what == "hub":
+            what, message = "hub", first.message + more
+        lines.append({"what": what, "verdict": first.verdict, "message": message})
+    return lines

@@ -75,10 +75,9 @@ def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         RevelaError: the CSV cannot be read or lacks a column, or `ours` is neither.
     """
-    path = Path(entry.claims)
+    path, kinds = Path(entry.claims), {"claimed": float, "theirs": float, "ours": str}
     try:
-        claims = pd.read_csv(path, dtype={"claimed": float, "theirs": float, "ours": str})
-        claims = claims[_CLAIM_COLUMNS].copy()
+        claims = pd.read_csv(path, dtype=kinds, usecols=_CLAIM_COLUMNS)[_CLAIM_COLUMNS]
     except (OSError, KeyError, ValueError) as error:
         raise RevelaError(f"{path}: expected {', '.join(_CLAIM_COLUMNS)}: {error}") from error
     own = costs.set_index("training").loc[entry.claims_about]
@@ -88,8 +87,7 @@ def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
             raise RevelaError(f"{path}: {unknown_name('ours', str(ours), own.index)}")
     claims["ours"] = [float(own.get(ours, ours)) for ours in claims["ours"]]
     claims["ratio"] = claims["theirs"] / claims["ours"]
-    pairs = zip(claims["ratio"], claims["claimed"], strict=True)
-    claims["verdict"] = [_verdict(ratio, claimed) for ratio, claimed in pairs]
+    claims["verdict"] = (claims["ratio"] / claims["claimed"]).map(_verdict)
     return claims
 
 
@@ -99,31 +97,25 @@ def _cut_from(config: Config, data: str) -> str:
     return next(iter(batches.sample_from)) if batches and len(batches.sample_from) == 1 else data
 
 
-def _verdict(ratio: float, claimed: float) -> str:
-    if pd.isna(ratio):
+def _verdict(share: float) -> str:
+    if pd.isna(share):
         return "not checkable"
-    if claimed / _ABOUT <= ratio <= claimed * _ABOUT:
+    if 1 / _ABOUT <= share <= _ABOUT:
         return "as claimed"
-    return "less than claimed" if ratio < claimed else "more than claimed"
+    return "less than claimed" if share < 1 else "more than claimed"
 
 
-def to_markdown(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> str:
-    """Return the costs, and below them the claims, as Markdown."""
-    above = markdown(_cost_cells(costs), entry.caption, [_NOTE])
-    below = markdown(_claim_cells(claims), _about(entry), [_CLAIMS_NOTE], align="left")
-    return f"{above}\n{below}"
-
-
-def to_latex(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> str:
-    """Return both as LaTeX, with a rule where another kind of training or a claim begins."""
-    kinds = costs["label"].str.split().str[0]
-    above = latex(as_latex(_cost_cells(costs)), entry.caption, kinds, [_NOTE])
-    cells, columns = as_latex(_claim_cells(claims)), "llrrrlp{0.25\\linewidth}"
-    return above + latex(cells, _about(entry), claims["claim"], [_CLAIMS_NOTE], columns)
-
-
-def _about(entry: CostTable) -> str:
-    return f"The claims, checked for {dict(entry.experiments)[entry.claims_about]}."
+def render(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> tuple[str, str]:
+    """Return the costs, and below them the claims, as Markdown and as LaTeX."""
+    above, below = _cost_cells(costs), _claim_cells(claims)
+    about = f"The claims, checked for {dict(entry.experiments)[entry.claims_about]}."
+    costs_in_markdown = markdown(above, entry.caption, [_NOTE])
+    claims_in_markdown = markdown(below, about, [_CLAIMS_NOTE], align="left")
+    # A rule where another kind of training begins, or another claim.
+    kinds, columns = costs["label"].str.split().str[0], "llrrrlp{0.25\\linewidth}"
+    costs_in_latex = latex(as_latex(above), entry.caption, kinds, [_NOTE])
+    claims_in_latex = latex(as_latex(below), about, claims["claim"], [_CLAIMS_NOTE], columns)
+    return f"{costs_in_markdown}\n{claims_in_markdown}", costs_in_latex + claims_in_latex
 
 
 def _cost_cells(costs: pd.DataFrame) -> pd.DataFrame:
