@@ -46,11 +46,7 @@ class Cost:
 class Plan:
     """The jobs of a run, and what is known beforehand of what they use and cost.
 
-    Args:
-        config: the configuration.
-        jobs: what will be made: rules and wildcards.
-        machine: what jobs will run on.
-        known: folder with published counts of corpora and shapes of models.
+    `known` is the folder with published counts of corpora and shapes of models.
     """
 
     def __init__(self, config: Config, jobs: Planned, machine: Machine, known: Path) -> None:

@@ -54,7 +54,6 @@ class Counts:
     """Sizes of corpora and data sets, each looked up once; None where one is not known.
 
     Args:
-        config: the configuration.
         jobs: what will be made; other files count as they are.
         known: a CSV of data sets of the hub whose sizes are published.
         offline: whether the hub cannot be asked.

@@ -73,20 +73,14 @@ def run(
 
 def _count_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return a row for each corpus, then for each set of batches or pairs with its steps."""
-    for experiment in plan.of("train"):
-        plan.counts.steps(experiment)
+    steps = {name: plan.counts.steps(name) for name in plan.of("train")}
     rows: list[dict[str, Any]] = [
         {"name": f"corpus {name}"} | (vars(t) if t else {}) for name, t in plan.counts.texts.items()
     ]
-    for (section, name), data in plan.counts.rows.items():
-        steps = {
-            experiment: plan.counts.steps(experiment)
-            for experiment in plan.of("train")
-            if (trained_on := plan.config.experiments[experiment].data) == name
-            and trained_on.section == section
-        }
-        known = {} if data is None else vars(data)
-        rows.append({"name": f"{section} {name}", **known, "steps": steps})
+    trained_on = {one: plan.config.experiments[one].data for one in steps}
+    for key, found in plan.counts.rows.items():
+        own = {one: steps[one] for one, data in trained_on.items() if (data.section, data) == key}
+        rows.append({"name": " ".join(key), **(vars(found) if found else {}), "steps": own})
     return rows
 
 

@@ -42,10 +42,6 @@ def show(results: Path) -> None:
 def trainings(results: Path, now: float) -> list[dict[str, Any]]:
     """Return a row for each training, those that are not done last; None where no file says.
 
-    Args:
-        results: the folder with `models/`.
-        now: seconds since 1970.
-
     Raises:
         RevelaError: a manifest cannot be read.
     """

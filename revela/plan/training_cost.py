@@ -30,11 +30,7 @@ _CLAIMS_NOTE = (
 def training_costs(config: Config, entry: CostTable, results: Path, known: Path) -> pd.DataFrame:
     """Return a row for each training of a cost table, NaN where a figure is not known.
 
-    Args:
-        config: the trainings with their data.
-        entry: the table's settings.
-        results: the folder with `models/`, for what was measured.
-        known: folder with published counts of corpora and shapes of models.
+    What was measured is read from `results/models`, published counts and shapes from `known`.
 
     Raises:
         RevelaError: a manifest or the CSV of reported hours cannot be read.

@@ -41,9 +41,7 @@ def reported_hours(path: Path) -> dict[tuple[Any, Any], float]:
 def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, str]]:
     """Return a row for each model that has a manifest of a training or an evaluation, then the sum.
 
-    Args:
-        results: the folder with `models/` and `scores/`.
-        paper: a CSV of what the paper reports: data, objective, hours, gpus.
+    `paper` is a CSV of what the paper reports: data, objective, hours, gpus.
 
     Raises:
         RevelaError: a manifest or the CSV cannot be read.
