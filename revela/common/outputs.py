@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import revela
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.common.usage import energy_joules, joules_between, kilowatt_hours
 
 STARTED, _START_JOULES = time.time(), energy_joules()  # of this process
@@ -110,10 +110,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises:
         RevelaError: it cannot be read.
     """
-    try:
+    with reading(path, "JSON"):
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RevelaError(f"{path}: cannot be read: {error}") from error
 
 
 def write_manifest(

@@ -155,7 +155,8 @@ class Plan:
         suite = self.config.task(job.task)
         if not isinstance(suite, MtebBenchmark) or (size := Collection.of(job.task)) is None:
             return Cost()
-        if self.config.shared_corpus(job.name, job.task):  # its queries alone
+        if self.config.shared_corpus(job.name, job.task):
+            # Another task encodes the documents; the tokens of queries are not worth counting.
             size = Collection(0, size.queries, 0)
         cost = Cost(
             disk=size.queries * _RUN_LINES * _BYTES_PER_LINE, fetched={job.task: size.characters}

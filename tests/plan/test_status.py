@@ -104,7 +104,7 @@ def results(tmp_path) -> Path:
     lines = [{"step": n, "loss": 9 - n / 10, "tokens_per_second": 100.0} for n in range(1, 31)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (work / "log.jsonl").write_text(text + '{"step": 31, "lo')
-    shards = tmp_path / "embeddings" / "done" / "c" / "test-default"
+    shards = tmp_path / "shards" / "done" / "c" / "test-default"
     shards.mkdir(parents=True)
     (shards / "00000.safetensors").touch()
     return tmp_path
