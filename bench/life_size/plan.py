@@ -107,15 +107,14 @@ def _micro_step(config: Any, name: str) -> MicroStep:
     )
     models = [str(model) for model in (entry.retriever, entry.language_model) if model]
     known = [estimates.Shape.of(shapes()[model]) for model in models]
-    together = estimates.Models(*known)
     half = native_dtype(entry.precision).itemsize == 2
     return MicroStep(
         name=name,
         settings=json.loads(cut.dump()),
         models=models,
         row=row,
-        training_gb=estimates.training_memory(cut, together, row, half) / estimates.GB,
+        training_gb=estimates.training_memory(cut, known, row, half) / estimates.GB,
         encoding_gb=estimates.encoding_memory(known[0], half, gpu=False) / estimates.GB,
-        flops=estimates.training_flops(cut, together, row, size),
+        flops=estimates.training_flops(cut, known, row, size),
         parameters=known[0].weights(),
     )

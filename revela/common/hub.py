@@ -10,6 +10,7 @@ from typing import Any
 from revela.common.errors import RevelaError
 
 _SECONDS = 10  # that the hub may take for an answer
+_KINDS = {"model": "model", "data set": "dataset"}  # as the hub's client calls them
 
 # Having a model converted by a public service is for its user to ask.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
@@ -29,10 +30,7 @@ def explained(what: str, name: str) -> Iterator[None]:
 def explain(what: str, name: str, error: BaseException) -> str:
     """Return one line for an error that loading `name` from the hub or a folder raised.
 
-    Args:
-        what: "model", "adapter" or "data set".
-        name: the hub name or folder.
-        error: what the library raised, its causes included.
+    `what` is "model", "adapter" or "data set"; the causes of the error count as well.
     """
     from datasets.exceptions import DatasetNotFoundError
     from datasets.table import CastError
@@ -46,31 +44,24 @@ def explain(what: str, name: str, error: BaseException) -> str:
     def caused_by(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in causes)
 
+    it = f"{what} {name!r}"
     if caused_by(errors.GatedRepoError) or "gated" in missing:
-        return (
-            f"{what} {name!r} is gated: accept its terms on https://huggingface.co/{name} "
-            "and set HF_TOKEN in the environment"
-        )
+        page = f"https://huggingface.co/{name}"
+        return f"{it} is gated: accept its terms on {page} and set HF_TOKEN in the environment"
     if caused_by(errors.RepositoryNotFoundError) or "doesn't exist on the Hub" in missing:
-        return (
-            f"{what} {name!r} does not exist on the hub, or is private: check the spelling, "
-            "or set HF_TOKEN in the environment"
-        )
+        advice = "check the spelling, or set HF_TOKEN in the environment"
+        return f"{it} does not exist on the hub, or is private: {advice}"
     if caused_by(ConnectionError, errors.LocalEntryNotFoundError, httpx.TransportError):
-        return (
-            f"{what} {name!r} is not in the local cache and the hub cannot be reached: "
-            "connect, or download it beforehand with `hf download`"
-        )
+        advice = "connect, or download it beforehand with `hf download`"
+        return f"{it} is not in the local cache and the hub cannot be reached: {advice}"
     text = str(error).strip() or type(error).__name__
     if "does not appear to have a file named" in text and "safetensors" in text:
-        return (
-            f"{what} {name!r} has no weights in safetensors: ask for them at "
-            "https://huggingface.co/spaces/safetensors/convert, or convert them yourself"
-        )
+        url = "https://huggingface.co/spaces/safetensors/convert"
+        return f"{it} has no weights in safetensors: ask for them at {url} or convert them yourself"
     # Errors of a data set whose fields have changed hold no more than a name.
     if isinstance(error, KeyError) or caused_by(CastError):
-        return f"{what} {name!r} lacks the fields that are expected: {' '.join(text.split())[:200]}"
-    return f"{what} {name!r} cannot be loaded: {text.splitlines()[0]}"
+        return f"{it} lacks the fields that are expected: {' '.join(text.split())[:200]}"
+    return f"{it} cannot be loaded: {text.splitlines()[0]}"
 
 
 def converted_revision(name: str) -> str | None:
@@ -94,11 +85,9 @@ def commit(name: str, revision: str | None) -> str | None:
 
     if Path(name).is_dir():
         return None
-    for file in ("adapter_config.json", "config.json"):
-        path = try_to_load_from_cache(name, file, revision=revision)
-        if isinstance(path, str):
-            return Path(path).parent.name
-    return None
+    files = ("adapter_config.json", "config.json")
+    found = [try_to_load_from_cache(name, file, revision=revision) for file in files]
+    return next((Path(path).parent.name for path in found if isinstance(path, str)), None)
 
 
 class Hub:
@@ -112,18 +101,11 @@ class Hub:
         self.unreachable = not constants.HF_HUB_OFFLINE and not self._answers()
         self.offline = constants.HF_HUB_OFFLINE or self.unreachable
 
-    def problems(
-        self, what: str, repositories: Iterable[tuple[str, str | None]]
-    ) -> list[str | None]:
-        """Return what keeps each repository from being read, None if nothing.
-
-        Args:
-            what: "model" or "data set".
-            repositories: name and revision of each.
-        """
+    def problems(self, what: str, asked: Iterable[tuple[str, str | None]]) -> list[str | None]:
+        """Return what keeps each model or data set (name, revision) from being read, else None."""
         look = self._in_cache if self.offline else self._on_hub
         with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(lambda one: look(what, *one), repositories))
+            return list(pool.map(lambda one: look(what, *one), asked))
 
     def config(self, name: str) -> dict[str, Any] | None:
         """Return the `config.json` of a model of the hub or of a folder, None if there is none."""
@@ -144,14 +126,14 @@ class Hub:
         return True
 
     def _on_hub(self, what: str, name: str, revision: str | None) -> str | None:
-        model = what == "model"
-        ask = self.api.model_info if model else self.api.dataset_info
+        ask = self.api.model_info if what == "model" else self.api.dataset_info
         try:
             info = ask(name, revision=revision, timeout=_SECONDS)
             if info.gated:  # its description is public, its files are not
-                self.api.auth_check(name, repo_type="model" if model else "dataset")
-            weights = any(file.rfilename.endswith(".safetensors") for file in info.siblings or [])
-            if model and not weights and (revision or not converted_revision(name)):
+                self.api.auth_check(name, repo_type=_KINDS[what])
+            files = [file.rfilename for file in info.siblings or []]
+            lacks = what == "model" and not any(file.endswith(".safetensors") for file in files)
+            if lacks and (revision or not converted_revision(name)):
                 return f"model {name!r} has no weights in safetensors"
         except Exception as error:
             return explain(what, name, error)
@@ -162,14 +144,13 @@ class Hub:
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
 
-        kind, needed = ("model", "*.safetensors") if what == "model" else ("dataset", "*")
         # Not scan_cache_dir, which looks at every file of every repository.
-        folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
+        repository = repo_folder_name(repo_id=name, repo_type=_KINDS[what])
         commit = revision if revision and len(revision) == 40 else "*"
-        if any(folder.glob(f"snapshots/{commit}/{needed}")):
-            return None
+        needed = "*.safetensors" if what == "model" else "*"
+        there = any(Path(constants.HF_HUB_CACHE, repository).glob(f"snapshots/{commit}/{needed}"))
         # datasets has a cache of its own for prepared data sets.
         prepared = Path(config.HF_DATASETS_CACHE, name.replace("/", "___").lower())
-        if kind == "dataset" and prepared.is_dir():
+        if there or (what == "data set" and prepared.is_dir()):
             return None
         return explain(what, name, ConnectionError())

@@ -17,17 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import revela
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.common.usage import energy_joules, joules_between, kilowatt_hours
 
-_START, _START_JOULES = time.time(), energy_joules()
+STARTED, _START_JOULES = time.time(), energy_joules()  # of this process
 _UMASK = os.umask(0)
 os.umask(_UMASK)
-
-
-def process_start() -> float:
-    """Return when this process began, in seconds since 1970."""
-    return _START
+_WRITE_ERRORS = {errno.EPERM, errno.EACCES, errno.EFBIG, errno.ENOSPC, errno.EROFS, errno.EDQUOT}
 
 
 @contextlib.contextmanager
@@ -70,16 +66,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-_WRITE_ERRORS = {
-    errno.EPERM,
-    errno.EACCES,
-    errno.EFBIG,
-    errno.ENOSPC,
-    errno.EROFS,
-    errno.EDQUOT,
-}
-
-
 def could_not_write(error: BaseException | None) -> bool:
     """Tell whether an error means a full disk or a folder that may not be written.
 
@@ -88,11 +74,10 @@ def could_not_write(error: BaseException | None) -> bool:
     if isinstance(error, OSError):
         return error.errno in _WRITE_ERRORS
     text = str(error).lower()
-    # torch's writer names itself but not the reason.
-    writer = isinstance(error, RuntimeError) and (
-        "streamwriter" in text or "unexpected pos" in text
-    )
-    return writer or any(os.strerror(number).lower() in text for number in _WRITE_ERRORS)
+    reasons = [os.strerror(number).lower() for number in _WRITE_ERRORS]
+    if isinstance(error, RuntimeError):  # torch's writer names itself but not the reason
+        reasons += ["streamwriter", "unexpected pos"]
+    return any(reason in text for reason in reasons)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -115,22 +100,24 @@ def sha256(path: Path) -> str:
         files = [f for f in files if f.name != "manifest.json"]
     for file in files:
         with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
 
 
-def manifest_path(output: Path) -> Path:
-    """Return where the manifest of an output stands: in a folder, beside a file."""
-    if output.is_dir():
-        return output / "manifest.json"
-    return output.with_suffix(".manifest.json")
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read a manifest.
+
+    Raises:
+        RevelaError: it cannot be read.
+    """
+    with reading(path, "JSON"):
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_manifest(
     output: Path, settings: Mapping[str, Any], inputs: list[Path], **facts: Any
 ) -> None:
-    """Record how `output` was made: settings, input hashes, versions, commit, time, memory.
+    """Record how `output` was made, in `manifest.json` of a folder or `.manifest.json` of a file.
 
     Args:
         output: the finished file or folder.
@@ -138,26 +125,24 @@ def write_manifest(
         inputs: files and folders that the step read; each is hashed.
         facts: what the step itself has to tell (counts, device, tokens per second, …).
     """
-    seconds = time.time() - _START
-    write_json(
-        manifest_path(output),
-        {
-            "output": str(output),
-            "settings": dict(settings),
-            "inputs": {str(path): sha256(path) for path in inputs},
-            "revela": revela.__version__,
-            "git_commit": _git_commit(),
-            "python": platform.python_version(),
-            "versions": _versions(),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(seconds, 1),
-            "peak_memory_gb": round(
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, 3
-            ),
-            **_gpu_facts(seconds),
-            **facts,
-        },
-    )
+    seconds = time.time() - STARTED
+    memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    manifest = {
+        "output": str(output),
+        "settings": dict(settings),
+        "inputs": {str(path): sha256(path) for path in inputs},
+        "revela": revela.__version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "peak_memory_gb": round(memory_gb, 3),
+        **_gpu_facts(seconds),
+    }
+    folder = output.is_dir()
+    path = output / "manifest.json" if folder else output.with_suffix(".manifest.json")
+    write_json(path, manifest | facts)
 
 
 def _gpu_facts(seconds: float) -> dict[str, Any]:
@@ -178,16 +163,11 @@ def _gpu_facts(seconds: float) -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     """Return the commit of the source tree, with `-dirty` appended when it was changed."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    here, quiet = Path(__file__).parent, subprocess.DEVNULL
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-        return described.stdout.strip()
+        answer = subprocess.check_output(command, cwd=here, stderr=quiet, text=True, timeout=10)
+        return answer.strip()
     return None
 
 

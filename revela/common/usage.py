@@ -20,22 +20,19 @@ def energy_joules() -> float | None:
     """
     try:
         import pynvml
-    except ImportError:
-        return None
-    try:
+
         pynvml.nvmlInit()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is None:
-            names = [str(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        else:
-            names = [name for name in visible.split(",") if name]
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(int(name))
-            if name.isdigit()
-            else pynvml.nvmlDeviceGetHandleByUUID(name)
-            for name in names
-        ]
-        joules = [pynvml.nvmlDeviceGetTotalEnergyConsumption(one) / 1000 for one in handles]
+        names = range(pynvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
+        joules = []
+        for name in filter(None, map(str, names)):
+            if name.isdigit():
+                gpu = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+            else:
+                gpu = pynvml.nvmlDeviceGetHandleByUUID(name)
+            joules.append(pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000)
+    except ImportError:
+        return None
     except pynvml.NVMLError:
         return None
     return sum(joules) if joules else None

@@ -4,10 +4,7 @@ from typing import Any
 
 from revela.common.lazy import find
 
-_HOMES = {
-    "Plan": "checks",
-    "check": "checks",
-}
+_HOMES = {"Plan": "costs", "check": "checks"}
 __all__ = list(_HOMES)
 
 

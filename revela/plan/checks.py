@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from revela.common.errors import RevelaError
-from revela.common.hub import Hub
 from revela.config.file import Config
 from revela.config.steps import ApiModel, LmEvalBenchmark, LuceneModel
 from revela.plan import estimates
-from revela.plan.costs import Cost, Costs, known_shapes
-from revela.plan.counts import Counts, Rows
+from revela.plan.costs import Cost, Plan
+from revela.plan.counts import Rows
 from revela.plan.estimates import GB, UNCERTAINTY
-from revela.plan.jobs import Job, Planned, Source, backbone_of, sources
+from revela.plan.jobs import SECTIONS, Job, backbone_of
 from revela.plan.machine import Machine, partition_resources
 from revela.training import trackers
 
@@ -39,48 +38,10 @@ class Finding:
     jobs: tuple[Job, ...] = ()
 
 
-class Plan:
-    """The jobs of a run, and what is known beforehand of what they use.
-
-    Args:
-        config: the configuration.
-        jobs: what will be made: rules and wildcards.
-        machine: what jobs will run on.
-        known: folder with published counts of corpora and shapes of models.
-    """
-
-    def __init__(self, config: Config, jobs: Planned, machine: Machine, known: Path) -> None:
-        self.config, self.machine, self.hub = config, machine, Hub()
-        self.jobs = sorted(Job.of(rule, wildcards) for rule, wildcards in jobs)
-        self.counts = Counts(config, self.jobs, known / "corpora.csv", self.hub.offline)
-        self.shape = known_shapes(config, self.hub, known / "models.json")
-        self.costs = Costs(config, self.counts, self.shape)
-
-    def of(self, *rules: str) -> dict[str, tuple[Job, ...]]:
-        """Return the jobs of some rules by their names."""
-        found: dict[str, tuple[Job, ...]] = {}
-        for job in self.jobs:
-            if job.rule in rules:
-                found[job.name] = (*found.get(job.name, ()), job)
-        return found
-
-    def sources(self, what: str) -> dict[Source, tuple[Job, ...]]:
-        """Return the models, data sets or folders that jobs load, each with these jobs."""
-        found: dict[Source, tuple[Job, ...]] = {}
-        for job in self.jobs:
-            for source in sources(self.config, job):
-                if source.what == what:
-                    found[source] = (*found.get(source, ()), job)
-        return dict(sorted(found.items(), key=str))
-
-
-# ---------------------------------------------------------------------------- the checks
-
-
 def check(plan: Plan) -> list[Finding]:
     """Return what was found, in the order of a run."""
-    checks = [_hub, _folders, _trackers, _counts, _divides, _training_memory, _keys,
-              _encoding_memory, _disk, _lucene, _lm_eval, _partition]  # fmt: skip
+    checks = [_hub, _folders, _trackers, _counts, _trainings, _evaluations, _disk, _lucene,
+              _lm_eval, _partition]  # fmt: skip
     found = [finding for one in checks for finding in one(plan)]
     return found or [Finding("nothing", "ok", "these jobs need nothing that could be missing")]
 
@@ -110,7 +71,7 @@ def _folders(plan: Plan) -> Iterator[Finding]:
 
 
 def _trackers(plan: Plan) -> Iterator[Finding]:
-    trainings = tuple(job for jobs in plan.of("train").values() for job in jobs)
+    trainings = tuple(job for job in plan.jobs if job.rule == "train")
     for tracker in trackers.chosen() if trainings else []:
         if problem := trackers.missing(tracker):
             yield Finding(tracker, "error", problem, trainings)
@@ -118,7 +79,8 @@ def _trackers(plan: Plan) -> Iterator[Finding]:
 
 def _counts(plan: Plan) -> Iterator[Finding]:
     """Compare the batches and pairs that are asked for with those that can be made."""
-    for rule, section in (("batch", "batches"), ("pair", "pairs")):
+    for rule in ("batch", "pair"):
+        section = SECTIONS[rule]
         for name, jobs in plan.of(rule).items():
             rows, what = plan.counts.data(section, name), f"{section} {name}"
             if rows is None:
@@ -137,64 +99,56 @@ def _short(config: Config, section: str, name: str, rows: Rows) -> str:
     if getattr(entry, "sample_from", None):
         asked = ", ".join(f"{count:,} of {other}" for other, count in entry.sample_from.items())
         return f"sample_from asks for {asked}; there are {rows.margin:.2f} for each"
-    key = "num_pairs" if section == "pairs" else "num_batches"
     about = "" if rows.exact else "about "
     chunks = f": {about}{rows.chunks:,.0f} chunks" if rows.chunks else ""
-    return f"{key} asks for {rows.asked:,} of {about}{rows.available:,.0f}{chunks}"
+    return f"num_{section} asks for {rows.asked:,} of {about}{rows.available:,.0f}{chunks}"
 
 
-def _divides(plan: Plan) -> Iterator[Finding]:
-    gpus = plan.machine.gpus
+def _trainings(plan: Plan) -> Iterator[Finding]:
+    """Check that the GPUs divide a step, and that each has the memory for its share."""
+    machine = plan.machine
     for name, jobs in plan.of("train").items():
-        experiment = plan.config.experiments[name]
+        experiment, models = plan.config.experiments[name], plan.models(name)
         each = experiment.batches_per_device
-        if experiment.batches_per_step % (max(1, gpus) * each):
+        if experiment.batches_per_step % (max(1, machine.gpus) * each):
             message = (
-                f"batches_per_step {experiment.batches_per_step} is not divisible by {gpus} GPUs "
-                f"× batches_per_device {each}"
+                f"batches_per_step {experiment.batches_per_step} is not divisible by "
+                f"{machine.gpus} GPUs × batches_per_device {each}"
             )
             yield Finding(f"train {name}", "error", message, jobs)
+        need = None
+        if models:
+            size = plan.row_size(name)
+            need = estimates.training_memory(experiment, models, size, machine.has_bfloat16)
+        yield _memory(f"train {name}", need, machine, jobs)
 
 
-def _training_memory(plan: Plan) -> Iterator[Finding]:
-    for name, jobs in plan.of("train").items():
-        models = plan.costs.models(name)
-        if models is None:
-            yield Finding(f"train {name}", "warning", _UNKNOWN, jobs)
-            continue
-        experiment, size = plan.config.experiments[name], plan.costs.row_size(name)
-        need = estimates.training_memory(experiment, models, size, plan.machine.has_bfloat16)
-        yield _fits(f"train {name}", need / GB, plan.machine, jobs)
-
-
-def _keys(plan: Plan) -> Iterator[Finding]:
-    for name, jobs in plan.of("evaluate").items():
+def _evaluations(plan: Plan) -> Iterator[Finding]:
+    """Look for the keys of APIs, and for the memory to encode texts."""
+    machine = plan.machine
+    for name, jobs in plan.of("evaluate", "evaluate_language_model").items():
         entry = plan.config.models.get(name)
         if isinstance(entry, ApiModel):
             lacks = not os.environ.get(entry.key)
             message = f"{entry.key} is {'not ' if lacks else ''}in the environment"
             yield Finding(f"evaluate {name}", "error" if lacks else "ok", message, jobs)
-
-
-def _encoding_memory(plan: Plan) -> Iterator[Finding]:
-    for name, jobs in plan.of("evaluate", "evaluate_language_model").items():
         if backbone := backbone_of(plan.config, name):
-            shape = plan.shape(backbone)
-            if shape is None:
-                yield Finding(f"evaluate {name}", "warning", _UNKNOWN, jobs)
-            else:
-                machine = plan.machine
+            need = None
+            if shape := plan.shape(backbone):
                 need = estimates.encoding_memory(shape, machine.has_bfloat16, machine.gpus > 0)
-                yield _fits(f"evaluate {name}", need / GB, plan.machine, jobs)
+            yield _memory(f"evaluate {name}", need, machine, jobs)
 
 
-def _fits(what: str, need: float, machine: Machine, jobs: tuple[Job, ...]) -> Finding:
-    """Compare gigabytes needed with what one GPU has, or the machine without one."""
+def _memory(what: str, need: float | None, machine: Machine, jobs: tuple[Job, ...]) -> Finding:
+    """Compare bytes needed with what one GPU has, or the machine without one."""
+    if need is None:
+        return Finding(what, "warning", _UNKNOWN, jobs)
+    about = f"about {need / GB:.1f} GB"
     if machine.gb is None:
-        message = f"about {need:.1f} GB a GPU; what a GPU has is unknown (gpu_memory_gb)"
+        message = f"{about} a GPU; what a GPU has is unknown (gpu_memory_gb)"
         return Finding(what, "warning", message, jobs)
-    message = f"about {need:.1f} GB; {machine.name} has {machine.gb:.0f} GB"
-    return Finding(what, _verdict(need, machine.gb), message, jobs)
+    message = f"{about}; {machine.name} has {machine.gb:.0f} GB"
+    return Finding(what, _verdict(need / GB, machine.gb), message, jobs)
 
 
 def _verdict(need: float, there: float) -> Verdict:
@@ -208,7 +162,7 @@ def _disk(plan: Plan) -> Iterator[Finding]:
     from huggingface_hub import constants
 
     def cost(*rules: str) -> Cost:
-        return plan.costs.of(job for job in plan.jobs if job.rule in rules)
+        return plan.cost(job for job in plan.jobs if job.rule in rules)
 
     data, trained = cost("chunk", "batch", "pair"), cost("pretrain", "train")
     evaluated = cost("evaluate", "evaluate_language_model")
@@ -219,12 +173,13 @@ def _disk(plan: Plan) -> Iterator[Finding]:
         "checkpoints of one": trained.peak,
         "embeddings of one": evaluated.peak,
     }
+    fetched = (trained + evaluated).fetched
     loaded = {source.name for source in plan.sources("model")}
-    everything = (trained + evaluated).fetched
+    models = sum(size for name, size in fetched.items() if name in loaded)
     cached = {
-        "models": sum(size for name, size in everything.items() if name in loaded),
+        "models": models,
         # As they are fetched, and as they are prepared.
-        "tasks": 2 * sum(size for name, size in everything.items() if name not in loaded),
+        "tasks": 2 * (sum(fetched.values()) - models),
         "data": sum(data.fetched[name] for name in data.fetched if _stays(plan.config, name)),
     }
     places = [("results", Path("results"), own), ("hub cache", Path(constants.HF_HOME), cached)]
@@ -243,9 +198,8 @@ def _stays(config: Config, name: str) -> bool:
 
 def _free(place: Path) -> int:
     place = place.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    there = next(one for one in (place, *place.parents) if one.exists())
+    return shutil.disk_usage(there).free
 
 
 def _lucene(plan: Plan) -> Iterator[Finding]:
@@ -259,19 +213,16 @@ def _lucene(plan: Plan) -> Iterator[Finding]:
         java, jar = java_and_jar()
         subprocess.run([java, "-version"], capture_output=True, timeout=10, check=True)
         yield Finding("Java and Lucene", "ok", f"{java}, {jar.name}")
-    except RevelaError as error:
+    except (RevelaError, OSError, subprocess.SubprocessError) as error:
         yield Finding("Java and Lucene", "error", str(error), jobs)
-    except (OSError, subprocess.SubprocessError) as error:
-        yield Finding("Java and Lucene", "error", f"{java} does not run: {error}", jobs)
 
 
 def _lm_eval(plan: Plan) -> Iterator[Finding]:
-    tasks = {job.task for job in plan.jobs if job.task}
-    needed = {task for task in tasks if isinstance(plan.config.task(task), LmEvalBenchmark)}
-    if needed and importlib.util.find_spec("lm_eval") is None:
+    task = plan.config.task
+    jobs = [job for job in plan.jobs if job.task and isinstance(task(job.task), LmEvalBenchmark)]
+    if jobs and importlib.util.find_spec("lm_eval") is None:
         message = "the package lm-eval is missing: pip install 'revela[lm-eval]'"
-        jobs = tuple(job for job in plan.jobs if job.task in needed)
-        yield Finding("lm-eval", "error", message, jobs)
+        yield Finding("lm-eval", "error", message, tuple(jobs))
 
 
 def _partition(plan: Plan) -> Iterator[Finding]:

@@ -68,12 +68,13 @@ def cost(
 
     Beside it, `<output>_claims`: the paper's claims about it, each with a verdict, CSV.
     """
-    from revela.plan.training_cost import check_claims, to_latex, to_markdown, training_costs
+    from revela.plan.training_cost import check_claims, render, training_costs
 
     for entry in settings.costs.values():
         costs = training_costs(settings, entry, results, known)
         claims = check_claims(entry, costs)
+        markdown, latex = render(entry, costs, claims)
         outputs.write_text(files.with_name(f"{files.stem}_claims.csv"), claims.to_csv(index=False))
-        outputs.write_text(files.with_suffix(".md"), to_markdown(entry, costs, claims))
-        outputs.write_text(files.with_suffix(".tex"), to_latex(entry, costs, claims))
+        outputs.write_text(files.with_suffix(".md"), markdown)
+        outputs.write_text(files.with_suffix(".tex"), latex)
         outputs.write_text(files.with_suffix(".csv"), costs.to_csv(index=False))

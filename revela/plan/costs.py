@@ -1,41 +1,22 @@
-"""What jobs cost, from shapes and counts alone: operations, disk, what is fetched from the hub."""
+"""Planned jobs and what they cost, from shapes and counts alone: operations, disk, downloads."""
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from revela.common.hub import Hub
 from revela.config.file import Config
-from revela.config.steps import Benchmark, MtebBenchmark
+from revela.config.steps import MtebBenchmark
 from revela.plan import estimates
 from revela.plan.counts import BYTES_PER_WORD, CHUNK_FILL, Counts
 from revela.plan.estimates import GB, TFLOPS, Collection, Models, Shape
-from revela.plan.jobs import Job, backbone_of, sources
+from revela.plan.jobs import SECTIONS, Job, Planned, Source, backbone_of, sources
+from revela.plan.machine import Machine
 
 _RUN_LINES = 100  # documents of a query in a run
 _BYTES_PER_LINE = 55
-_SECTIONS = {"batch": "batches", "pair": "pairs"}
-
-ShapeOf = Callable[[str | None], Shape | None]
-
-
-def known_shapes(config: Config, hub: Hub, known: Path) -> ShapeOf:
-    """Return what tells the shape of a backbone, a hub name or a folder, None if unknown."""
-    published = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
-
-    @functools.cache
-    def shape(name: str | None) -> Shape | None:
-        if name in config.backbones:
-            return Shape.of_backbone(config.backbones[name])
-        described = name and (hub.config(name) or published.get(name, {}).get("config"))
-        try:
-            return Shape.of(described) if described else None
-        except Exception:  # of somebody else's file: whatever is wrong, its costs are unknown
-            return None
-
-    return shape
 
 
 @dataclass
@@ -62,35 +43,71 @@ class Cost:
         return {name: round(value, 2) for name, value in (hours | sizes).items()}
 
 
-class Costs:
-    """The cost of each job of a configuration."""
+class Plan:
+    """The jobs of a run, and what is known beforehand of what they use and cost.
 
-    def __init__(self, config: Config, counts: Counts, shape: ShapeOf) -> None:
-        self._config, self._counts, self._shape = config, counts, shape
-        self._of = functools.cache(self._cost)
-        self._collection = functools.cache(self._size)
+    `known` is the folder with published counts of corpora and shapes of models.
+    """
 
-    def of(self, jobs: Iterable[Job]) -> Cost:
+    def __init__(self, config: Config, jobs: Planned, machine: Machine, known: Path) -> None:
+        self.config, self.machine, self.hub = config, machine, Hub()
+        self.jobs = sorted(Job.of(rule, wildcards) for rule, wildcards in jobs)
+        self.counts = Counts(config, self.jobs, known / "corpora.csv", self.hub.offline)
+        published = known / "models.json"
+        self._published = json.loads(published.read_text("utf-8")) if published.exists() else {}
+        self.shape = functools.cache(self._shape)
+        self._cost_of = functools.cache(self._cost)
+
+    def of(self, *rules: str) -> dict[str, tuple[Job, ...]]:
+        """Return the jobs of some rules by their names."""
+        found: dict[str, tuple[Job, ...]] = {}
+        for job in self.jobs:
+            if job.rule in rules:
+                found[job.name] = (*found.get(job.name, ()), job)
+        return found
+
+    def sources(self, what: str) -> dict[Source, tuple[Job, ...]]:
+        """Return the models, data sets or folders that jobs load, each with these jobs."""
+        found: dict[Source, tuple[Job, ...]] = {}
+        for job in self.jobs:
+            for source in sources(self.config, job):
+                if source.what == what:
+                    found[source] = (*found.get(source, ()), job)
+        return dict(sorted(found.items(), key=str))
+
+    def cost(self, jobs: Iterable[Job]) -> Cost:
         """Return the cost of jobs together."""
-        return sum(map(self._of, jobs), Cost())
+        return sum(map(self._cost_of, jobs), Cost())
 
     def models(self, experiment: str) -> Models | None:
         """Return the shapes that an experiment trains with, None if one is unknown."""
-        settings = self._config.experiments[experiment]
-        retriever = self._shape(settings.retriever)
-        language_model = self._shape(settings.language_model)
-        if retriever is None or (settings.language_model and language_model is None):
-            return None
-        return Models(retriever, language_model)
+        settings = self.config.experiments[experiment]
+        names = [name for name in (settings.retriever, settings.language_model) if name]
+        shapes = [shape for name in names if (shape := self.shape(name))]
+        return shapes if len(shapes) == len(names) else None
 
     def row_size(self, experiment: str) -> int:
         """Return the texts of a row of an experiment's data: B, or query and documents."""
-        data = self._config.experiments[experiment].data
-        entry = getattr(self._config, data.section)[data]
-        return entry.batch_size if data.section == "batches" else 2 + entry.negatives
+        data = self.config.experiments[experiment].data
+        return self.counts.texts_per_row(data.section, data)
 
-    def _size(self, task: str) -> Collection | None:
-        return Collection.of(task) if isinstance(self._config.task(task), MtebBenchmark) else None
+    def training_flops(self, experiment: str) -> float | None:
+        """Return the floating-point operations of a training, None if they are not known."""
+        models, rows = self.models(experiment), self.counts.rows_trained(experiment)
+        if models is None or rows is None:
+            return None
+        settings, size = self.config.experiments[experiment], self.row_size(experiment)
+        return estimates.training_flops(settings, models, size, rows)
+
+    def _shape(self, name: str | None) -> Shape | None:
+        """Return the shape of a backbone, a hub name or a folder, None if it is unknown."""
+        if name in self.config.backbones:
+            return Shape.of_backbone(self.config.backbones[name])
+        described = name and (self.hub.config(name) or self._published.get(name, {}).get("config"))
+        try:
+            return Shape.of(described) if described else None
+        except Exception:  # of somebody else's file: whatever is wrong, its costs are unknown
+            return None
 
     def _cost(self, job: Job) -> Cost:
         cost = {
@@ -100,67 +117,52 @@ class Costs:
             "pretrain": self._of_pretraining,
             "train": self._of_training,
         }.get(job.rule, self._of_evaluation)(job)
-        for source in sources(self._config, job):
-            if source.what == "model" and (shape := self._shape(source.name)):
+        for source in sources(self.config, job):
+            if source.what == "model" and (shape := self.shape(source.name)):
                 cost.fetched[source.name] = shape.file_bytes
         return cost
 
     def _of_chunks(self, job: Job) -> Cost:
-        text, corpus = self._counts.text(job.name), self._config.corpora[job.name]
+        text, corpus = self.counts.text(job.name), self.config.corpora[job.name]
         words = text.chunks * corpus.max_words * CHUNK_FILL if text else 0
         return Cost(disk=words * BYTES_PER_WORD, fetched={job.name: text.download if text else 0})
 
     def _of_rows(self, job: Job) -> Cost:
-        section = _SECTIONS[job.rule]
-        rows = self._counts.data(section, job.name)
-        words = rows.count * self._counts.words_per_row(section, job.name) if rows else 0
-        hubs = [s.name for s in sources(self._config, job)]
-        fetched = {hub: self._counts.download(hub) for hub in hubs}
+        section = SECTIONS[job.rule]
+        rows = self.counts.data(section, job.name)
+        words = rows.count * self.counts.words_per_row(section, job.name) if rows else 0
+        hubs = [source.name for source in sources(self.config, job)]
+        fetched = {hub: self.counts.download(hub) for hub in hubs}
         return Cost(disk=words * BYTES_PER_WORD, fetched=fetched)
 
     def _of_pretraining(self, job: Job) -> Cost:
-        settings, shape = self._config.backbones[job.name], self._shape(job.name)
+        shape = self.shape(job.name)
         if shape is None:
             return Cost()
-        return Cost(estimates.pretraining_flops(settings, shape), 4 * shape.parameters)
-
-    def training_flops(self, experiment: str) -> float | None:
-        """Return the floating-point operations of a training, None if they are not known."""
-        models, rows = self.models(experiment), self._counts.rows_trained(experiment)
-        if models is None or rows is None:
-            return None
-        settings, size = self._config.experiments[experiment], self.row_size(experiment)
-        return estimates.training_flops(settings, models, size, rows)
+        tokens = self.config.backbones[job.name].tokens
+        return Cost(6.0 * tokens * (shape.matrices + shape.head), disk=4 * shape.parameters)
 
     def _of_training(self, job: Job) -> Cost:
-        settings, models = self._config.experiments[job.name], self.models(job.name)
+        settings, models = self.config.experiments[job.name], self.models(job.name)
         if models is None:
             return Cost()
         trained = estimates.trained_parameters(settings, models)
-        return Cost(
-            self.training_flops(job.name) or 0,
-            4 * trained,
-            # Weights and two moments; the new one stands before the oldest one goes.
-            12 * trained * (settings.checkpoints_kept + 1),
-        )
+        # Weights and two moments; the new one stands before the oldest one goes.
+        checkpoints = 12 * trained * (settings.checkpoints_kept + 1)
+        return Cost(self.training_flops(job.name) or 0, disk=4 * trained, peak=checkpoints)
 
     def _of_evaluation(self, job: Job) -> Cost:
-        size = self._collection(job.task)
-        if size is None:
+        suite = self.config.task(job.task)
+        if not isinstance(suite, MtebBenchmark) or (size := Collection.of(job.task)) is None:
             return Cost()
-        if self._config.shared_corpus(job.name, job.task):
-            size = size.queries_alone()
-        shape = self._shape(backbone_of(self._config, job.name))
-        runs = float(size.queries * _RUN_LINES * _BYTES_PER_LINE)
-        fetched = {job.task: float(size.characters)}
-        if shape is None:
-            return Cost(disk=runs, fetched=fetched)
-        flops = size.encoding_flops(shape, self._longest(job))
-        return Cost(flops, runs, 2 * shape.hidden * size.documents, fetched)
-
-    def _longest(self, job: Job) -> int:
-        """Return the tokens of a text at most when a model is evaluated on a task."""
-        suite = self._config.task(job.task)
-        assert isinstance(suite, Benchmark)
-        own = getattr(self._config.models.get(job.name), "max_length", None)
-        return min(own or suite.max_length, suite.max_length)
+        if self.config.shared_corpus(job.name, job.task):
+            # Another task encodes the documents; the tokens of queries are not worth counting.
+            size = Collection(0, size.queries, 0)
+        cost = Cost(
+            disk=size.queries * _RUN_LINES * _BYTES_PER_LINE, fetched={job.task: size.characters}
+        )
+        if shape := self.shape(backbone_of(self.config, job.name)):
+            own = getattr(self.config.models.get(job.name), "max_length", None)
+            tokens = size.tokens(min(own or suite.max_length, suite.max_length))
+            cost.flops, cost.peak = 2.0 * shape.matrices * tokens, 2 * shape.hidden * size.documents
+        return cost

@@ -1,6 +1,5 @@
 """How much text there is before anything is made: documents → words → chunks → rows → steps."""
 
-import csv
 import gzip
 import itertools
 import lzma
@@ -13,16 +12,8 @@ from revela.common.errors import RevelaError
 from revela.config import paths
 from revela.config.file import Config
 from revela.config.local import text_files
-from revela.config.steps import (
-    AnyCorpus,
-    Batches,
-    FilesCorpus,
-    First,
-    HubCorpus,
-    PackagesCorpus,
-    Pairs,
-)
-from revela.plan.jobs import Job
+from revela.config.steps import AnyCorpus, Batches, FilesCorpus, First, HubCorpus, Pairs
+from revela.plan.jobs import SECTIONS, Job
 from revela.text.corpora import Skipped, read_documents
 
 # Words of a chunk as a share of `max_words`, the last chunk of a document aside, which is half as
@@ -30,8 +21,6 @@ from revela.text.corpora import Skipped, read_documents
 CHUNK_FILL = 0.88
 BYTES_PER_WORD = 3  # of a Parquet file's compressed text
 _SAMPLE, _SAMPLE_BYTES = 1000, 1_000_000  # that are read where nothing is known
-
-_RULES = {"corpora": "chunk", "batches": "batch", "pairs": "pair"}
 
 
 @dataclass(frozen=True)
@@ -65,15 +54,14 @@ class Counts:
     """Sizes of corpora and data sets, each looked up once; None where one is not known.
 
     Args:
-        config: the configuration.
         jobs: what will be made; other files count as they are.
         known: a CSV of data sets of the hub whose sizes are published.
-        offline: whether the hub can be asked.
+        offline: whether the hub cannot be asked.
     """
 
     def __init__(self, config: Config, jobs: Iterable[Job], known: Path, offline: bool) -> None:
         self._config, self._offline = config, offline
-        self._made = {(job.rule, job.name) for job in jobs}
+        self._made = {(SECTIONS.get(job.rule), job.name) for job in jobs}
         self._known = _read_known(known)
         self.texts: dict[str, Text | None] = {}
         self.rows: dict[tuple[str, str], Rows | None] = {}
@@ -81,26 +69,25 @@ class Counts:
     def text(self, corpus: str) -> Text | None:
         """Return the size of a corpus."""
         if corpus not in self.texts:
-            chunks = self._existing("corpora", corpus)
-            found = Text(None, None, chunks, "chunks that are there") if chunks else None
-            self.texts[corpus] = found or self._estimated(self._config.corpora[corpus])
+            if chunks := self._existing("corpora", corpus):
+                self.texts[corpus] = Text(None, None, chunks, "chunks that are there")
+            else:
+                self.texts[corpus] = self._estimated(self._config.corpora[corpus])
         return self.texts[corpus]
 
     def data(self, section: str, name: str) -> Rows | None:
         """Return the rows of an entry of `batches` or `pairs`."""
         if (section, name) not in self.rows:
-            there = self._existing(section, name)
-            found = (
-                Rows(None, there) if there else self._drawn(getattr(self._config, section)[name])
-            )
-            self.rows[section, name] = found
+            if rows := self._existing(section, name):
+                self.rows[section, name] = Rows(None, rows)
+            else:
+                self.rows[section, name] = self._drawn(getattr(self._config, section)[name])
         return self.rows[section, name]
 
     def rows_trained(self, experiment: str) -> float | None:
         """Return how many rows an experiment reads."""
-        settings = self._config.experiments[experiment]
         steps = self.steps(experiment)
-        return steps and steps * settings.batches_per_step
+        return steps and steps * self._config.experiments[experiment].batches_per_step
 
     def steps(self, experiment: str) -> int | None:
         """Return the optimizer steps of an experiment: its own number, or those of one epoch."""
@@ -108,42 +95,43 @@ class Counts:
         rows = self.data(settings.data.section, settings.data)
         return settings.steps or (int(rows.count / settings.batches_per_step) if rows else None)
 
-    def words_per_row(self, section: str, name: str) -> float:
-        """Return the words of a batch, or of a pair with its negatives, as on disk."""
+    def texts_per_row(self, section: str, name: str) -> int:
+        """Return the texts of a batch (B), or of a pair with its negatives."""
         entry = getattr(self._config, section)[name]
-        texts = entry.batch_size if isinstance(entry, Batches) else 2 + entry.negatives
-        longest = max((self._config.corpora[c].max_words for c in entry.corpora), default=120)
-        return texts * longest * CHUNK_FILL
+        return entry.batch_size if isinstance(entry, Batches) else 2 + entry.negatives
+
+    def words_per_row(self, section: str, name: str) -> float:
+        """Return the words of a batch or pair, as on disk."""
+        corpora = getattr(self._config, section)[name].corpora
+        longest = max((self._config.corpora[one].max_words for one in corpora), default=120)
+        return self.texts_per_row(section, name) * longest * CHUNK_FILL
 
     def download(self, dataset: str) -> float:
         """Return the bytes of a data set of ready-made batches, 0 where they are not known."""
         return self._known.get((dataset, ""), {}).get("bytes", 0.0)
 
-    def _existing(self, section: str, name: str) -> int | None:
-        import pyarrow.parquet as pq
-
+    def _existing(self, section: str, name: str) -> float | None:
         file = Path(paths.made(section, name))
-        if (_RULES[section], name) in self._made or not file.exists():
-            return None
-        return pq.read_metadata(file).num_rows
+        return _rows_of(file) if (section, name) not in self._made and file.exists() else None
 
     def _drawn(self, entry: Batches | Pairs) -> Rows | None:
-        if isinstance(entry, Batches) and entry.sample_from:
-            return self._sampled(entry)
-        if isinstance(entry, Batches) and not entry.corpora:
-            rows = self._known.get((entry.hub, ""), {}).get("rows") if entry.hub else None
-            rows = _rows_of(Path(entry.file)) if entry.file else rows
-            return _asked(None, rows, _number(entry.num_batches), not entry.file) if rows else None
-        texts = [self.text(corpus) for corpus in entry.corpora]
-        if None in texts:
-            return None
-        chunks = sum(text.chunks for text in texts if text)
-        exact = all(text.documents is None for text in texts if text)
         if isinstance(entry, Pairs):
-            return _asked(chunks, chunks, entry.num_pairs, exact)
-        return _asked(chunks, chunks / entry.batch_size, _number(entry.num_batches), exact)
+            asked, size = entry.num_pairs, 1
+        else:
+            asked, size = _number(entry.num_batches), entry.batch_size
+            if entry.sample_from:
+                return self._sampled(entry, asked)
+            if not entry.corpora:
+                published = self._known.get((entry.hub, ""), {}).get("rows")
+                there = _rows_of(Path(entry.file)) if entry.file else published
+                return _asked(None, there, asked, exact=not entry.file) if there else None
+        texts = [text for corpus in entry.corpora if (text := self.text(corpus))]
+        if len(texts) < len(entry.corpora):
+            return None
+        chunks = sum(text.chunks for text in texts)
+        return _asked(chunks, chunks / size, asked, all(text.documents is None for text in texts))
 
-    def _sampled(self, entry: Batches) -> Rows | None:
+    def _sampled(self, entry: Batches, asked: int | None) -> Rows | None:
         """Return the rows of samples of other sets; the margin is that of the scarcest."""
         made, margins, exact = 0, [], True
         for other, count in entry.sample_from.items():
@@ -154,16 +142,15 @@ class Counts:
             exact &= drawn_from.exact or drawn_from.asked is not None
             each = self._config.batches[other].batch_size // entry.batch_size
             made += count * (each if entry.oversized == "split" else 1)
-        asked = _number(entry.num_batches)
         if asked:
             margins.append(made / asked)
         return Rows(None, made, asked or made, min(margins), exact)
 
     def _estimated(self, corpus: AnyCorpus) -> Text | None:
         """Return the size of a corpus by the published counts, else by its first documents."""
-        known = None
-        if isinstance(corpus, HubCorpus):
-            known = self._known.get((corpus.dataset, corpus.subset or ""))
+        known: dict[str, float] = {}
+        if corpus.source == "hub":
+            known = self._known.get((corpus.dataset, corpus.subset or ""), {})
         limit, first = _number(corpus.max_documents), isinstance(corpus.max_documents, First)
         if known:
             joined = getattr(corpus, "join_title", False) and "titles" in known
@@ -183,7 +170,7 @@ class Counts:
         # A sample is drawn in a second pass; what comes first is all that is read.
         passes = kept / documents if first else 2 if limit else 1
         whole_file = getattr(corpus, "file", None)
-        download = (known or {}).get("bytes", 0.0) * (1 if whole_file else passes)
+        download = known.get("bytes", 0.0) * (1 if whole_file else passes)
         return Text(kept, kept * words, chunks, source, download)
 
     def _look(self, corpus: AnyCorpus) -> tuple[float, float]:
@@ -192,25 +179,22 @@ class Counts:
         Raises:
             RevelaError: it cannot be read, or its length is unknown.
         """
-        update: dict[str, Any] = {"max_documents": None}
-        if not isinstance(corpus, PackagesCorpus):
-            update |= {"join_title": False, "on_bad_row": "skip"}
-        if isinstance(corpus, HubCorpus) and (self._offline or corpus.file):
+        if corpus.source == "hub" and (self._offline or corpus.file):
             raise RevelaError(f"{corpus.dataset}: neither published counts nor rows to look at")
+        update = {"max_documents": None, "join_title": False, "on_bad_row": "skip"}
         stream = read_documents(corpus.model_copy(update=update), Skipped())
-        if isinstance(corpus, PackagesCorpus):
-            sample = list(stream)
-            rows: float = len(sample)
+        if corpus.source == "python-packages":
+            sample, rows = list(stream), None
         else:
             sample = list(itertools.islice(stream, _SAMPLE))
-            rows = len(sample) if len(sample) < _SAMPLE else _rows(corpus)
+            rows = _rows(corpus) if len(sample) == _SAMPLE else None
         if not sample:
             raise RevelaError("the corpus holds no document")
         documents = len(sample)
         if getattr(corpus, "join_title", False):
             documents = len(list(itertools.groupby(sample, key=lambda one: one.title)))
         words = sum(len(one.text.split()) for one in sample)
-        return rows * documents / len(sample), words / documents
+        return (rows or len(sample)) * documents / len(sample), words / documents
 
 
 def _number(limit: int | First | None) -> int | None:
@@ -221,17 +205,15 @@ def _asked(chunks: float | None, available: float, asked: int | None, exact: boo
     return Rows(chunks, available, asked, available / asked if asked else None, exact)
 
 
-def _read_known(path: Path) -> dict[tuple[str, str], dict[str, float]]:
+def _read_known(path: Path) -> dict[tuple[str | None, str], dict[str, float]]:
     """Read data set, subset → the published counts of its row."""
     if not path.exists():
         return {}
-    with path.open(encoding="utf-8", newline="") as stream:
-        return {
-            (row.pop("dataset"), row.pop("subset")): {
-                key: float(value) for key, value in row.items() if value and key != "source"
-            }
-            for row in csv.DictReader(stream)
-        }
+    import pandas as pd
+
+    table = pd.read_csv(path).drop(columns="source").fillna({"subset": ""})
+    counts = table.set_index(["dataset", "subset"]).astype(float)
+    return {key: row.dropna().to_dict() for key, row in counts.iterrows()}
 
 
 def _rows_of(file: Path) -> float:
@@ -253,7 +235,7 @@ def _rows_of(file: Path) -> float:
 
 def _rows(corpus: FilesCorpus | HubCorpus) -> float:
     """Return the rows of files, or those that a card on the hub states, else those to be kept."""
-    if isinstance(corpus, FilesCorpus):
+    if corpus.source == "files":
         return sum(map(_rows_of, text_files(Path(corpus.path))))
     import datasets
 

@@ -5,7 +5,9 @@ training was compared with `bench/RESULTS.md`: a whole step at SmolLM2-135M's fu
 took 12.2 GB at B = 64 and 12.8 at B = 128, where these formulas say 8.9 and 16.1 (UNCERTAINTY).
 """
 
+import functools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -100,23 +102,23 @@ class Shape:
         return 16 * self.hidden + 8 * self.widest
 
 
-@dataclass(frozen=True)
-class Models:
-    """The shapes of what an experiment trains with."""
+Models = Sequence[Shape]
+"""The shape of a retriever and, where one is trained with, that of a language model."""
 
-    retriever: Shape
-    language_model: Shape | None = None
+
+def _weights(models: Models) -> int:
+    retriever, *language_model = models
+    return retriever.weights() + sum(shape.weights(head=True) for shape in language_model)
 
 
 def trained_parameters(experiment: Experiment, models: Models) -> int:
     """Return the number of weights that an experiment trains."""
-    trained = [(models.retriever, False)]
     objective = experiment.objective
-    if objective.name == "revela" and models.language_model and not objective.freeze_language_model:
-        trained.append((models.language_model, True))
+    both = objective.name == "revela" and not objective.freeze_language_model
+    trained = models if both else models[:1]
     if experiment.lora:
-        return sum(shape.adapter(experiment.lora) for shape, _ in trained)
-    return sum(shape.weights(head) for shape, head in trained)
+        return sum(shape.adapter(experiment.lora) for shape in trained)
+    return _weights(trained)
 
 
 def training_memory(experiment: Experiment, models: Models, row: int, half: bool) -> float:
@@ -126,28 +128,21 @@ def training_memory(experiment: Experiment, models: Models, row: int, half: bool
     with gradient checkpointing each layer's input and one layer whole; some logits at a time.
 
     Args:
-        experiment: its settings.
-        models: the shapes of its models.
+        experiment, models: what is trained.
         row: texts of a batch (B); of a pair, its query, positive and negatives.
         half: whether the device has bfloat16.
     """
     width = 2 if half and experiment.precision == "bfloat16" else 4
     trained = trained_parameters(experiment, models)
-    shapes = [(models.retriever, False)]
-    if models.language_model:
-        shapes.append((models.language_model, True))
-    everything = sum(shape.weights(head) for shape, head in shapes)
-    frozen = everything if experiment.lora else everything - trained
+    frozen = _weights(models) - (0 if experiment.lora else trained)
     states = frozen * width + trained * 16  # weight, gradient, two moments in float32
 
     texts = row * experiment.batches_per_device
-    at_once = getattr(experiment.objective, "encode_batch_size", None)
+    forms = 1 if experiment.objective.name == "contriever" else 2  # query and passage; e and h
+    at_once = getattr(experiment.objective, "encode_batch_size", None) or forms * texts
+    tokens = min(forms * texts, at_once) * experiment.max_length
     kept, working = 0.0, 0.0
-    for shape, is_language_model in shapes:
-        forms = 1 if experiment.objective.name == "contriever" else 2  # query and passage; e and h
-        tokens = forms * texts * experiment.max_length
-        if at_once:
-            tokens = min(tokens, at_once * experiment.max_length)
+    for shape, is_language_model in zip(models, (False, True), strict=False):
         if is_language_model and experiment.objective.name == "replug":
             # No gradients: the keys and values of all prefixes, and a part of one layer.
             kept += tokens // 2 * shape.layers * 2 * shape.keys * width
@@ -157,17 +152,14 @@ def training_memory(experiment: Experiment, models: Models, row: int, half: bool
             working = max(working, tokens * shape.layer_width() * width)
         else:
             kept += tokens * shape.layers * shape.layer_width() * width
-    logits = _LOGITS_GB * GB if models.language_model else 0
+    logits = _LOGITS_GB * GB * (len(models) - 1)
     return states + kept + working + logits
 
 
 def encoding_memory(shape: Shape, half: bool, gpu: bool) -> float:
     """Return the bytes that encoding texts takes: weights, and one layer of a batch of texts.
 
-    Args:
-        shape: of the encoder.
-        half: whether the device has bfloat16.
-        gpu: whether it is one, which takes more texts at a time.
+    `half` says whether the device has bfloat16; a GPU takes more texts at a time.
     """
     width = 2 if half else 4
     tokens = _TOKENS_AT_A_TIME if gpu else _TOKENS_AT_A_TIME // 16
@@ -184,18 +176,14 @@ def training_flops(experiment: Experiment, models: Models, row: int, rows: float
     tokens = rows * row * experiment.max_length
     each = 4.0 + (0 if experiment.lora else 2) + (2 if experiment.gradient_checkpointing else 0)
     forms = {"contriever": 1.0}.get(experiment.objective.name, 1.5 if experiment.first_half else 2)
-    operations = each * forms * models.retriever.matrices
-    if model := models.language_model:
+    retriever, *language_model = models
+    operations = each * forms * retriever.matrices
+    for model in language_model:
         if experiment.objective.name == "replug":  # each text after each other, forward only
             operations += 2.0 * (1 + row) * (model.matrices + model.head)
         else:  # e, which needs no head, and h
             operations += each * (2 * model.matrices + model.head)
     return tokens * operations
-
-
-def pretraining_flops(settings: Backbone, shape: Shape) -> float:
-    """Return the floating-point operations of pretraining a backbone."""
-    return 6.0 * settings.tokens * (shape.matrices + shape.head)
 
 
 @dataclass(frozen=True)
@@ -207,34 +195,23 @@ class Collection:
     characters: int  # of both
 
     @classmethod
+    @functools.cache
     def of(cls, task: str) -> Self | None:
         """Return the size of a task as mteb describes it, None where it does not."""
         import mteb
 
         found = mteb.get_task(task)
         described = found.metadata.descriptive_stats or {}
-        counts = {}
+        splits = [described[split] for split in found.eval_splits if split in described]
+        counts, characters = [], 0
         for kind in ("documents", "queries"):
-            texts = [described[s][f"{kind}_text_statistics"] for s in found.eval_splits
-                     if s in described]  # fmt: skip
-            counts[kind] = [(t["total_text_length"], t["average_text_length"]) for t in texts if t]
-        if not counts["documents"]:
-            return None
-        documents, queries = (
-            round(sum(total / mean for total, mean in of_kind)) for of_kind in counts.values()
-        )
-        every = [total for of_kind in counts.values() for total, _ in of_kind]
-        return cls(documents, queries, sum(every))
-
-    def queries_alone(self) -> Self:
-        """Return the size without the documents; the tokens of queries are not worth counting."""
-        return type(self)(0, self.queries, 0)
+            texts = [of_kind for one in splits if (of_kind := one[f"{kind}_text_statistics"])]
+            counts.append(sum(t["total_text_length"] / t["average_text_length"] for t in texts))
+            characters += sum(t["total_text_length"] for t in texts)
+        documents, queries = map(round, counts)
+        return cls(documents, queries, characters) if documents else None
 
     def tokens(self, max_length: int) -> int:
         """Return their tokens when each text is cut at so many."""
         texts = self.documents + self.queries
         return min(self.characters // _CHARACTERS_PER_TOKEN, texts * max_length)
-
-    def encoding_flops(self, shape: Shape, max_length: int) -> float:
-        """Return the floating-point operations of encoding all texts."""
-        return 2.0 * shape.matrices * self.tokens(max_length)

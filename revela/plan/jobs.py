@@ -11,6 +11,8 @@ from revela.config.steps import Experiment, LanguageModel, LmEvalBenchmark, Mteb
 
 RULES = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
 """The rules whose jobs take time."""
+SECTIONS = {"chunk": "corpora", "batch": "batches", "pair": "pairs"}
+"""The section of the configuration whose entries a rule makes, of those that make texts."""
 
 
 class Job(NamedTuple):
@@ -64,12 +66,12 @@ def sources(config: Config, job: Job) -> Iterator[Source]:
 def _weights(entry: object) -> Iterator[Source]:
     revision, adapter = getattr(entry, "revision", None), getattr(entry, "adapter", None)
     for model in references(entry):
-        if isinstance(model, ModelRef) and not model.is_entry:
-            if model.is_hub_name:
-                own = model == adapter or not adapter
-                yield Source("model", model, revision if own else None)
-            elif not model.startswith("results/"):
-                yield Source("folder", model)
+        if not isinstance(model, ModelRef) or model.is_entry:
+            continue
+        if model.is_hub_name:
+            yield Source("model", model, None if adapter and model != adapter else revision)
+        elif not model.startswith("results/"):
+            yield Source("folder", model)
 
 
 def _collection(config: Config, task: str) -> Iterator[Source]:

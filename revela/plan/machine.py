@@ -41,23 +41,24 @@ def this_machine(
 ) -> Machine:
     """Return what jobs will run on: what is given, and for the rest this machine."""
     found = _own_gpus()
-    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
     return Machine(
-        len(found) if gpus is None else gpus,
-        min(found, default=None) if gpu_gb is None else gpu_gb,
-        ram,
-        partition,
+        gpus=len(found) if gpus is None else gpus,
+        gpu_gb=min(found, default=None) if gpu_gb is None else gpu_gb,
+        ram_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3,
+        partition=partition,
     )
+
+
+def _lines(*command: str) -> list[str]:
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    return answer.stdout.splitlines()
 
 
 def _own_gpus() -> list[float]:
     """Return the memory in GB of each GPU that a process here may use."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(
-            query, capture_output=True, text=True, timeout=_SECONDS, check=True
-        ).stdout
-        every = [float(line) / 1024 for line in answer.splitlines()]
+        lines = _lines("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+        every = [float(line) / 1024 for line in lines]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -67,24 +68,14 @@ def _own_gpus() -> list[float]:
 def partition_resources(name: str, gpus: bool) -> str:
     """Return the generic resources of a partition's nodes, as sinfo states them.
 
-    Args:
-        name: of the partition.
-        gpus: whether some of its nodes must have any.
-
     Raises:
-        RevelaError: Slurm does not answer, or has no such partition that is up and has GPUs.
+        RevelaError: Slurm does not answer, or has no such partition that is up and, if `gpus`,
+            has GPUs.
     """
     try:
-        answer = subprocess.run(
-            ["sinfo", "--noheader", "--format=%R|%a|%G"],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=True,
-        ).stdout
+        lines = [line.split("|") for line in _lines("sinfo", "--noheader", "--format=%R|%a|%G")]
     except (OSError, subprocess.SubprocessError) as error:
         raise RevelaError(f"sinfo does not answer: {error}") from error
-    lines = [line.split("|") for line in answer.splitlines()]
     own = [(state, resources) for partition, state, resources in lines if partition == name]
     if not own:
         raise RevelaError(unknown_name("partition", name, {line[0] for line in lines}))

@@ -14,7 +14,8 @@ from typing import Any
 from revela.common import outputs
 from revela.common.errors import RevelaError, unknown_name
 from revela.config.file import Config
-from revela.plan.checks import Finding, Plan, check
+from revela.plan.checks import Finding, check
+from revela.plan.costs import Plan
 from revela.plan.jobs import Job, Planned
 from revela.plan.machine import Machine
 from revela.plan.show import show_table
@@ -72,27 +73,21 @@ def run(
 
 def _count_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return a row for each corpus, then for each set of batches or pairs with its steps."""
-    for experiment in plan.of("train"):
-        plan.counts.steps(experiment)
+    steps = {name: plan.counts.steps(name) for name in plan.of("train")}
     rows: list[dict[str, Any]] = [
         {"name": f"corpus {name}"} | (vars(t) if t else {}) for name, t in plan.counts.texts.items()
     ]
-    for (section, name), data in plan.counts.rows.items():
-        steps = {
-            experiment: plan.counts.steps(experiment)
-            for experiment in plan.of("train")
-            if (trained_on := plan.config.experiments[experiment].data) == name
-            and trained_on.section == section
-        }
-        known = {} if data is None else vars(data)
-        rows.append({"name": f"{section} {name}", **known, "steps": steps})
+    trained_on = {one: plan.config.experiments[one].data for one in steps}
+    for key, found in plan.counts.rows.items():
+        own = {one: steps[one] for one, data in trained_on.items() if (data.section, data) == key}
+        rows.append({"name": " ".join(key), **(vars(found) if found else {}), "steps": own})
     return rows
 
 
 def _cost_rows(plan: Plan, targets: dict[str, Planned]) -> list[dict[str, Any]]:
     """Return what each target costs with all it needs, and the cost of all jobs."""
     jobs = {name: [Job.of(*job) for job in needed] for name, needed in sorted(targets.items())}
-    costs = {name: plan.costs.of(needed) for name, needed in (jobs | {"all": plan.jobs}).items()}
+    costs = {name: plan.cost(needed) for name, needed in (jobs | {"all": plan.jobs}).items()}
     return [{"name": name, **cost.figures()} for name, cost in costs.items()]
 
 
@@ -101,9 +96,7 @@ def _show(
 ) -> None:
     columns = ["name", "documents", "words", "chunks", "available", "asked", "margin"]
     show_table("Counts", [{k: row.get(k) for k in columns} | _steps(row) for row in counts])
-    shown = ("what", "verdict", "message")
-    lines = [{column: getattr(one, column) for column in shown} for one in _grouped(findings)]
-    show_table("Preflight", lines)
+    show_table("Preflight", _grouped(findings))
     if max(value for value in costs[-1].values() if isinstance(value, float)) >= 1:
         show_table("Costs, about: hours of one GPU, each with all that it needs", costs)
 
@@ -113,18 +106,18 @@ def _steps(row: dict[str, Any]) -> dict[str, Any]:
     return {"steps": ", ".join(f"{step:,}" for step in steps) or None}
 
 
-def _grouped(findings: list[Finding]) -> list[Finding]:
+def _grouped(findings: list[Finding]) -> list[dict[str, str]]:
     """Put findings of one kind that say the same, and what the hub lacks, in a line each."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for one in findings:
         lacking = one.what == "hub" and one.verdict == "error"
         key = (one.what.partition(" ")[0], one.verdict, "" if lacking else one.message)
         groups.setdefault(key, []).append(one)
-    return [_together(*own) for own in groups.values()]
-
-
-def _together(first: Finding, *others: Finding) -> Finding:
-    more = f" and {len(others)} more" if others else ""
-    if first.what == "hub":
-        return Finding("hub", first.verdict, first.message + more)
-    return Finding(first.what + more, first.verdict, first.message)
+    lines = []
+    for first, *others in groups.values():
+        more = f" and {len(others)} more" if others else ""
+        what, message = first.what + more, first.message
+        if first.what == "hub":
+            what, message = "hub", first.message + more
+        lines.append({"what": what, "verdict": first.verdict, "message": message})
+    return lines

@@ -1,12 +1,25 @@
-"""How trainings and evaluations stand, printed as tables."""
+"""How trainings and evaluations stand, from their manifests, logs, segments and shards alone.
 
+Imports nothing heavy, so that `revela status` answers at once.
+"""
+
+import contextlib
+import json
+import socket
+import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from revela.plan.records import Training, evaluations, trainings
+from revela.common.outputs import read_manifest
+from revela.common.usage import read_segments, spent
 from revela.plan.show import show_table
 
+_QUIET = 300  # seconds without a sign of life, or so many steps, until a training has stalled
+_QUIET_STEPS = 10
+_LAST_LINES = 64 * 1024  # bytes of a log that are read
+_STEPS_AVERAGED = 50
 _MADE = {
     "chunk files": "chunks/*.parquet",
     "batch sets": "batches/*.parquet",
@@ -19,32 +32,108 @@ _MADE = {
 def show(results: Path) -> None:
     """Print how trainings and evaluations stand, and how many files of each kind there are."""
     now = time.time()
-    show_table("Trainings", [_row(one, now) for one in trainings(results, now)])
-    under_way = [
-        {"model": one.model, "task": one.task, "shards": one.shards, "last": _ago(now, one.seen)}
-        for one in evaluations(results)
-        if one.manifest is None
-    ]
-    show_table("Evaluations under way", under_way)
+    show_table("Trainings", trainings(results, now))
+    show_table("Evaluations under way", evaluations_under_way(results, now))
     counts = {what: len(list(results.glob(pattern))) for what, pattern in _MADE.items()}
     made = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     print(f"{results}: {made or 'nothing is done yet'}")
 
 
-def _row(one: Training, now: float) -> dict[str, Any]:
+def trainings(results: Path, now: float) -> list[dict[str, Any]]:
+    """Return a row for each training, those that are not done last; None where no file says.
+
+    Raises:
+        RevelaError: a manifest cannot be read.
+    """
+    done, others = [], []
+    for folder in sorted(results.glob("models/*")):
+        # A retriever that is being trained afresh keeps its manifest until it is done.
+        if (folder / "manifest.json").exists():
+            done.append(_finished(folder, now))
+        works = [path for path in folder.glob("checkpoints/*") if path.is_dir()]
+        if works:
+            others.append(_unfinished(folder.name, max(works, key=_last_sign), now))
+    return done + others
+
+
+def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
+    """Return a row for each evaluation that is under way or interrupted: its shards so far."""
+    seen = defaultdict(list)
+    for path in results.glob("shards/*/*/*/*.safetensors"):
+        seen[path.parts[-4:-2]].append(path.stat().st_mtime)
+    return [
+        {"model": model, "task": task, "shards": len(times), "last": _ago(now, max(times))}
+        for (model, task), times in sorted(seen.items())
+    ]
+
+
+def _finished(folder: Path, now: float) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    manifest, lines = read_manifest(path), _last_lines(folder / "log.jsonl")
     return {
-        "model": one.name,
-        "state": one.state,
-        "step": one.step,
-        "of": one.last_step,
-        "loss": one.loss,
-        "tokens/s": one.tokens_per_second,
-        "left": None if one.seconds_left is None else _duration(one.seconds_left),
-        "checkpoint": one.checkpoint,
-        "hours": one.hours,
-        "GPU-hours": one.gpu_hours,
-        "last sign": _ago(now, one.seen),
+        "model": folder.name,
+        "state": "done",
+        "step": manifest.get("steps"),
+        "of": manifest.get("steps"),
+        "loss": lines[-1]["loss"] if lines else None,
+        "tokens/s": manifest.get("tokens_per_second"),
+        "left": None,
+        "checkpoint": None,
+        "hours": manifest.get("hours", manifest.get("seconds", 0) / 3600),
+        "GPU-hours": manifest.get("gpu_hours"),
+        "last sign": _ago(now, path.stat().st_mtime),
     }
+
+
+def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
+    lines, segments = _last_lines(work / "log.jsonl"), read_segments(work)
+    step = lines[-1]["step"] if lines else 0
+    rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
+    seconds, last_step, ended = None, None, False
+    if segments:  # of this start: an earlier one may have had other GPUs
+        start = segments[-1]
+        last_step, ended = start["last_step"], start["ended"] or _is_gone(start)
+        if (made := start["step"] - start["first_step"]) > 0:
+            seconds = (start["seen"] - start["began"]) / made
+    seen, cost = _last_sign(work), spent(work)
+    quiet = now - seen > max(_QUIET, _QUIET_STEPS * (seconds or 0))
+    saved = [int(file.parent.name.rpartition("-")[2]) for file in work.glob("*/complete.json")]
+    return {
+        "model": name,
+        "state": "stopped" if ended else "stalled" if quiet else "running",
+        "step": step,
+        "of": last_step,
+        "loss": lines[-1]["loss"] if lines else None,
+        "tokens/s": statistics.median_high(rates[-_STEPS_AVERAGED:]) if rates else None,
+        "left": _duration(seconds * (last_step - step)) if seconds and last_step else None,
+        "checkpoint": max(saved, default=None),
+        "hours": cost["hours"],
+        "GPU-hours": cost["gpu_hours"],
+        "last sign": _ago(now, seen),
+    }
+
+
+def _is_gone(segment: dict[str, Any]) -> bool:
+    """Return whether the process of a segment was killed, which only its own machine knows."""
+    own = segment["host"] == socket.gethostname()
+    return own and not Path(f"/proc/{segment['process']}").exists()
+
+
+def _last_sign(work: Path) -> float:
+    """Return when a training last wrote anything."""
+    files = [work, work / "log.jsonl", *work.glob("segments/*.json"), *work.glob("*/complete.json")]
+    return max(path.stat().st_mtime for path in files if path.exists())
+
+
+def _last_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the last lines of a log that hold a loss; one that is being written is left out."""
+    lines = []
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - _LAST_LINES))
+        for line in stream.read().splitlines():
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+    return [line for line in lines if isinstance(line, dict) and "loss" in line]
 
 
 def _ago(now: float, seen: float) -> str:

@@ -5,14 +5,12 @@ from pathlib import Path
 import pandas as pd
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import Hub
 from revela.config.file import Config
 from revela.config.report import CostTable
-from revela.plan.costs import Costs, known_shapes
-from revela.plan.counts import Counts
+from revela.plan.costs import Plan
 from revela.plan.estimates import TFLOPS
-from revela.plan.records import trainings
-from revela.plan.usage import reported_hours
+from revela.plan.machine import this_machine
+from revela.plan.usage import reported_hours, training_manifests
 from revela.report.render import MISSING, as_latex, latex, markdown
 
 _ABOUT = 2  # a factor, either way, within which a ratio is about what is claimed
@@ -32,25 +30,18 @@ _CLAIMS_NOTE = (
 def training_costs(config: Config, entry: CostTable, results: Path, known: Path) -> pd.DataFrame:
     """Return a row for each training of a cost table, NaN where a figure is not known.
 
-    Args:
-        config: the trainings with their data.
-        entry: the table's settings.
-        results: the folder with `models/`, for what was measured.
-        known: folder with published counts of corpora and shapes of models.
+    What was measured is read from `results/models`, published counts and shapes from `known`.
 
     Raises:
         RevelaError: a manifest or the CSV of reported hours cannot be read.
     """
-    hub = Hub()
-    counts = Counts(config, (), known / "corpora.csv", hub.offline)
-    costs = Costs(config, counts, known_shapes(config, hub, known / "models.json"))
-    reported = reported_hours(Path(entry.reported))
-    measured = {one.name: one.manifest for one in trainings(results, 0) if one.state == "done"}
+    plan = Plan(config, (), this_machine(), known)
+    reported, measured = reported_hours(Path(entry.reported)), training_manifests(results)
     rows = []
     for name, label in entry.experiments:
         experiment, manifest = config.experiments[name], measured.get(name, {})
-        batches, flops = counts.rows_trained(name), costs.training_flops(name)
-        texts = batches and batches * costs.row_size(name)
+        batches, flops = plan.counts.rows_trained(name), plan.training_flops(name)
+        texts = batches and batches * plan.row_size(name)
         rows.append(
             {
                 "training": name,
@@ -80,10 +71,9 @@ def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         RevelaError: the CSV cannot be read or lacks a column, or `ours` is neither.
     """
-    path = Path(entry.claims)
+    path, kinds = Path(entry.claims), {"claimed": float, "theirs": float, "ours": str}
     try:
-        claims = pd.read_csv(path, dtype={"claimed": float, "theirs": float, "ours": str})
-        claims = claims[_CLAIM_COLUMNS].copy()
+        claims = pd.read_csv(path, dtype=kinds, usecols=_CLAIM_COLUMNS)[_CLAIM_COLUMNS]
     except (OSError, KeyError, ValueError) as error:
         raise RevelaError(f"{path}: expected {', '.join(_CLAIM_COLUMNS)}: {error}") from error
     own = costs.set_index("training").loc[entry.claims_about]
@@ -93,8 +83,7 @@ def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
             raise RevelaError(f"{path}: {unknown_name('ours', str(ours), own.index)}")
     claims["ours"] = [float(own.get(ours, ours)) for ours in claims["ours"]]
     claims["ratio"] = claims["theirs"] / claims["ours"]
-    pairs = zip(claims["ratio"], claims["claimed"], strict=True)
-    claims["verdict"] = [_verdict(ratio, claimed) for ratio, claimed in pairs]
+    claims["verdict"] = (claims["ratio"] / claims["claimed"]).map(_verdict)
     return claims
 
 
@@ -104,34 +93,25 @@ def _cut_from(config: Config, data: str) -> str:
     return next(iter(batches.sample_from)) if batches and len(batches.sample_from) == 1 else data
 
 
-def _verdict(ratio: float, claimed: float) -> str:
-    if pd.isna(ratio):
+def _verdict(share: float) -> str:
+    if pd.isna(share):
         return "not checkable"
-    if claimed / _ABOUT <= ratio <= claimed * _ABOUT:
+    if 1 / _ABOUT <= share <= _ABOUT:
         return "as claimed"
-    return "less than claimed" if ratio < claimed else "more than claimed"
+    return "less than claimed" if share < 1 else "more than claimed"
 
 
-# ---------------------------------------------------------------------------- printing
-
-
-def to_markdown(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> str:
-    """Return the costs, and below them the claims, as Markdown."""
-    above = markdown(_cost_cells(costs), entry.caption, [_NOTE])
-    below = markdown(_claim_cells(claims), _about(entry), [_CLAIMS_NOTE], align="left")
-    return f"{above}\n{below}"
-
-
-def to_latex(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> str:
-    """Return both as LaTeX, with a rule where another kind of training or a claim begins."""
-    kinds = costs["label"].str.split().str[0]
-    above = latex(as_latex(_cost_cells(costs)), entry.caption, kinds, [_NOTE])
-    cells, columns = as_latex(_claim_cells(claims)), "llrrrlp{0.25\\linewidth}"
-    return above + latex(cells, _about(entry), claims["claim"], [_CLAIMS_NOTE], columns)
-
-
-def _about(entry: CostTable) -> str:
-    return f"The claims, checked for {dict(entry.experiments)[entry.claims_about]}."
+def render(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> tuple[str, str]:
+    """Return the costs, and below them the claims, as Markdown and as LaTeX."""
+    above, below = _cost_cells(costs), _claim_cells(claims)
+    about = f"The claims, checked for {dict(entry.experiments)[entry.claims_about]}."
+    costs_in_markdown = markdown(above, entry.caption, [_NOTE])
+    claims_in_markdown = markdown(below, about, [_CLAIMS_NOTE], align="left")
+    # A rule where another kind of training begins, or another claim.
+    kinds, columns = costs["label"].str.split().str[0], "llrrrlp{0.25\\linewidth}"
+    costs_in_latex = latex(as_latex(above), entry.caption, kinds, [_NOTE])
+    claims_in_latex = latex(as_latex(below), about, claims["claim"], [_CLAIMS_NOTE], columns)
+    return f"{costs_in_markdown}\n{claims_in_markdown}", costs_in_latex + claims_in_latex
 
 
 def _cost_cells(costs: pd.DataFrame) -> pd.DataFrame:

@@ -8,88 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError
-from revela.plan.records import Manifest, evaluations, trainings
+from revela.common.outputs import read_manifest
 from revela.report.render import MISSING, markdown
 
 _PEAKS = ("peak_gpu_memory_gb", "peak_memory_gb")
 _SUMS = ("training_hours", "training_gpu_hours", "evaluation_gpu_hours", "kilowatt_hours")
-COLUMNS = ["name", "gpu", "gpus", "starts", *_SUMS, *_PEAKS, "paper_gpu_hours"]
+_COLUMNS = ["name", "gpu", "gpus", "starts", *_SUMS, *_PEAKS, "paper_gpu_hours"]
 _NOTE = (
     "Of the manifests that are there; energy where the driver counts it for every step. The "
     "paper's figures are one a corpus, of 4 A100 80 GB, for no stated model size."
 )
 
 
-def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, Any]]:
-    """Return a row for each model that has a manifest of a training or an evaluation, then the sum.
-
-    Args:
-        results: the folder with `models/` and `scores/`.
-        paper: a CSV of what the paper reports: data, objective, hours, gpus.
-
-    Raises:
-        RevelaError: a manifest or the CSV cannot be read.
-    """
-    reported = reported_hours(paper) if paper else {}
-    trained = {one.name: one.manifest for one in trainings(results, 0) if one.state == "done"}
-    evaluated: dict[str, list[Manifest]] = defaultdict(list)
-    for one in evaluations(results):
-        if one.manifest is not None:
-            evaluated[one.model].append(one.manifest)
-    names = [*trained, *(name for name in evaluated if name not in trained)]
-    rows = [_row(name, trained.get(name), evaluated[name], reported) for name in names]
-    total = dict.fromkeys(COLUMNS) | {"name": "total"}
-    return [*rows, total | {key: _sum(row[key] for row in rows) for key in _SUMS}]
-
-
-def _row(
-    name: str,
-    training: Manifest | None,
-    evaluated: list[Manifest],
-    reported: dict[tuple[Any, Any], float],
-) -> dict[str, Any]:
-    every = [*([training] if training else []), *evaluated]
-    energies = [one.get("kilowatt_hours") for one in every]
-    own = training or {}
-    settings = own.get("settings", {})
-    kind = (settings.get("data"), (settings.get("objective") or {}).get("name"))
-    peaks = {key: [float(one[key]) for one in every if one.get(key)] for key in _PEAKS}
-    return {
-        "name": name,
-        **{key: own.get(key) for key in ("gpu", "gpus", "starts")},
-        "training_hours": own.get("hours"),
-        "training_gpu_hours": own.get("gpu_hours"),
-        "evaluation_gpu_hours": _sum(one.get("gpu_hours") for one in evaluated),
-        # Known only where each step knows its own.
-        "kilowatt_hours": None if None in energies else _sum(energies),
-        **{key: max(values, default=None) for key, values in peaks.items()},
-        "paper_gpu_hours": reported.get(kind) if training else None,
-    }
-
-
-def to_csv(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as CSV, what is not known left empty."""
-    text = io.StringIO()
-    lines = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    lines.writeheader()
-    lines.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def to_markdown(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a Markdown table with a note on the paper's figures."""
-    headings = {key: key.replace("_", " ").replace("gpu", "GPU") for key in COLUMNS}
-    texts = [{headings[key]: _cell(value) or MISSING for key, value in row.items()} for row in rows]
-    return markdown(texts, notes=[_NOTE])
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known), 4) if known else None
+def training_manifests(results: Path) -> dict[str, dict[str, Any]]:
+    """Return the manifest of each training that is done, by its name."""
+    found = sorted(results.glob("models/*/manifest.json"))
+    return {path.parent.name: read_manifest(path) for path in found}
 
 
 def reported_hours(path: Path) -> dict[tuple[Any, Any], float]:
@@ -102,3 +36,64 @@ def reported_hours(path: Path) -> dict[tuple[Any, Any], float]:
             }
     except (OSError, KeyError, ValueError) as error:
         raise RevelaError(f"{path}: expected columns data, objective, hours, gpus") from error
+
+
+def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, str]]:
+    """Return a row for each model that has a manifest of a training or an evaluation, then the sum.
+
+    `paper` is a CSV of what the paper reports: data, objective, hours, gpus.
+
+    Raises:
+        RevelaError: a manifest or the CSV cannot be read.
+    """
+    reported = reported_hours(paper) if paper else {}
+    trained, evaluated = training_manifests(results), defaultdict(list)
+    for path in sorted(results.glob("scores/*/*.manifest.json")):
+        evaluated[path.parent.name].append(read_manifest(path))
+    rows = []
+    for name in trained | evaluated:
+        own = trained.get(name, {})
+        every = [one for one in (own, *evaluated[name]) if one]
+        settings = own.get("settings", {})
+        data_and_objective = settings.get("data"), (settings.get("objective") or {}).get("name")
+        energies = [one.get("kilowatt_hours") for one in every]
+        row: dict[str, Any] = {
+            "name": name,
+            **{key: own.get(key) for key in ("gpu", "gpus", "starts")},
+            "training_hours": own.get("hours"),
+            "training_gpu_hours": own.get("gpu_hours"),
+            "evaluation_gpu_hours": _sum(one.get("gpu_hours") for one in evaluated[name]),
+            # Known only where each step knows its own.
+            "kilowatt_hours": None if None in energies else _sum(energies),
+            "paper_gpu_hours": reported.get(data_and_objective),
+        }
+        for key in _PEAKS:
+            row[key] = max((float(one[key]) for one in every if one.get(key)), default=None)
+        rows.append(row)
+    total = {"name": "total"} | {key: _sum(row[key] for row in rows) for key in _SUMS}
+    return [{key: _cell(row.get(key)) for key in _COLUMNS} for row in [*rows, total]]
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known), 4) if known else None
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def to_csv(rows: list[dict[str, str]]) -> str:
+    """Return the rows as CSV, what is not known left empty."""
+    text = io.StringIO()
+    lines = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    lines.writeheader()
+    lines.writerows(rows)
+    return text.getvalue()
+
+
+def to_markdown(rows: list[dict[str, str]]) -> str:
+    """Return the rows as a Markdown table with a note on the paper's figures."""
+    headings = {key: key.replace("_", " ").replace("gpu", "GPU") for key in _COLUMNS}
+    texts = [{headings[key]: text or MISSING for key, text in row.items()} for row in rows]
+    return markdown(texts, notes=[_NOTE])

@@ -60,7 +60,7 @@ class Meter(transformers.TrainerCallback):
         self.segment: dict[str, Any] = {
             "host": socket.gethostname(),
             "process": os.getpid(),
-            "started": outputs.process_start(),
+            "started": outputs.STARTED,
             "began": time.time(),
             "first_step": state.global_step,
             "processes": processes,

@@ -10,7 +10,8 @@ import pytest
 
 from revela.config.file import Config, load_config, parse_config
 from revela.config.steps import First
-from revela.plan.checks import Plan, check
+from revela.plan.checks import check
+from revela.plan.costs import Plan
 from revela.plan.counts import CHUNK_FILL, Counts, _rows_of
 from revela.plan.jobs import Job
 from revela.plan.machine import Machine

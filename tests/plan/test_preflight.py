@@ -17,8 +17,9 @@ from revela.config.file import Config, load_config, parse_config
 from revela.config.steps import Experiment, Lora
 from revela.encoder import add_lora
 from revela.plan import checks, estimates, machine, preflight
+from revela.plan.costs import Plan
 from revela.plan.counts import Counts
-from revela.plan.estimates import GB, PAPER_TFLOPS, UNCERTAINTY, Collection, Models, Shape
+from revela.plan.estimates import GB, PAPER_TFLOPS, UNCERTAINTY, Collection, Shape
 from revela.plan.jobs import Job, sources
 from revela.plan.machine import Machine
 from tests.rehearsal.hub import serving
@@ -126,7 +127,7 @@ def test_memory_is_near_what_was_measured():
     shape = decoder(SMOLLM2_135M)
     for size, measured in ((64, 12.2), (128, 12.8)):
         all_weights = experiment(lora=None)
-        models = Models(shape, shape)
+        models = [shape, shape]
         whole = estimates.training_memory(all_weights, models, size, half=True)
         # The bench's step holds gradients, but neither weights nor AdamW's moments.
         step = whole - 12 * estimates.trained_parameters(all_weights, models)
@@ -134,7 +135,7 @@ def test_memory_is_near_what_was_measured():
 
 
 def test_memory_grows_with_what_it_is_for():
-    models = Models(decoder(LLAMA_1B), decoder(LLAMA_1B))
+    models = [decoder(LLAMA_1B), decoder(LLAMA_1B)]
 
     def memory(size: int = 16, **changes: object) -> float:
         return estimates.training_memory(experiment(**changes), models, size, half=True)
@@ -155,7 +156,7 @@ def test_bfloat16_on_a_processor_needs_half_the_memory(monkeypatch, has):
     shape = decoder(LLAMA_1B)
     weights = 2 * shape.weights() if has else 4 * shape.weights()
     assert weights < estimates.encoding_memory(shape, half, gpu=False) < 1.3 * weights
-    models = Models(shape, shape)
+    models = [shape, shape]
     states = 2 * weights + 16 * estimates.trained_parameters(experiment(), models)
     assert states < estimates.training_memory(experiment(), models, 2, half) < 1.2 * states
 
@@ -166,7 +167,7 @@ def test_the_paper_s_hours(name, hours, monkeypatch):
     config = load_config(ROOT / "config.yaml")
     trained = config.experiments[name]
     rows = Counts(config, [], ROOT / "data/paper/corpora.csv", offline=True).rows_trained(name)
-    models = Models(decoder(LLAMA_1B), decoder(LLAMA_1B))
+    models = [decoder(LLAMA_1B), decoder(LLAMA_1B)]
     flops = estimates.training_flops(trained, models, 16, rows)
     assert flops / (PAPER_TFLOPS * 1e12) / 3600 / 4 == pytest.approx(hours, rel=0.15)
 
@@ -239,7 +240,8 @@ CHECK = """
 import json, sys
 from pathlib import Path
 from revela.config.file import parse_config
-from revela.plan.checks import Plan, check
+from revela.plan.checks import check
+from revela.plan.costs import Plan
 from revela.plan.machine import Machine
 config, jobs, known = map(json.loads, sys.argv[1:])
 found = check(Plan(parse_config(config, "c"), jobs, Machine(2, 80, 100), Path(known)))
@@ -323,7 +325,7 @@ def test_a_hub_that_does_not_answer_is_one_error(repositories):
 
 
 def found_in(config: Config, *jobs: tuple, on: Machine = Machine(0, None, 64)) -> list:  # noqa: B008
-    return checks.check(checks.Plan(config, jobs, on, Path("nothing")))
+    return checks.check(Plan(config, jobs, on, Path("nothing")))
 
 
 @pytest.mark.parametrize(("there", "verdict"), [(100.0, "ok"), (16.0, "warning"), (8.0, "error")])
@@ -362,7 +364,7 @@ def test_costs_are_those_of_what_a_target_needs(monkeypatch):
     paper = load_config(ROOT / "config.yaml")
     training = [("train", {"experiment": "revela-wiki-1b"})]
     tasks = [("evaluate", {"model": "revela-wiki-1b", "task": t}) for t in ("SciFact", "FEVER")]
-    plan = checks.Plan(paper, [*training, *tasks], Machine(4, 80, 64), ROOT / "data/paper")
+    plan = Plan(paper, [*training, *tasks], Machine(4, 80, 64), ROOT / "data/paper")
     targets = {"train revela-wiki-1b": training, "table x": [*training, *tasks]}
     rows = {row["name"]: row for row in preflight._cost_rows(plan, targets)}
     alone, table = rows["train revela-wiki-1b"], rows["table x"]

@@ -14,7 +14,7 @@ import pytest
 
 from revela.common import usage
 from revela.common.errors import RevelaError
-from revela.plan import records
+from revela.plan import status
 from revela.plan.usage import to_csv, to_markdown, usage_rows
 from revela.training import trackers
 
@@ -104,7 +104,7 @@ def results(tmp_path) -> Path:
     lines = [{"step": n, "loss": 9 - n / 10, "tokens_per_second": 100.0} for n in range(1, 31)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (work / "log.jsonl").write_text(text + '{"step": 31, "lo')
-    shards = tmp_path / "embeddings" / "done" / "c" / "test-default"
+    shards = tmp_path / "shards" / "done" / "c" / "test-default"
     shards.mkdir(parents=True)
     (shards / "00000.safetensors").touch()
     return tmp_path
@@ -114,25 +114,29 @@ def test_status_of_what_is_done_and_under_way(results):
     now = time.time()
     work = results / "models/under-way/checkpoints/0123"
     segment(work, now - 100, now, first_step=20, step=30, last_step=100)
-    done, under_way = records.trainings(results, now + 1)
-    assert (done.name, done.state, done.step, done.loss, done.gpu_hours) == (
+    done, under_way = status.trainings(results, now + 1)
+    assert [done[key] for key in ("model", "state", "step", "loss", "GPU-hours")] == [
         "done", "done", 7, 1.5, 8.0,
-    )  # fmt: skip
-    assert (under_way.state, under_way.step, under_way.last_step) == ("running", 30, 100)
-    assert under_way.loss == 6.0
-    assert under_way.checkpoint == 20
-    assert under_way.tokens_per_second == 100
-    assert under_way.seconds_left == pytest.approx(10 * 70)
-    assert under_way.gpu_hours == pytest.approx(4 * 100 / 3600, abs=1e-3)
+    ]  # fmt: skip
+    assert (under_way["state"], under_way["step"], under_way["of"]) == ("running", 30, 100)
+    assert under_way["loss"] == 6.0
+    assert under_way["checkpoint"] == 20
+    assert under_way["tokens/s"] == 100
+    assert under_way["left"] == "11 min 40 s"  # 70 steps of 10 seconds
+    assert under_way["GPU-hours"] == pytest.approx(4 * 100 / 3600, abs=1e-3)
+
+    def state(later: float) -> str:
+        return status.trainings(results, now + later)[1]["state"]
+
     # A step of ten seconds: quiet for five minutes is long.
-    assert records.trainings(results, now + 200)[1].state == "running"
-    assert records.trainings(results, now + 400)[1].state == "stalled"
+    assert state(200) == "running"
+    assert state(400) == "stalled"
     segment(work, now - 100, now, first_step=20, step=30, ended=True)
-    assert records.trainings(results, now + 400)[1].state == "stopped"
+    assert state(400) == "stopped"
     segment(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
-    assert records.trainings(results, now + 1)[1].state == "stopped"  # killed on this machine
-    (evaluation,) = [one for one in records.evaluations(results) if one.manifest is None]
-    assert (evaluation.model, evaluation.task, evaluation.shards) == ("done", "c", 1)
+    assert state(1) == "stopped"  # killed on this machine
+    (evaluation,) = status.evaluations_under_way(results, now)
+    assert [evaluation[key] for key in ("model", "task", "shards")] == ["done", "c", 1]
 
 
 def test_cost_adds_up_beside_the_paper(results):

@@ -10,7 +10,7 @@ from revela.common.errors import RevelaError
 from revela.config.file import Config, load_config, parse_config, read_yaml
 from revela.config.steps import parse_settings
 from revela.plan import commands
-from revela.plan.training_cost import check_claims, to_latex, training_costs
+from revela.plan.training_cost import check_claims, render, training_costs
 from tests.report.test_report import check_latex
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_the_claims_of_the_paper(paper, tmp_path):
     assert list(claims["verdict"]) == [
         *["as claimed"] * 2, "less than claimed", *["as claimed"] * 2, *["not checkable"] * 2
     ]  # fmt: skip
-    for table in to_latex(entry, costs, claims).split("\\end{table}\n")[:-1]:
+    for table in render(entry, costs, claims)[1].split("\\end{table}\n")[:-1]:
         check_latex(f"{table}\\end{{table}}\n", tmp_path)
 
 
