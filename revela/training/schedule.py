@@ -18,10 +18,11 @@ def warmup_decay(
     Args:
         optimizer: whose rates are scaled.
         kind: how the rate rises.
-        warmup_steps: W; the rate of step k < W is ln(k + 1) / ln W or k / W of the full one.
+        warmup_steps: W; the rate of step k < W is ln(k + 1) / ln W or k / W of the full one. None
+            if it is 0; DeepSpeed has no fewer than 2.
         steps: T; the rate of step k ≥ W is (T − k) / (T − W) of it.
     """
-    warmup = max(2, warmup_steps) if kind == "logarithmic" else warmup_steps
+    warmup = max(2, warmup_steps) if kind == "logarithmic" and warmup_steps else warmup_steps
 
     def share(step: int) -> float:
         if step >= warmup:

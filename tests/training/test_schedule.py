@@ -44,3 +44,5 @@ def test_hardly_any_warmup(warmup):
         assert max(found) <= 1
         assert found[-1] > 0
         assert found[2] > 0.5
+        if warmup == 0:
+            assert found == pytest.approx([1 - step / 10 for step in range(10)])

@@ -147,7 +147,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
     write_lines(
         task / "queries.jsonl", [{"_id": f"q{n}", "text": t} for n, t in enumerate(queries)]
     )
-    (task / "qrels.tsv").write_text("q\td\ts\nq0\td2\t1\nq1\td4\t2\nq1\td9\t1\nq2\td3\t1\n")
+    (task / "qrels.tsv").write_text("query-id\td\ts\nq0\td2\t1\nq1\td4\t2\nq1\td9\t1\nq2\td3\t1\n")
     suite = FolderBenchmark(
         source="folder", path=str(folder / "mine"), tasks=["task"], precision="float32"
     )
@@ -319,7 +319,7 @@ def test_every_rule_that_makes_something_has_a_version():
     for path in (ROOT / "workflow/rules").glob("*.smk"):
         for rule in re.split(r"^rule ", path.read_text(), flags=re.MULTILINE)[1:]:
             made = re.search(r"^    output:", rule, re.MULTILINE)
-            versions = re.findall(r'version=STAGE_VERSIONS\["(\w+)"\]', rule)
+            versions = re.findall(r'version=.*?(?:STAGE_VERSIONS\[|version\()"(\w+)"', rule)
             assert len(versions) == bool(made), rule
             assert set(versions) <= set(STAGE_VERSIONS)
 
