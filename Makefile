@@ -20,9 +20,9 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: .venv/installed
-	HF_HUB_OFFLINE=1 snakemake --profile workflow/profiles/demo
-	@revela show results/tables/demo.csv
-	@echo "figures: results/figures/demo-*.png"
+	HF_HUB_OFFLINE=1 revela run config.demo.yaml --prioritize results/models/demo-replug/retriever
+	@revela ranking results/benchmarks/pydocs/docstring-to-function \
+	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)
 
 rehearsal: .venv/installed
 	python -m tests.rehearsal $(ALL)

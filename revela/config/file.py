@@ -199,6 +199,7 @@ class Config(steps.Settings):
             seeds = [training for name in trained for training in self.seeds_of(name)]
             models = [model for training in seeds for model in self.kept(training)]
             logs = {f"{name}.log": paths.training_log(name) for name in trained}
+            models += [figure.start] if figure.start else []
             return {model: paths.scores(model, figure.task) for model in models} | logs
         if figure.kind in ("bars", "trend"):
             return {table: paths.made("tables", table) for table, _ in figure.tables}

@@ -146,6 +146,7 @@ class LearningFigure(Captioned):
     kind: Literal["learning"]
     task: RetrievalTaskName
     experiments: Trainings
+    start: EvaluatedName | None = Field(None, description="what all of them are before step 1")
     measure: str = "ndcg_at_10"
 
 

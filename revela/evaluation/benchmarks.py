@@ -62,13 +62,11 @@ def local_task(name: str, folder: Path) -> Any:
         )
 
     corpus, queries, qrels = collection_files(folder)
-    documents, texts = _read_rows(corpus), _read_rows(queries)
+    documents, texts = read_rows(corpus), read_rows(queries)
     split = {
         "corpus": Dataset.from_list(documents),
         "queries": Dataset.from_list([{"id": row["id"], "text": row["text"]} for row in texts]),
-        "relevant_docs": _read_qrels(
-            qrels, *({row["id"] for row in r} for r in (texts, documents))
-        ),
+        "relevant_docs": read_qrels(qrels, *({row["id"] for row in r} for r in (texts, documents))),
         "top_ranked": None,
     }
     task = LocalTask()
@@ -77,8 +75,12 @@ def local_task(name: str, folder: Path) -> Any:
     return task
 
 
-def _read_rows(path: Path) -> list[dict[str, str]]:
-    """Return id, text and title of each row; those that are there twice count once."""
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return id, text and title of each row of JSON lines; equal rows count once.
+
+    Raises:
+        RevelaError: a row is none, or two have one id and other texts.
+    """
     rows: dict[str, dict[str, str]] = {}
     repeated = 0
     for place, row in json_lines(path):
@@ -104,8 +106,12 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
     return list(rows.values())
 
 
-def _read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, dict[str, int]]:
-    """Return query → document → relevance. What few judgements say of unknown ids is kept."""
+def read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, dict[str, int]]:
+    """Return query → document → relevance; documents that are not there are kept.
+
+    Raises:
+        RevelaError: see `local_task`.
+    """
     relevant: dict[str, dict[str, int]] = {}
     unknown: list[str] = []
     repeated = count = 0

@@ -118,6 +118,19 @@ def show(tables: list[Path]) -> None:
         console.print(Markdown(path.read_text(encoding="utf-8")))
 
 
+@app.command()
+def ranking(
+    folder: Path,
+    runs: list[Path],
+    query: Annotated[str | None, typer.Option(help="Its id; the first one by default.")] = None,
+    depth: Annotated[int, typer.Option(help="Documents of each run.")] = 3,
+) -> None:
+    """Print a query of a collection and the first documents of some runs, relevant ones marked."""
+    from revela.report.ranking import first_ranked
+
+    print(first_ranked(folder, runs, query, depth))
+
+
 def _write(files: Path, **texts: str) -> None:
     """Write each text to the path with its format's suffix."""
     for suffix, text in texts.items():

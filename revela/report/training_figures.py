@@ -47,17 +47,20 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
     """
     drawing = Figure(figsize=(5, 3.3))
     axis = drawing.subplots()
+
+    def score(path: Path) -> float:
+        return 100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure]
+
     for experiment, label in figure.experiments:
         last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
         scores = [
-            (
-                last if model.step is None else model.step,
-                100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure],
-            )
+            (last if model.step is None else model.step, score(path))
             for name, path in inputs.items()
             for model in [ModelName.parse(name)]
             if path.suffix == ".json" and experiment in (model.experiment, model.training)
         ]
+        if figure.start:
+            scores.append((0, score(inputs[figure.start])))
         by_step = pd.DataFrame(scores, columns=["step", "score"]).groupby("step")["score"]
         (line,) = axis.plot(by_step.mean(), label=label, clip_on=False)
         lowest, highest = by_step.min(), by_step.max()

@@ -28,6 +28,7 @@ from revela.config.report import (
 )
 from revela.config.steps import parse_settings
 from revela.report import commands, figures, listings, reported, tables
+from revela.report.ranking import first_ranked
 from revela.text.batching import SCHEMA
 from revela.text.rows import write_parquet
 from revela.training.trainlog import append_line
@@ -678,6 +679,43 @@ def test_learning_is_the_mean_of_seeds_on_their_range(inputs, tmp_path):
     (band,) = axis.collections
     corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6).tolist()}
     assert corners == {(0, 10), (0, 20), (5, 30), (5, 50)}
+
+
+def test_learning_starts_where_an_untouched_model_is(inputs, tmp_path):
+    figure = LearningFigure(
+        kind="learning", caption="c", task="t", experiments={"e": "E"}, start="untouched"
+    )
+    paths = {"e.log": inputs["e"]}
+    for name, value in {"e": 0.5, "untouched": 0.1}.items():
+        write_score(tmp_path, name, "t", value)
+        paths[name] = tmp_path / name / "t.json"
+    (line,) = figures.draw(figure, paths).axes[0].lines
+    assert line.get_xydata() == pytest.approx(np.array([[0, 10], [5, 50]]))
+
+
+def test_what_runs_rank_first_is_printed_with_the_relevant_marked(tmp_path):
+    rows = {"corpus": ["a mountain", "a  river\nwith mud", "x" * 200], "queries": ["mud?"]}
+    for file, texts in rows.items():
+        lines = [json.dumps({"_id": f"{file[0]}{n}", "text": t}) for n, t in enumerate(texts)]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "qrels.tsv").write_text("q0\tc1\t1\n")
+    runs = {"bm25": ["c2", "c0", "c1"], "dense": ["c1", "c2"]}
+    for name, documents in runs.items():
+        (tmp_path / name).mkdir()
+        lines = [f"q0 Q0 {one} {n} {9 - n} {name}" for n, one in enumerate(documents, 1)]
+        (tmp_path / name / "t.trec").write_text("\n".join(lines))
+    paths = [tmp_path / name / "t.trec" for name in runs]
+    assert first_ranked(tmp_path, paths, None, 2).split("\n") == [
+        "query: mud?",
+        "bm25:",
+        f"    {'x' * 88} …",
+        "    a mountain",
+        "dense:",
+        "  ✓ a river with mud",
+        f"    {'x' * 88} …",
+    ]
+    with pytest.raises(RevelaError, match=r"queries\.jsonl: unknown query 'q7'"):
+        first_ranked(tmp_path, paths, "q7", 2)
 
 
 def test_cost_is_drawn_beside_the_growth_that_the_paper_derives(inputs):
