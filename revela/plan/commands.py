@@ -40,6 +40,15 @@ def status(results: Annotated[Path, typer.Argument()] = Path("results")) -> None
 
 
 @app.command()
+def clean(models: list[str], results: Path = Path("results")) -> None:
+    """Remove what models that are not done have left: checkpoints, shards of embeddings."""
+    from revela.plan.status import clean
+
+    for model in models:
+        print(f"{model}: {clean(results, model) / 1e9:.1f} GB removed")
+
+
+@app.command()
 def usage(
     results: Annotated[Path, typer.Argument()] = Path("results"),
     files: Annotated[

@@ -12,7 +12,8 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from revela.plan.status import _duration as duration
+from revela.plan.show import duration
+from revela.plan.status import last_line
 
 _SHOWN = {NOTHING_TO_BE_DONE_MSG}
 _ENDED = "At least one job did not complete successfully"
@@ -59,7 +60,7 @@ class LogHandler(LogHandlerBase):
             case LogEvent.JOB_FINISHED if job := self.running.pop(told.job_id, None):
                 self._finished(job)
             case LogEvent.JOB_ERROR if job := self.running.pop(told.jobid, None):
-                FAILED.append(f"{job.name}: {_last_line(job.log)}")
+                FAILED.append(f"{job.name}: {_why(job.log)}")
                 print(f"{job.name} failed; all that does not need it goes on", file=sys.stderr)
             case LogEvent.ERROR if told.exception == "RuleException" or _ENDED in told.msg:
                 pass  # the line above says it
@@ -91,10 +92,5 @@ class LogHandler(LogHandlerBase):
         return max(0.0, left) / max(1.0, at_once)
 
 
-def _last_line(log: Path | None) -> str:
-    """Return the last line of a job's log, and where the log is."""
-    if not log or not log.exists():
-        return "it has no log"
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "its log is empty")
-    return f"{last.strip()} (see {log})"
+def _why(log: Path | None) -> str:
+    return f"{last_line(log)} (see {log})" if log and log.exists() else "it has no log"

@@ -1,11 +1,11 @@
-"""Rows as a table on the terminal."""
+"""Rows as a table on the terminal, durations in words."""
 
 import sys
 from typing import Any
 
 _COLOURS = {
     **{"ok": "green", "warning": "yellow", "error": "red"},
-    **{"done": "green", "running": "cyan", "stopped": "yellow", "stalled": "red"},
+    **{"done": "green", "running": "cyan", "stopped": "yellow", "stalled": "red", "failed": "red"},
 }
 
 
@@ -31,3 +31,13 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    minutes, hours = seconds // 60, seconds // 3600
+    if hours >= 48:
+        return f"{hours // 24:.0f} d {hours % 24:.0f} h"
+    if hours:
+        return f"{hours:.0f} h {minutes % 60:.0f} min"
+    return f"{minutes:.0f} min {seconds % 60:.0f} s" if minutes else f"{seconds:.0f} s"

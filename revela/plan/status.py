@@ -5,6 +5,8 @@ Imports nothing heavy, so that `revela status` answers at once.
 
 import contextlib
 import json
+import re
+import shutil
 import socket
 import statistics
 import time
@@ -12,14 +14,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from revela.common.errors import RevelaError
 from revela.common.outputs import read_manifest
 from revela.common.usage import read_segments, spent
-from revela.plan.show import show_table
+from revela.plan.show import duration, show_table
 
 _QUIET = 300  # seconds without a sign of life, or so many steps, until a training has stalled
 _QUIET_STEPS = 10
 _LAST_LINES = 64 * 1024  # bytes of a log that are read
 _STEPS_AVERAGED = 50
+_ERROR = re.compile(r"^revela: error: |^[\w.]+(Error|Exception)\b")
 _MADE = {
     "chunk files": "chunks/*.parquet",
     "batch sets": "batches/*.parquet",
@@ -31,9 +35,19 @@ _MADE = {
 
 def show(results: Path) -> None:
     """Print how trainings and evaluations stand, and how many files of each kind there are."""
-    now = time.time()
-    show_table("Trainings", trainings(results, now))
+    now, failed = time.time(), failures(results)
+    rows = trainings(results, now)
+    for row in rows:
+        if row["state"] != "done" and any(job.endswith(f" {row['model']}") for job in failed):
+            row["state"] = "failed"
+    show_table("Trainings", rows)
     show_table("Evaluations under way", evaluations_under_way(results, now))
+    show_table("Failed", [{"job": job, "why": why} for job, why in failed.items()])
+    for row in rows:
+        if row["state"] != "done":
+            work = results / "models" / row["model"] / "checkpoints"
+            size = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
+            print(f"{work}: {size / 1e9:.1f} GB; `revela clean {row['model']}` removes them")
     counts = {what: len(list(results.glob(pattern))) for what, pattern in _MADE.items()}
     made = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     print(f"{results}: {made or 'nothing is done yet'}")
@@ -54,6 +68,41 @@ def trainings(results: Path, now: float) -> list[dict[str, Any]]:
         if works:
             others.append(_unfinished(folder.name, max(works, key=_last_sign), now))
     return done + others
+
+
+def failures(results: Path) -> dict[str, str]:
+    """Return the last line of the log of each job that ended in an error: `train x` → line."""
+    lines = {log: last_line(log) for log in sorted(results.glob("logs/*/*.log"))}
+    return {
+        f"{log.parent.name} {log.stem}": line for log, line in lines.items() if _ERROR.search(line)
+    }
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not blank."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _LAST_LINES))
+        lines = stream.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def clean(results: Path, model: str) -> int:
+    """Remove the checkpoints and shards of a model that is not done; return how many bytes.
+
+    Raises:
+        RevelaError: there are none, or it is running.
+    """
+    folders = [results / "models" / model / "checkpoints", results / "shards" / model]
+    there = [folder for folder in folders if folder.is_dir()]
+    if not there:
+        raise RevelaError(f"{results}: no checkpoints and no shards of {model!r}")
+    running = [row["model"] for row in trainings(results, time.time()) if row["state"] == "running"]
+    if model in running:
+        raise RevelaError(f"{model!r} is running")
+    size = sum(file.stat().st_size for one in there for file in one.rglob("*") if file.is_file())
+    for folder in there:
+        shutil.rmtree(folder)
+    return size
 
 
 def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
@@ -105,7 +154,7 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
         "of": last_step,
         "loss": lines[-1]["loss"] if lines else None,
         "tokens/s": statistics.median_high(rates[-_STEPS_AVERAGED:]) if rates else None,
-        "left": _duration(seconds * (last_step - step)) if seconds and last_step else None,
+        "left": duration(seconds * (last_step - step)) if seconds and last_step else None,
         "checkpoint": max(saved, default=None),
         "hours": cost["hours"],
         "GPU-hours": cost["gpu_hours"],
@@ -137,14 +186,4 @@ def _last_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _ago(now: float, seen: float) -> str:
-    return f"{_duration(now - seen)} ago"
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration in its two largest units."""
-    minutes, hours = seconds // 60, seconds // 3600
-    if hours >= 48:
-        return f"{hours // 24:.0f} d {hours % 24:.0f} h"
-    if hours:
-        return f"{hours:.0f} h {minutes % 60:.0f} min"
-    return f"{minutes:.0f} min {seconds % 60:.0f} s" if minutes else f"{seconds:.0f} s"
+    return f"{duration(now - seen)} ago"

@@ -139,6 +139,39 @@ def test_status_of_what_is_done_and_under_way(results):
     assert [evaluation[key] for key in ("model", "task", "shards")] == ["done", "c", 1]
 
 
+def test_a_failure_is_named_with_its_line_and_what_it_left_can_be_removed(results, capsys):
+    now = time.time()
+    segment(results / "models/under-way/checkpoints/0123", now - 100, now)
+    logs = {
+        "train/under-way": "step 30\nrevela: error: the loss is not finite\n\n",
+        "train/done": "7 steps\n",
+        "evaluate/done.c": "Traceback …\nsafetensors.SafetensorError: header\n",
+        "batch/mine": "no errors: Error counts are 0\n",
+    }
+    for name, text in logs.items():
+        log = results / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+    assert status.failures(results) == {
+        "train under-way": "revela: error: the loss is not finite",
+        "evaluate done.c": "safetensors.SafetensorError: header",
+    }
+    with pytest.raises(RevelaError, match="'under-way' is running"):
+        status.clean(results, "under-way")
+    status.show(results)
+    told = capsys.readouterr().out
+    assert "failed" in told
+    assert "`revela clean under-way` removes them" in told
+    segment(results / "models/under-way/checkpoints/0123", now - 50, now, ended=True)
+    assert status.clean(results, "under-way") > 0
+    assert not (results / "models/under-way/checkpoints").exists()
+    with pytest.raises(RevelaError, match="no checkpoints and no shards of 'under-way'"):
+        status.clean(results, "under-way")
+    status.clean(results, "done")  # its shards
+    assert not (results / "shards/done").exists()
+    assert (results / "models/done/manifest.json").exists()
+
+
 def test_cost_adds_up_beside_the_paper(results):
     paper = Path(__file__).parents[2] / "data/paper/gpu_hours.csv"
     rows = list(csv.DictReader(to_csv(usage_rows(results, paper)).splitlines()))
