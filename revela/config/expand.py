@@ -1,5 +1,6 @@
-"""Shorthands of a configuration, spelt out: `base:`, `grid:` and `seeds:`."""
+"""Shorthands of a configuration, spelt out: `base:`, `grid:`, `seeds:`, patterns of rows."""
 
+import fnmatch
 import itertools
 from typing import Any, get_args
 
@@ -33,9 +34,13 @@ def expand(raw: dict[str, Any]) -> dict[str, Any]:
             for name, entry in experiments.items()
             if isinstance(entry, dict) and "grid" in entry
         }
-        sections["experiments"] = _with_seeds(_with_grids(experiments, grids))
+        single = _with_grids(experiments, grids)
+        sections["experiments"] = _with_seeds(single)
+        names = [*single, *(sections.get("models") or {})]
         if isinstance(tables, dict):
-            sections["tables"] = {name: _rows(table, grids) for name, table in tables.items()}
+            sections["tables"] = {
+                name: _rows(f"tables.{name}", table, grids, names) for name, table in tables.items()
+            }
     return sections
 
 
@@ -110,21 +115,32 @@ def _with_grids(experiments: dict[str, Any], grids: dict[str, Grid]) -> dict[str
     return found
 
 
-def _rows(table: Any, grids: dict[str, Grid]) -> Any:
-    """Return a table whose rows of a grid are a row a point.
+def _rows(where: str, table: Any, grids: dict[str, Grid], names: list[str]) -> Any:
+    """Return a table with a row for each point of a grid, and for each model of a pattern.
 
-    `{key}` in label, group and size stands for the point's value; a label without any gets all.
+    `{key}` in label, group and size stands for the point's value, `{model}` for the model's name; a
+    label without any gets all. A row that is a name or a pattern alone has the label `{model}`.
+
+    Raises:
+        RevelaError: no model matches a pattern.
     """
     if not isinstance(table, dict) or not isinstance(table.get("rows"), list):
         return table
     rows: list[Any] = []
-    for row in table["rows"]:
+    for given in table["rows"]:
+        row = {"label": "{model}", "model": given} if isinstance(given, str) else given
         model = row.get("model") if isinstance(row, dict) else None
-        if not isinstance(model, str) or model not in grids:
+        points: dict[str, dict[str, str]] = {}
+        if isinstance(model, str) and model in grids:
+            points = {point: labels for point, (labels, _) in grids[model].items()}
+        elif isinstance(model, str) and ("*" in model or given is model):
+            points = {name: {"model": name} for name in fnmatch.filter(names, model)}
+            if not points and "*" in model:
+                raise RevelaError(f"{where}.rows: no experiment or model matches {model!r}")
+        if not points:
             rows.append(row)
-            continue
-        texts = {key: str(row[key]) for key in ("label", "group", "size") if key in row}
-        for point, (labels, _) in grids[model].items():
+        texts = {key: str(row[key]) for key in ("label", "group", "size") if points and key in row}
+        for point, labels in points.items():
             filled = dict(texts)
             for key, label in labels.items():
                 filled = {k: text.replace(f"{{{key}}}", label) for k, text in filled.items()}

@@ -404,6 +404,31 @@ def test_a_grid_is_an_entry_a_point():
     assert labels[1:3] == ["Revela 0.0001 1", "Revela 0.0001 2"]
 
 
+def test_rows_of_a_pattern_are_a_row_a_model():
+    raw = copy.deepcopy(DEMO)
+    raw["experiments"]["demo-revela-warm"] = {"base": "demo-revela", "seeds": 2}
+    raw["experiments"]["demo-sweep"] = {"base": "demo-revela", "grid": {"seed": [3, 4]}}
+    raw["tables"]["demo"]["rows"] = [
+        "bm25",
+        {"label": "Ours, {model}", "model": "demo-revela*"},
+        "demo-sweep*",
+    ]
+    rows = parse_config(raw, "demo.yaml").tables["demo"].rows
+    assert [(row.label, row.model) for row in rows] == [
+        ("bm25", ["bm25"]),
+        ("Ours, demo-revela", ["demo-revela"]),
+        ("Ours, demo-revela-warm", ["demo-revela-warm"]),
+        ("demo-sweep-seed-3", ["demo-sweep-seed-3"]),
+        ("demo-sweep-seed-4", ["demo-sweep-seed-4"]),
+    ]
+    raw["tables"]["demo"]["rows"] = ["demo-revel-*"]
+    with pytest.raises(RevelaError, match="rows: no experiment or model matches 'demo"):
+        parse_config(raw, "demo.yaml")
+    raw["tables"]["demo"]["rows"] = ["demo-revel"]
+    with pytest.raises(RevelaError, match="unknown model or experiment 'demo-revel'; did you"):
+        parse_config(raw, "demo.yaml")
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
