@@ -22,31 +22,16 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
 
 COMPLETE = "complete.json"  # of a checkpoint, written last: its files' hashes, who wrote it
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Stopped(RevelaError):
     """All processes of a training have stopped after the same step."""
-
-
-def wait_for_all() -> None:
-    """Wait until all processes have come here: the launcher ends the others when one ends."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-
-
-def leave_processes() -> None:
-    """Leave the process group, else threads of it now and then abort this process as it ends."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-# ---------------------------------------------------------------------------- the folder
 
 
 @contextlib.contextmanager
@@ -66,7 +51,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # Die with the launcher: when it is killed, its processes would train on and hold the lock.
         with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     try:
         work.mkdir(parents=True, exist_ok=True)
         stream = (folder / "lock").open("w")
@@ -83,7 +68,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
                 f"cannot lock {folder}: {error.strerror}; its disk must be mounted with flock"
             ) from error
         yield work
-        wait_for_all()
+        PartialState().wait_for_everyone()
         if first:
             shutil.rmtree(work)
     if first:
@@ -92,14 +77,10 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
             folder.rmdir()
 
 
-# ---------------------------------------------------------------------------- complete or unused
-
-
 def mark_complete(checkpoint: Path, processes: dict[str, int]) -> None:
     """Write the hashes of a checkpoint's files, and which processes wrote them."""
-    outputs.write_json(
-        checkpoint / COMPLETE, {"processes": processes, "files": _hashes(checkpoint)}
-    )
+    written = {"processes": processes, "files": _hashes(checkpoint)}
+    outputs.write_json(checkpoint / COMPLETE, written)
 
 
 def last_checkpoint(work: Path) -> Path | None:
@@ -150,9 +131,6 @@ def _problem(folder: Path) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------- when to save and stop
-
-
 def end_of_job() -> float:
     """Return when Slurm ends this job, in seconds since the epoch; infinity without a limit.
 
@@ -190,13 +168,10 @@ class Guard(transformers.TrainerCallback):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Handle the signals while the block runs."""
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {number: signal.signal(number, self._note) for number in signals}
-        try:
+        with contextlib.ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                stack.callback(signal.signal, number, signal.signal(number, self._note))
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, _: Any) -> None:
         self.received = number
