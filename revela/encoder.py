@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, check_name
 from revela.common.hub import converted_revision, explained
 from revela.common.sdpa import disable_cudnn_attention
 from revela.config.names import ModelRef
@@ -201,9 +201,18 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
 
 
 def add_lora(model: Any, lora: Lora, seed: int) -> Any:
-    """Freeze a backbone and put trainable low-rank adapters (in float32) on it."""
+    """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
+
+    Raises:
+        RevelaError: a target matches no module, or the rank is larger than the model's width.
+    """
     from peft import LoraConfig, get_peft_model
 
+    modules = {name.split(".")[-2] for name, _ in model.named_parameters() if "." in name}
+    for target in lora.targets:
+        check_name("lora.targets", "module", target, modules)
+    if lora.rank > (width := model.config.hidden_size):
+        raise RevelaError(f"lora.rank: {lora.rank} is larger than the model's width, {width}")
     torch.manual_seed(seed)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets

@@ -308,7 +308,9 @@ class Experiment(Settings):
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
     steps: Positive | None = Field(None, description="one epoch if not given")
     learning_rate: float = Field(1e-4, gt=0)
-    warmup_steps: Natural = 100
+    warmup_steps: Natural | Annotated[float, Field(gt=0, lt=1)] = Field(
+        100, description="steps, or a share of all steps"
+    )
     warmup: Literal["logarithmic", "linear"] = Field(
         "logarithmic", description="as DeepSpeed's WarmupDecayLR by default, or in equal steps"
     )

@@ -31,6 +31,9 @@ def chunk(
     )
     if counts.skipped.count:
         summary += f"; skipped {counts.skipped.count} bad rows, first: {counts.skipped.examples[0]}"
+    for key in ("cleaned", "wordless", "repeated_ids"):
+        if count := getattr(counts.skipped, key):
+            summary += f"; {count} {key.replace('_', ' ')}"
     inputs = text_files(Path(settings.path)) if settings.source == "files" else []
     return Made(summary, {**vars(counts), "skipped": vars(counts.skipped)}, inputs)
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ _BAD_ROWS, _BAD_SHARE = 100, 0.01  # that are skipped at most
 _EXAMPLES = 20  # of them that are kept
 _CHANCE = 2  # words that may repeat by chance
 _TRIES = 6  # of a hub data set's stream, without a row in between
+_WORD = re.compile(r"[^\W_]")
 _STATE_ROWS = 1000  # rows between two notes of where a stream stands
 
 
@@ -39,6 +41,9 @@ class Skipped:
     count: int = 0
     examples: list[str] = field(default_factory=list)
     copied_beginnings: int = 0  # articles whose end repeated their beginning
+    cleaned: int = 0  # texts that lost a byte-order mark or null characters
+    wordless: int = 0  # documents without a letter or digit, which are left out
+    repeated_ids: int = 0  # documents with the id of an earlier one
 
 
 def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:
@@ -94,9 +99,11 @@ def _checked(
     rows: Iterable[tuple[str, Any]], corpus: steps.RowCorpus, skipped: Skipped
 ) -> Iterator[Document]:
     """Turn (place, row) into documents; a row may itself be the error that reading it raised."""
+    seen: set[str] = set()
+    local = isinstance(corpus, steps.FilesCorpus)  # those of the hub may be too many to remember
     for number, (place, row) in enumerate(rows, start=1):
         try:
-            yield _document(place, row, corpus.fields)
+            document = _document(place, row, corpus.fields)
         except ValueError as error:
             problem = f"{place}: {error}"
             if corpus.on_bad_row == "error":
@@ -109,6 +116,16 @@ def _checked(
                     f"{skipped.count} of {number} rows are bad, more than one in a hundred; "
                     f"the last: {problem}"
                 ) from error
+            continue
+        text = document.text.removeprefix("\ufeff").replace("\0", "")
+        skipped.cleaned += text != document.text
+        if not _WORD.search(text):
+            skipped.wordless += 1
+            continue
+        if local and corpus.fields.id:
+            skipped.repeated_ids += document.id in seen
+            seen.add(document.id)
+        yield replace(document, text=text)
 
 
 def _document(place: str, row: Any, fields: steps.FieldNames) -> Document:

@@ -138,6 +138,8 @@ class BaseTrainer(transformers.Trainer):
             trainlog.keep_log_until(self.work / LOG, step)
         if checkpoint:
             checkpoints.check_processes(checkpoint, self.processes())
+            if main:
+                print(f"resuming from the checkpoint of step {step}", flush=True)
         self.bar = tqdm(desc="training", unit="step", initial=step, mininterval=2, disable=not main)
         with guard.listening(), self.bar:
             try:

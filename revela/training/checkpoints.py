@@ -169,12 +169,18 @@ class Guard(transformers.TrainerCallback):
     def listening(self) -> Iterator[None]:
         """Handle the signals while the block runs."""
         with contextlib.ExitStack() as stack:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-                stack.callback(signal.signal, number, signal.signal(number, self._note))
+            self.terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+                    stack.callback(signal.signal, number, signal.signal(number, self._note))
             yield
 
     def _note(self, number: int, _: Any) -> None:
         self.received = number
+        if number == signal.SIGHUP:  # who writes to a terminal that is closed gets an error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in self.terminals:
+                os.dup2(nowhere, stream)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ask the trainer to save, and to stop."""

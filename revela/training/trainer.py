@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from transformers.trainer_pt_utils import get_model_param_count
 
@@ -15,7 +16,7 @@ from revela.training.collators import BatchCollator, PairCollator, load_rows
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
-from revela.training.schedule import warmup_decay
+from revela.training.schedule import check_steps, warmup_decay
 
 
 def train(
@@ -56,6 +57,13 @@ def train(
             save_total_limit=experiment.checkpoints_kept,
             label_names=[],
             average_tokens_across_devices=False,
+        )
+        rows = pq.read_metadata(data).num_rows
+        check_steps(
+            experiment.steps or rows // experiment.batches_per_step,
+            experiment.warmup_steps,
+            similarity_snapshot_steps=experiment.similarity_snapshot_steps,
+            save_retriever_steps=experiment.save_retriever_steps,
         )
         module, collate = _build(experiment, zero_stage)
         trainer = _Trainer(experiment, data, model=module, args=arguments, data_collator=collate)
@@ -124,6 +132,8 @@ class _Trainer(BaseTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule of the learning rate."""
         kind, warmup = self.experiment.warmup, self.experiment.warmup_steps
+        if isinstance(warmup, float):
+            warmup = round(warmup * num_training_steps)
         optimizer = optimizer or self.optimizer
         self.lr_scheduler: Any = warmup_decay(optimizer, kind, warmup, num_training_steps)
         return self.lr_scheduler

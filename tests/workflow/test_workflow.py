@@ -44,6 +44,7 @@ CONFIG = {
             "max_length": 33,
             "batches_per_step": 1,
             "steps": 6,
+            "warmup_steps": 0.2,
             "checkpoint_steps": 2,
             "similarity_snapshot_steps": [0, 6],
             "save_retriever_steps": [0, 3],

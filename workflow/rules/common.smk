@@ -22,10 +22,10 @@ from revela.plan.preflight import run as preflight
 shell.prefix(
     "set -euo pipefail; "
     f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
-    "trap : INT TERM USR1; "
+    "trap : INT TERM USR1 HUP; "
     'revela() {{ exec python -m revela "$@" 2>&1; }}; '
     'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@" 2>&1; }}; '
-    "record() {{ trap '' INT TERM USR1; exec tee \"$1\" > ${{REVELA_JOB_OUTPUT:-/dev/stdout}}; }}; "
+    "record() {{ trap '' INT TERM USR1 HUP; exec tee \"$1\" > ${{REVELA_JOB_OUTPUT:-/dev/stdout}}; }}; "
 )
 
 try:
