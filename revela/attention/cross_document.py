@@ -23,16 +23,6 @@ class Readers:
     weight_NM: Tensor  # similarity of reader and document, with gradient; zero there
 
 
-@dataclass(frozen=True)
-class Documents:
-    """The documents that a process's chunks read, and those of its own that anybody reads."""
-
-    own: list[int]  # chunks of this process: its e rows, in this order
-    rows: dict[int, int]  # column of the similarities → row of the keys: own, then gathered ones
-    lengths: list[int]  # tokens, by column
-    exchange: "Exchange | None" = None  # None where no process reads another's documents
-
-
 class Exchange:
     """Gathers keys and values of the documents that other processes read (B per process)."""
 
@@ -120,22 +110,20 @@ def own_columns(similarity: Tensor, group: Any) -> Tensor:
     return rows[:, None] == columns
 
 
-def documents_read(
+def _documents(
     kept: np.ndarray, lengths: list[int], all_own: bool, group: Any, device: torch.device
-) -> Documents:
+) -> tuple[list[int], dict[int, int], list[int], Exchange | None]:
     """Find the documents that need keys and values, here and in other processes.
 
-    Args:
-        kept: (B, W · B) which pairs are kept.
-        lengths: of this process's B chunks.
-        all_own: keep an e row for each own chunk, read or not.
-        group: the processes whose chunks read each other; None for this one alone.
-        device: of the keys and values.
+    Returns:
+        This process's chunks that anybody reads, its e rows; the row of the keys of each column of
+        the similarities, own ones first, then gathered ones; the tokens of all columns; and the
+        exchange, None where no process reads another's documents.
     """
     size, wanted = len(kept), kept.sum(axis=0) > 0
     if not group:
         own = [j for j in range(size) if all_own or wanted[j]]
-        return Documents(own, {column: row for row, column in enumerate(own)}, lengths)
+        return own, {column: row for row, column in enumerate(own)}, lengths, None
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
     gathered: list[Any] = [None] * world
     distributed.all_gather_object(gathered, (wanted, lengths), group=group)
@@ -158,20 +146,26 @@ def documents_read(
             rows |= {process * size + j: start + n for n, j in enumerate(sent[process])}
     (rows_sent,) = to_device([np.array([own.index(j) for j in sent[rank]], np.int64)], device)
     exchange = Exchange(rows_sent, most, max(all_lengths), group)
-    return Documents(own, rows, all_lengths, exchange if most else None)
+    return own, rows, all_lengths, exchange if most else None
 
 
 def readers_of(
-    kept: np.ndarray, documents: Documents, lengths: list[int], similarity: Tensor
-) -> list[Readers]:
+    kept: np.ndarray, lengths: list[int], similarity: Tensor, all_own: bool, group: Any
+) -> tuple[list[int], list[Readers], Exchange | None]:
     """Group documents with about as many reading tokens into blocks of about a batch's tokens.
 
     Args:
         kept: (B, W · B) which pairs are kept.
-        documents: where the keys of each column are.
         lengths: of the B reading chunks.
         similarity: (B, W · B).
+        all_own: keep an e row for each own chunk, read or not.
+        group: the processes whose chunks read each other; None for this one alone.
+
+    Returns:
+        This process's chunks that are e rows, in their order; the blocks; and the exchange with
+        other processes, if any.
     """
+    own, rows, all_lengths, exchange = _documents(kept, lengths, all_own, group, similarity.device)
     sizes, starts = np.asarray(lengths), np.cumsum([0, *lengths[:-1]])
     read = []  # (reading tokens, column, readers)
     for column in np.flatnonzero(kept.any(axis=0)):
@@ -191,12 +185,11 @@ def readers_of(
         for n, (count, column, readers) in enumerate(block):
             tokens[n, :count] = np.concatenate([np.arange(sizes[i]) + starts[i] for i in readers])
             pairs[n, :count] = np.repeat(readers * kept.shape[1] + column, sizes[readers])
-        columns = [column for _, column, _ in block]
-        arrays.append(np.array([documents.rows[column] for column in columns]))
-        arrays.append(np.array([documents.lengths[column] for column in columns]))
+        arrays.append(np.array([rows[column] for _, column, _ in block]))
+        arrays.append(np.array([all_lengths[column] for _, column, _ in block]))
         arrays += [tokens, pairs]
     if not arrays:
-        return []
+        return own, [], exchange
     moved = iter(to_device(arrays, similarity.device))
     weights = F.pad(similarity.flatten(), (0, 1))  # the last one is for tokens of no pair
     found = []
@@ -213,4 +206,4 @@ def readers_of(
                 weight_NM=weights.index_select(0, pair_NM.flatten()).view(pair_NM.shape),
             )
         )
-    return found
+    return own, found, exchange

@@ -26,13 +26,9 @@ class Rows(Protocol):
 
 
 def run_packed(model: Any, ids_T: Tensor, position_T: Tensor, rows: Rows) -> Tensor:
-    """Return the last hidden states (T, D) of packed tokens.
+    """Return the last hidden states (T, D) of packed tokens, whose positions are in their own rows.
 
-    Args:
-        model: as `prepared` returns it.
-        ids_T: tokens, row after row.
-        position_T: each token's position in its own row.
-        rows: how they attend.
+    The model is one that `prepared` has returned.
     """
     return model.get_decoder()(
         input_ids=ids_T[None],
@@ -102,10 +98,8 @@ def prepared(language_model: Any, length: int) -> Any:
     if kinds - {"full_attention", "sliding_attention"}:
         raise ValueError(f"{name} has layers of {', '.join(sorted(kinds))}, which cannot be packed")
     takes = inspect.signature(model.get_decoder().forward).parameters
-    if (
-        not getattr(type(model), "_supports_attention_backend", False)
-        or "position_ids" not in takes
-    ):
+    replaceable = getattr(type(model), "_supports_attention_backend", False)
+    if not replaceable or "position_ids" not in takes:
         raise ValueError(f"{name} does not use transformers' attention interface")
     model.set_attn_implementation(NAME)
     layer = getattr(model.get_decoder(), "layers", [None])[-1]
@@ -115,18 +109,12 @@ def prepared(language_model: Any, length: int) -> Any:
     return model
 
 
-def last_layer(model: Any) -> int:
-    """Return the index of a causal LM's last layer."""
-    return int(model.config.get_text_config().num_hidden_layers) - 1
-
-
 def skip_last_mlp(attention: Any, tokens: int) -> None:
     """Have the MLP behind the last layer's attention skip the first tokens in this pass.
 
     E rows end at the last layer's keys and values: nothing uses an MLP's output of them.
     """
-    following = getattr(attention, _FOLLOWING, None)
-    if following is not None:
+    if following := getattr(attention, _FOLLOWING, None):
         following.skipped_tokens = tokens
 
 

@@ -25,15 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from revela.attention.cross_document import (
-    Exchange,
-    Readers,
-    checked,
-    documents_read,
-    own_columns,
-    readers_of,
-)
-from revela.attention.decoder import last_layer, prepared, run_packed, skip_last_mlp
+from revela.attention.cross_document import Exchange, Readers, checked, own_columns, readers_of
+from revela.attention.decoder import prepared, run_packed, skip_last_mlp
 from revela.attention.losses import next_token_loss
 from revela.attention.packing import Packing, attend, causal_attention, to_device
 
@@ -125,20 +118,20 @@ def in_batch_loss(
     """
     kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group)
     model = prepared(language_model, max(lengths))
-    documents = documents_read(kept, lengths, dual_loss, group, input_ids.device)
-    e_lengths = [lengths[j] for j in documents.own]
+    documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group)
+    e_lengths = [lengths[j] for j in documents]
     in_batch = InBatch(
         packing=Packing([*e_lengths, *lengths], input_ids.device),
         documents=len(e_lengths),
         document_tokens=sum(e_lengths),
-        readers=readers_of(kept, documents, lengths, similarity),
+        readers=readers,
         value_norm=value_norm,
-        last_layer=-1 if dual_loss else last_layer(model),
-        exchange=documents.exchange,
+        last_layer=-1 if dual_loss else model.config.get_text_config().num_hidden_layers - 1,
+        exchange=exchange,
     )
-    (own,) = to_device([np.array(documents.own, np.int64)], input_ids.device)
+    (own,) = to_device([np.array(documents, np.int64)], input_ids.device)
     rows = torch.cat([input_ids[own], input_ids])[:, : max(lengths)]
-    loss = _loss(model, rows, e_lengths, lengths, in_batch, dual_loss)
+    loss = _loss(model, rows, in_batch, dual_loss)
     # NaN where a similarity is, since no pair of it is kept. And other processes wait for this
     # one's share of the similarities' gradient, also where it is zero.
     return loss + 0 * similarity.sum()
@@ -148,8 +141,7 @@ def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -
     """Return the mean next-token loss without in-batch attention; shapes as `in_batch_loss`."""
     lengths = attention_mask.sum(1).tolist()
     model = prepared(language_model, max(lengths))
-    rows = InBatch(Packing(lengths, input_ids.device))
-    return _loss(model, input_ids[:, : max(lengths)], [], lengths, rows)
+    return _loss(model, input_ids[:, : max(lengths)], InBatch(Packing(lengths, input_ids.device)))
 
 
 def in_batch_similarity(cosine: Tensor, temperature: float, group: Any = None) -> Tensor:
@@ -158,30 +150,19 @@ def in_batch_similarity(cosine: Tensor, temperature: float, group: Any = None) -
     return scores.softmax(dim=-1)
 
 
-def _loss(
-    model: Any,
-    input_ids_RL: Tensor,
-    e_lengths: list[int],
-    h_lengths: list[int],
-    rows: InBatch,
-    dual_loss: bool = False,
-) -> Tensor:
+def _loss(model: Any, input_ids_RL: Tensor, rows: InBatch, dual_loss: bool = False) -> Tensor:
     """Run the packed rows through the model and return the loss of the h rows, or of both."""
     ids_T = rows.packing.pack(input_ids_RL)
-    ends = np.cumsum([*e_lengths, *h_lengths])
     predicts = np.ones(rows.packing.tokens, bool)
-    predicts[ends - 1] = False  # the last token of a row
-    e, h = (np.flatnonzero(predicts[: rows.document_tokens]), np.flatnonzero(predicts))
-    e_index, h_index = to_device([e, h[len(e) :]], ids_T.device)
+    predicts[np.cumsum(rows.packing.lengths) - 1] = False  # the last token of a row
+    e_count = np.count_nonzero(predicts[: rows.document_tokens])
+    e_index, h_index = to_device(np.split(np.flatnonzero(predicts), [e_count]), ids_T.device)
     hidden_TD = run_packed(model, ids_T, rows.packing.position_T, rows)
     head = model.get_output_embeddings()
     loss = next_token_loss(hidden_TD[h_index], head, ids_T[h_index + 1])
     if dual_loss:
         loss = loss + next_token_loss(hidden_TD[e_index], head, ids_T[e_index + 1])
     return loss
-
-
-# ---------------------------------------------------------------------------- attention
 
 
 def cross_document(
@@ -206,16 +187,8 @@ def cross_document(
     total_THD = query_THD.new_zeros(*query_THD.shape[:2], width)
     for block in readers:
         # Recomputed in the backward pass, so that one block's intermediates exist at a time.
-        read = checkpoint(
-            _read,
-            query_THD,
-            key_EGLD,
-            value_EGLD,
-            block,
-            width if value_norm else None,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
+        inputs = (query_THD, key_EGLD, value_EGLD, block, width if value_norm else None)
+        read = checkpoint(_read, *inputs, use_reentrant=False, preserve_rng_state=False)
         total_THD = _Add.apply(total_THD, block.token_NM.flatten(), read)
     return total_THD
 
@@ -235,13 +208,9 @@ class _Add(torch.autograd.Function):
 
 
 def _read(
-    query_THD: Tensor,
-    key_EGLD: Tensor,
-    value_EGLD: Tensor,
-    readers: Readers,
-    norm_column: int | None,
+    query_THD: Tensor, key_EGLD: Tensor, value_EGLD: Tensor, readers: Readers, norm: int | None
 ) -> Tensor:
-    """Return the weighted outputs of a block's tokens, (N · M, H, D)."""
+    """Return the weighted outputs of a block's tokens, (N · M, H, D); `norm` is V-norm's column."""
     heads, width = query_THD.shape[1:]
     groups, length = key_EGLD.shape[1], readers.key_length
     query = query_THD.index_select(0, readers.token_NM.flatten())
@@ -253,7 +222,7 @@ def _read(
     )
     read = attend(query, key, value, mask).unflatten(2, (readers.token_NM.shape[1], -1))
     weight = readers.weight_NM.to(read.dtype)[:, None, :, None, None]
-    if norm_column is not None:
-        weight = weight / (read[..., norm_column, None] + EPSILON)
-        read = read[..., :norm_column]
+    if norm is not None:
+        weight = weight / (read[..., norm, None] + EPSILON)
+        read = read[..., :norm]
     return (read * weight).transpose(1, 2).reshape(-1, heads, read.shape[-1])

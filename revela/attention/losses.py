@@ -19,20 +19,13 @@ _LOGITS_AT_A_TIME = 2**25
 def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """Return the mean cross-entropy of T tokens, in float32 (float64 for float64).
 
-    The logits of some tokens at a time are computed, used for the loss and at once for its
-    gradients, and freed: neither kept for the backward pass nor computed again in it.
-
-    Args:
-        hidden_TD: the state that predicts each token.
-        head: the module from states to logits (…, V); its trainable weights get gradients.
-        targets_T: the tokens.
+    The logits (…, V) that the head makes of some states at a time are used for the loss and at once
+    for its gradients, and freed: neither kept for the backward pass nor computed again in it.
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
-    size = _tokens_at_a_time(head)
+    size, learning = _tokens_at_a_time(head), torch.is_grad_enabled()
     with zero.gathered(head) as logits:
-        total = _SummedLoss.apply(
-            hidden_TD, logits, targets_T, size, torch.is_grad_enabled(), *weights
-        )
+        total = _SummedLoss.apply(hidden_TD, logits, targets_T, size, learning, *weights)
     return total / max(1, len(targets_T))
 
 

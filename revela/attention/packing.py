@@ -15,12 +15,7 @@ disable_cudnn_attention()
 class Packing:
     """R rows of different lengths in one row of T tokens, without padding between them.
 
-    Attributes:
-        lengths: of each row.
-        rows: R.
-        width: L, the longest row's length.
-        tokens: T.
-        position_T: each token's position in its own row.
+    `width` is L, the longest row's length; `position_T` is each token's position in its own row.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:

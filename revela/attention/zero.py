@@ -67,12 +67,8 @@ def _prepare_deepspeed() -> None:
         vars(deepspeed.ops)["__compatible_ops__"] = {}
 
 
-# ---------------------------------------------------------------------------- sharded weights
-
-
-def is_sharded(weight: Tensor) -> bool:
-    """Return whether each process holds only a shard of a weight (ZeRO-3)."""
-    return hasattr(weight, "ds_id")
+def _is_sharded(weight: Tensor) -> bool:
+    return hasattr(weight, "ds_id")  # by ZeRO-3
 
 
 @contextlib.contextmanager
@@ -83,7 +79,7 @@ def gathered(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
     ever where processes call it a different number of times.
     """
     weights = list(module.parameters())
-    if not any(map(is_sharded, weights)):
+    if not any(map(_is_sharded, weights)):
         yield module
         return
     import deepspeed
@@ -94,8 +90,7 @@ def gathered(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
 
 def gather(weights: Sequence[Any]) -> None:
     """Gather sharded weights until the next step: autograd compares a gradient's shape."""
-    sharded = [weight for weight in weights if is_sharded(weight)]
-    if sharded:
+    if sharded := list(filter(_is_sharded, weights)):
         sharded[0].all_gather(param_list=sharded)
 
 
@@ -107,7 +102,7 @@ def gathered_state(model: Any) -> dict[str, Tensor]:
     state = model.state_dict(keep_vars=True)
     copies: dict[int, Tensor] = {}
     for weight in state.values():
-        if is_sharded(weight) and weight.requires_grad and id(weight) not in copies:
+        if _is_sharded(weight) and weight.requires_grad and id(weight) not in copies:
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([weight]):  # one at a time
