@@ -1,6 +1,6 @@
 """Corpora in; chunks, batches and query-document pairs out, as Parquet."""
 
-from typing import Any
+from functools import partial
 
 from revela.common.lazy import find
 
@@ -13,7 +13,4 @@ _HOMES = {
     "make_pairs": "pairs",
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return find(__name__, _HOMES, name)
+__getattr__ = partial(find, __name__, _HOMES)

@@ -12,45 +12,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import explain
+from revela.common.hub import explained
 from revela.config.steps import Batches
-from revela.text.rows import json_lines, parquet_rows, sample, take, write_parquet
+from revela.text.rows import json_lines, parquet_rows, take, write_parquet
 
-SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("texts", pa.list_(pa.string())),
-        ("documents", pa.list_(pa.string())),
-    ]
-)
+_TEXTS = pa.list_(pa.string())
+SCHEMA = pa.schema({"source": pa.string(), "texts": _TEXTS, "documents": _TEXTS})
 """Columns of a batch file: the corpus its chunks come from, its B chunks in document order, the id
 of each one's document (null in ready-made batches)."""
 
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Counts:
     """What batching did, for the manifest."""
 
-    batches: int = 0
-    chunks_dropped: int = 0  # of incomplete last batches
-    batches_before_sampling: int = 0
+    batches: int
+    chunks_dropped: int  # of incomplete last batches
+    batches_before_sampling: int
 
 
 def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Counts:
-    """Write a batch file.
+    """Write a batch file (Parquet).
 
-    Args:
-        settings: where batches come from and how many are kept.
-        inputs: chunk files by corpus name, or batch files by set name where those are sampled.
-        output: the Parquet file to write.
+    Its inputs are chunk files by corpus name, or batch files by set name where those are sampled.
 
     Raises:
         RevelaError: too few chunks for one batch, fewer batches than are to be sampled, or a
             ready-made batch of another size.
     """
-    counts, size = Counts(), settings.batch_size
+    size, dropped = settings.batch_size, 0
     if settings.sample_from:
         batches = _sampled(settings, inputs)
         available = sum(settings.sample_from.values())
@@ -63,7 +55,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         batches = _grouped(settings, inputs)
         chunks = [pq.read_metadata(inputs[name]).num_rows for name in settings.corpora]
         available = sum(count // size for count in chunks)
-        counts.chunks_dropped = sum(count % size for count in chunks)
+        dropped = sum(count % size for count in chunks)
         if not available:
             raise RevelaError(
                 f"corpora {', '.join(settings.corpora)}: {sum(chunks)} chunks are too few "
@@ -71,15 +63,14 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
             )
     else:
         path = Path(settings.file) if settings.file else _download(settings)
-        batches = _with_corpus(read_jsonl(path, size), settings)
-        available = sum(1 for _ in read_jsonl(path, size))
-    counts.batches_before_sampling = available
+        batches = read_jsonl(path, settings)
+        available = sum(1 for _ in read_jsonl(path, settings))
     if settings.num_batches is not None:
         batches = take(batches, available, settings.num_batches, settings.seed)
-    counts.batches = write_parquet(output, SCHEMA, batches)
-    if not counts.batches:
+    written = write_parquet(output, SCHEMA, batches)
+    if not written:
         raise RevelaError("there is no batch")
-    return counts
+    return Counts(written, dropped, available)
 
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
@@ -137,7 +128,7 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
     size = settings.batch_size
     for name, count in settings.sample_from.items():
         available = pq.read_metadata(inputs[name]).num_rows
-        for row in sample(read_batches(inputs[name]), available, count, settings.seed):
+        for row in take(read_batches(inputs[name]), available, count, settings.seed):
             texts, documents = row["texts"], row["documents"]
             if len(texts) % size:
                 raise RevelaError(
@@ -151,15 +142,17 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
                 yield {"source": row["source"], "texts": texts[part], "documents": own}
 
 
-# ---------------------------------------------------------------------------- the authors' format
-
-
-def read_jsonl(path: Path, batch_size: int) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
     """Yield ready-made batches: JSON lines, each a list of texts or `{src, text: [texts]}`.
 
+    The corpus is named as the configuration does, which has to know each `src`: queries would
+    silently be whole chunks where the experiment's `first_half` has another name for it.
+
     Raises:
-        RevelaError: a line is neither, or a batch has another size; with file and line.
+        RevelaError: a line is neither, a batch has another size, or its `src` is unknown.
     """
+    known = {name: name for name in (settings.source, *settings.sources.values())}
+    known |= settings.sources | {"": settings.source}
     for place, row in json_lines(path):
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
@@ -167,28 +160,14 @@ def read_jsonl(path: Path, batch_size: int) -> Iterator[dict[str, Any]]:
         source, texts = given.get("src", ""), given.get("text")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
-        if len(texts) != batch_size:
-            raise RevelaError(f"{place}: {len(texts)} texts, not batch_size {batch_size}")
-        yield {"place": place, "source": source, "texts": texts, "documents": None}
-
-
-def _with_corpus(batches: Iterator[dict[str, Any]], settings: Batches) -> Iterator[dict[str, Any]]:
-    """Name the corpus of ready-made batches as the configuration does.
-
-    Raises:
-        RevelaError: `src` is nothing that the settings know; queries would silently be whole
-            chunks where the experiment's `first_half` has another name for the corpus.
-    """
-    known = {name: name for name in (settings.source, *settings.sources.values())}
-    known |= settings.sources | {"": settings.source}
-    for batch in batches:
-        name = batch["source"]
-        if name not in known:
+        if len(texts) != settings.batch_size:
+            raise RevelaError(f"{place}: {len(texts)} texts, not batch_size {settings.batch_size}")
+        if source not in known:
             raise RevelaError(
-                f"{batch['place']}: {unknown_name('src', name, filter(None, known))}; "
-                f"say which corpus it is: `sources: {{{name}: <corpus>}}`"
+                f"{place}: {unknown_name('src', source, filter(None, known))}; "
+                f"say which corpus it is: `sources: {{{source}: <corpus>}}`"
             )
-        yield batch | {"source": known[name]}
+        yield {"source": known[source], "texts": texts, "documents": None}
 
 
 def write_jsonl(batches: Iterable[dict[str, Any]], output: Path) -> int:
@@ -207,11 +186,9 @@ def _download(settings: Batches) -> Path:
     import huggingface_hub
 
     name = str(settings.hub)
-    try:
+    with explained("data set", name):
         files = huggingface_hub.list_repo_files(name, repo_type="dataset")
         lines = [file for file in files if file.endswith((".jsonl", ".jsonl.gz"))]
-        if len(lines) == 1:
-            return Path(huggingface_hub.hf_hub_download(name, lines[0], repo_type="dataset"))
-    except Exception as error:
-        raise RevelaError(explain("data set", name, error)) from error
-    raise RevelaError(f"data set {name!r}: expected one .jsonl file, found {lines}")
+        if len(lines) != 1:
+            raise RevelaError(f"data set {name!r}: expected one .jsonl file, found {lines}")
+        return Path(huggingface_hub.hf_hub_download(name, lines[0], repo_type="dataset"))

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from revela.common.errors import RevelaError
 from revela.config.steps import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
-from revela.text.rows import write_parquet
+from revela.text.rows import parquet_rows, write_parquet
 
 SCHEMA = pa.schema([("document", pa.string()), ("position", pa.int32()), ("text", pa.string())])
 """Columns of a chunk file: document id, place of the chunk in it, text."""
@@ -69,16 +69,19 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
     return counts
 
 
+def read_documents_again(chunks: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the id and the chunks of each document of a chunk file."""
+    rows = parquet_rows(chunks, ["document", "text"])
+    for document, group in itertools.groupby(rows, key=lambda row: row["document"]):
+        yield document, [row["text"] for row in group]
+
+
 def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int]:
     """Cut a text into chunks of whole sentences, as many as fit into `max_words`.
 
-    Chunks are slices of the text: line breaks and spacing within stay as they are. A sentence
-    longer than `max_words` is cut at word boundaries.
-
-    Args:
-        text: a document.
-        splitter: has Punkt's `span_tokenize`.
-        max_words: words (runs of non-space) of a chunk at most.
+    Chunks are slices of the text: line breaks and spacing within stay as they are. A word is a run
+    of non-space; a sentence of more than `max_words` is cut between words. The splitter has Punkt's
+    `span_tokenize`.
 
     Returns:
         The chunks in order, and how many sentences had to be cut.
@@ -107,9 +110,6 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
     return chunks, cut
 
 
-# ---------------------------------------------------------------------------- sentences
-
-
 def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Iterator[Document]]:
     """Return Punkt, pretrained where it can be had, else trained on the corpus's beginning."""
     pretrained = _pretrained_punkt()
@@ -125,18 +125,14 @@ def _pretrained_punkt() -> Any:
     from nltk import data, downloader
     from nltk.tokenize.punkt import PunktTokenizer
 
-    def load() -> Any:
-        try:
-            return PunktTokenizer("english")
-        except LookupError:
+    try:
+        return PunktTokenizer("english")
+    except LookupError:
+        if os.environ.get("HF_HUB_OFFLINE"):
             return None
-
-    splitter = load()
-    if splitter is None and not os.environ.get("HF_HUB_OFFLINE"):
-        folder = data.path[0] if data.path else None
-        downloader.download("punkt_tab", download_dir=folder, quiet=True)
-        splitter = load()
-    return splitter
+    folder = data.path[0] if data.path else None
+    downloaded = downloader.download("punkt_tab", download_dir=folder, quiet=True)
+    return PunktTokenizer("english") if downloaded else None
 
 
 def train_punkt(texts: Iterable[str]) -> Any:
@@ -152,9 +148,6 @@ def train_punkt(texts: Iterable[str]) -> Any:
     parameters = trainer.get_params()
     parameters.abbrev_types.update(_ABBREVIATIONS.split())
     return PunktSentenceTokenizer(parameters)
-
-
-# ---------------------------------------------------------------------------- workers
 
 
 def _groups(documents: Iterator[Document], characters: int) -> Iterator[list[Document]]:

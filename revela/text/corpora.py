@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import explain
+from revela.common.hub import explain, explained
+from revela.config import steps
 from revela.config.local import JSON_LINES, PLAIN_TEXT, text_files
-from revela.config.steps import (
-    AnyCorpus,
-    FilesCorpus,
-    First,
-    HubCorpus,
-    PackagesCorpus,
-    RowCorpus,
-)
-from revela.text.rows import json_lines, parquet_rows, sample
+from revela.text.rows import json_lines, parquet_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # that are skipped at most
+_EXAMPLES = 20  # of them that are kept
 _CHANCE = 2  # words that may repeat by chance
 _TRIES = 6  # of a hub data set's stream, without a row in between
 _STATE_ROWS = 1000  # rows between two notes of where a stream stands
@@ -50,16 +44,10 @@ class Skipped:
     copied_beginnings: int = 0
 
 
-class BadRow(Exception):
-    """A row that is no document; the message says where it is and what is wrong."""
-
-
-def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
+def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     """Return an iterator over the documents of a corpus, in order and in constant memory.
 
-    Args:
-        corpus: where the documents come from.
-        skipped: counts the bad rows that `on_bad_row: skip` skips.
+    Bad rows that `on_bad_row: skip` skips are counted in `skipped`.
 
     Raises:
         RevelaError: a source cannot be read, or a row is bad and `on_bad_row` is `error`.
@@ -67,18 +55,18 @@ def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     documents = _all_documents(corpus, skipped)
     if corpus.max_documents is None:
         return documents
-    if isinstance(corpus.max_documents, First):
+    if isinstance(corpus.max_documents, steps.First):
         return itertools.islice(documents, corpus.max_documents.first)
     # Two passes: the first one counts, so that millions of documents are never held in memory.
     available = sum(1 for _ in _all_documents(corpus, Skipped()))
-    return sample(documents, available, min(corpus.max_documents, available), corpus.seed)
+    return take(documents, available, min(corpus.max_documents, available), corpus.seed)
 
 
-def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
-    if isinstance(corpus, PackagesCorpus):
+def _all_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:
+    if isinstance(corpus, steps.PackagesCorpus):
         documents = _package_documents(corpus.packages)
     else:
-        rows = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
+        rows = _file_rows(corpus) if isinstance(corpus, steps.FilesCorpus) else _hub_rows(corpus)
         documents = _checked(rows, corpus, skipped)
         documents = _joined(documents, skipped) if corpus.join_title else documents
     for document in documents:
@@ -96,64 +84,62 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
         for distribution in metadata.packages_distributions().get(package, [])[:1]:
             description = (metadata.metadata(distribution)["Description"] or "").strip()
             if description:
-                yield Document(f"{package}/README", description, distribution)
+                yield Document(f"{package}/README", description)
         for path in sorted(root.rglob("*.py")):
             if {"tests", "testing", "test", "_vendor"} & set(path.relative_to(root).parts):
                 continue
             text = path.read_text(encoding="utf-8", errors="replace").strip()
             if text:
-                name = str(path.relative_to(root.parent))
-                yield Document(name, text, name.removesuffix(".py").replace("/", "."))
-
-
-# ---------------------------------------------------------------------------- rows
+                yield Document(str(path.relative_to(root.parent)), text)
 
 
 def _checked(
-    rows: Iterable[tuple[str, Any]], corpus: RowCorpus, skipped: Skipped
+    rows: Iterable[tuple[str, Any]], corpus: steps.RowCorpus, skipped: Skipped
 ) -> Iterator[Document]:
     """Turn (place, row) into documents; a row may itself be the error that reading it raised."""
     for number, (place, row) in enumerate(rows, start=1):
         try:
-            yield _document(place, row, corpus)
-        except BadRow as error:
+            document = _document(place, row, corpus.fields)
+        except ValueError as error:
+            problem = f"{place}: {error}"
             if corpus.on_bad_row == "error":
-                raise RevelaError(f"{error}; on_bad_row: skip skips such rows") from error
+                raise RevelaError(f"{problem}; on_bad_row: skip skips such rows") from error
             skipped.count += 1
-            if len(skipped.examples) < 20:
-                skipped.examples.append(str(error))
+            if skipped.count <= _EXAMPLES:
+                skipped.examples.append(problem)
             if skipped.count > max(_BAD_ROWS, number * _BAD_SHARE):
                 raise RevelaError(
                     f"{skipped.count} of {number} rows are bad, more than one in a hundred; "
-                    f"the last: {error}"
+                    f"the last: {problem}"
                 ) from error
+        else:
+            yield document
 
 
-def _document(place: str, row: Any, corpus: RowCorpus) -> Document:
+def _document(place: str, row: Any, fields: steps.FieldNames) -> Document:
+    """Make a document of a row.
+
+    Raises:
+        ValueError: what is wrong with the row.
+    """
     if isinstance(row, Exception):
-        raise BadRow(f"{place}: {row}") from row
+        raise row
     if not isinstance(row, dict):
-        raise BadRow(f"{place}: expected an object with fields, got {type(row).__name__}")
-
-    def value_of(name: str | None, default: str) -> Any:
-        if name is None:
-            return default
-        if name not in row:
-            raise BadRow(f"{place}: {unknown_name('field', name, map(str, row))}")
-        return row[name]
-
-    name = corpus.fields.text
-    text = value_of(name, "") or ""
+        raise ValueError(f"expected an object with fields, got {type(row).__name__}")
+    for name in (fields.text, fields.id, fields.title):
+        if name is not None and name not in row:
+            raise ValueError(unknown_name("field", name, map(str, row)))
+    text = row[fields.text] or ""
     if not isinstance(text, str):
-        raise BadRow(f"{place}: field {name!r} is not a string but {type(text).__name__}")
+        raise ValueError(f"field {fields.text!r} is not a string but {type(text).__name__}")
     if not text.strip():
-        raise BadRow(f"{place}: field {name!r} is empty")
+        raise ValueError(f"field {fields.text!r} is empty")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BadRow(f"{place}: field {name!r}: invalid UTF-8: {error.reason}") from error
-    identity, title = value_of(corpus.fields.id, place), value_of(corpus.fields.title, "")
-    return Document(str(identity), text, str(title or ""))
+        raise ValueError(f"field {fields.text!r}: invalid UTF-8: {error.reason}") from error
+    title = row[fields.title] if fields.title else ""
+    return Document(str(row[fields.id] if fields.id else place), text, str(title or ""))
 
 
 def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
@@ -163,24 +149,18 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
     that copy is removed.
     """
     for _, group in itertools.groupby(passages, key=lambda passage: passage.title):
-        first, *rest = group
-        last = (rest or [first])[-1].text
-        words = " ".join([first.text, *(passage.text for passage in rest)]).split(" ")
-        if copied := _copied_words(words, len(last.split(" "))):
-            skipped.copied_beginnings += 1
-            words = words[:-copied]
-        yield replace(first, text=" ".join(words))
+        article = list(group)
+        words = " ".join(passage.text for passage in article).split(" ")
+        longest = min(len(article[-1].text.split(" ")), len(words) - 1)
+        for count in range(longest, _CHANCE, -1):
+            if words[-count:] == words[:count]:
+                skipped.copied_beginnings += 1
+                words = words[:-count]
+                break
+        yield replace(article[0], text=" ".join(words))
 
 
-def _copied_words(words: list[str], longest: int) -> int:
-    """Return how many words at the end, of so many at most, repeat the beginning."""
-    for count in range(min(longest, len(words) - 1), _CHANCE, -1):
-        if words[-count:] == words[:count]:
-            return count
-    return 0
-
-
-def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
+def _file_rows(corpus: steps.FilesCorpus) -> Iterator[tuple[str, Any]]:
     names = [name for name in (corpus.fields.id, corpus.fields.title) if name]
     for file in text_files(Path(corpus.path)):
         if file.suffix not in PLAIN_TEXT:
@@ -202,27 +182,20 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:
     raise RevelaError(f"{path}: unknown format; allowed: .jsonl[.gz|.xz], .parquet, a folder")
 
 
-def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
-    """Stream a hub data set, or read one raw file of its repository.
-
-    Raises:
-        RevelaError: offline, gated, misspelt, or without the split asked for.
-    """
+def _hub_rows(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
+    """Stream a hub data set, or read one raw file of its repository."""
     import huggingface_hub
 
     if corpus.file is None:
-        yield from _streamed(corpus)
-        return
-    try:
+        return _streamed(corpus)
+    with explained("data set", corpus.dataset):
         local = huggingface_hub.hf_hub_download(
             corpus.dataset, corpus.file, repo_type="dataset", revision=corpus.revision
         )
-    except Exception as error:
-        raise RevelaError(explain("data set", corpus.dataset, error)) from error
-    yield from _rows_of(Path(local))
+    return _rows_of(Path(local))
 
 
-def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
+def _streamed(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
     """Stream a hub data set; a stream that breaks off is resumed where it broke."""
     import datasets
 
@@ -248,11 +221,9 @@ def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
             of_content = isinstance(error, ValueError | KeyError | TypeError)
             if not number or of_content or tries == _TRIES:
                 raise RevelaError(explain("data set", name, error)) from error
-            wait = 2**tries
-            message = " ".join(str(error).split())[:200]
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             print(
-                f"{name}: broke off after row {number} ({type(error).__name__}: {message}); "
-                f"trying again in {wait} s",
+                f"{name}: broke off after row {number} ({reason}); trying again in {2**tries} s",
                 file=sys.stderr,
             )
-            time.sleep(wait)
+            time.sleep(2**tries)

@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,12 @@ import pyarrow.parquet as pq
 
 from revela.common.errors import RevelaError
 from revela.config.steps import Pairs
-from revela.text.rows import parquet_rows, sample, write_parquet
+from revela.text.chunking import read_documents_again
+from revela.text.rows import take, write_parquet
 
+_TEXT = pa.string()
 SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("query", pa.string()),
-        ("positive", pa.string()),
-        ("negatives", pa.list_(pa.string())),
-    ]
+    {"source": _TEXT, "query": _TEXT, "positive": _TEXT, "negatives": pa.list_(_TEXT)}
 )
 """Columns of a pair file."""
 
@@ -50,10 +47,8 @@ class Chunk:
     whole: str
 
 
-Pair = tuple[str, str]
-"""Query and positive."""
-
-Maker = Callable[[Chunk, random.Random], Pair | None]
+Maker = Callable[[Chunk, random.Random], tuple[str, str] | None]
+"""Makes query and positive of a chunk, None where it is too short."""
 
 
 def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts:
@@ -70,9 +65,9 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     counts = Counts()
     available = sum(pq.read_metadata(inputs[name]).num_rows for name in settings.corpora)
     wanted = settings.num_pairs or available
-    chunks = sample(_chunks(settings, inputs), available, wanted, settings.seed)
-    pool = sample(_chunks(settings, inputs), available, min(_POOL, available), settings.seed + 1)
-    rows = _pairs(settings, chunks, pool if settings.negatives else iter(()), counts)
+    chunks = take(_chunks(settings, inputs), available, wanted, settings.seed)
+    pool = take(_chunks(settings, inputs), available, min(_POOL, available), settings.seed + 1)
+    rows = _pairs(settings, chunks, pool, counts)
     counts.pairs = write_parquet(output, SCHEMA, rows)
     if not counts.pairs:
         raise RevelaError("no chunk is long enough for a pair (two words)")
@@ -82,9 +77,7 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
 def _chunks(settings: Pairs, inputs: dict[str, Path]) -> Iterator[Chunk]:
     """Yield all chunks with their documents; documents of two corpora never coincide."""
     for name in settings.corpora:
-        rows = parquet_rows(inputs[name], ["document", "text"])
-        for document, group in groupby(rows, key=lambda row: row["document"]):
-            texts = [row["text"] for row in group]
+        for document, texts in read_documents_again(inputs[name]):
             whole = " ".join(texts)
             for text in texts:
                 yield Chunk(name, f"{name}/{document}", text, whole)
@@ -101,16 +94,14 @@ def _pairs(
             if pair := way(chunk, choose):
                 made.append((chunk.document, pair[1]))
     for chunk in chunks:
-        maker: Maker = independent_crops
-        pair = None
-        if choose.random() < settings.inverse_cloze and (pair := inverse_cloze(chunk, choose)):
-            maker = inverse_cloze
-        pair = pair or independent_crops(chunk, choose)
+        cloze = choose.random() < settings.inverse_cloze and inverse_cloze(chunk, choose)
+        pair = cloze or independent_crops(chunk, choose)
         if pair is None:
             counts.chunks_too_short += 1
             continue
-        counts.inverse_cloze += maker is inverse_cloze
-        others = _negatives(chunk.document, positives[maker], settings.negatives, choose)
+        counts.inverse_cloze += bool(cloze)
+        texts = positives[inverse_cloze if cloze else independent_crops]
+        others = _negatives(chunk.document, texts, settings.negatives, choose)
         query, positive = pair
         yield {"source": chunk.source, "query": query, "positive": positive, "negatives": others}
 
@@ -123,17 +114,14 @@ def _negatives(
     Raises:
         RevelaError: there is none of another document.
     """
-    found: list[str] = []
-    for _ in range(1000 * count):
-        if len(found) == count:
-            return found
-        other, text = choose.choice(pool)
-        if other != document:
-            found.append(text)
-    raise RevelaError("negatives need chunks of at least two documents")
+    draws = (choose.choice(pool) for _ in range(1000 * count))
+    found = list(islice((text for other, text in draws if other != document), count))
+    if len(found) < count:
+        raise RevelaError("negatives need chunks of at least two documents")
+    return found
 
 
-def inverse_cloze(chunk: Chunk, choose: random.Random) -> Pair | None:
+def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
     """Remove a random sentence from a chunk; None where there are not two."""
     text = chunk.text
     spans = [m.span() for m in _SENTENCE.finditer(text) if m.group().strip()]
@@ -144,7 +132,7 @@ def inverse_cloze(chunk: Chunk, choose: random.Random) -> Pair | None:
     return text[start:end].strip(), rest
 
 
-def independent_crops(chunk: Chunk, choose: random.Random) -> Pair | None:
+def independent_crops(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
     """Draw two spans of a chunk's document; None where it has not two words.
 
     Their lengths are a fifth to three fifths of the chunk's, wherever in the document they stand.

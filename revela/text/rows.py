@@ -72,28 +72,21 @@ def write_parquet(path: Path, schema: Any, rows: Iterable[dict[str, Any]]) -> in
     return count
 
 
-def sample(items: Iterable[T], available: int, count: int, seed: int) -> Iterator[T]:
-    """Return an iterator over `count` of `available` items, without replacement, in their order.
+def take(items: Iterable[T], available: int, count: int | First, seed: int) -> Iterator[T]:
+    """Return an iterator over `count` of `available` items: the first ones, or a seeded sample.
+
+    A sample is without replacement and keeps the items' order.
 
     Raises:
         RevelaError: fewer are available.
     """
-    if count > available:
-        raise RevelaError(f"cannot sample {count} rows: there are only {available}")
+    number = count.first if isinstance(count, First) else count
+    if number > available:
+        verb = "take the first" if isinstance(count, First) else "sample"
+        raise RevelaError(f"cannot {verb} {number} rows: there are only {available}")
+    if isinstance(count, First):
+        return islice(items, number)
     chosen = bytearray(available)
-    for index in random.Random(seed).sample(range(available), count):
+    for index in random.Random(seed).sample(range(available), number):
         chosen[index] = 1
     return compress(items, chosen)
-
-
-def take(items: Iterable[T], available: int, count: int | First, seed: int) -> Iterator[T]:
-    """Return an iterator over so many items as a setting says: a sample, or the first ones.
-
-    Raises:
-        RevelaError: fewer are available.
-    """
-    if not isinstance(count, First):
-        return sample(items, available, count, seed)
-    if count.first > available:
-        raise RevelaError(f"cannot take the first {count.first} rows: there are only {available}")
-    return islice(items, count.first)

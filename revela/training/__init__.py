@@ -1,6 +1,6 @@
 """Batches or pairs in; a trained retriever out, with its log and its manifest."""
 
-from typing import Any
+from functools import partial
 
 from revela.common.lazy import find
 
@@ -9,7 +9,4 @@ _HOMES = {
     "pretrain": "pretraining",
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return find(__name__, _HOMES, name)
+__getattr__ = partial(find, __name__, _HOMES)

@@ -1,8 +1,7 @@
 """A small backbone from nothing: a BPE tokenizer and a Llama trained on corpora's chunks."""
 
 from collections.abc import Iterator
-from itertools import groupby, islice, zip_longest
-from operator import itemgetter
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import transformers
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.config.steps import Backbone
-from revela.text.rows import parquet_rows
+from revela.text.chunking import read_documents_again
 from revela.training.base import BaseTrainer, start, training_arguments
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
@@ -183,9 +182,7 @@ def _in_turns(files: list[Path]) -> Iterator[str]:
 
 def _documents(chunks: Path) -> Iterator[str]:
     """Yield documents again: the chunks of each, joined by line breaks."""
-    rows = parquet_rows(chunks, ["document", "text"])
-    for _, group in groupby(rows, key=itemgetter("document")):
-        yield "\n".join(row["text"] for row in group)
+    return ("\n".join(texts) for _, texts in read_documents_again(chunks))
 
 
 def _tokenize(settings: Backbone, chunks: list[Path], folder: Path) -> None:

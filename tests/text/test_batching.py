@@ -169,8 +169,8 @@ def test_the_authors_format_is_read_and_written(tmp_path):
         {"source": "stackoverflow", "texts": ["c\n  d", "é"], "documents": None},
     ]
     assert write_jsonl(batches, tmp_path / "again.jsonl") == 2
-    again = read_jsonl(tmp_path / "again.jsonl", 2)
-    assert [{k: b[k] for k in batches[0]} for b in again] == batches
+    settings = Batches(file="again.jsonl", batch_size=2, source="", sources={"s": "stackoverflow"})
+    assert list(read_jsonl(tmp_path / "again.jsonl", settings)) == batches
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,13 @@ def test_pairs_need_two_documents(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 5)}
     with pytest.raises(RevelaError, match="at least two documents"):
         pairs.make_pairs(Pairs(corpora=["c"]), chunks, tmp_path / "pairs.parquet")
+
+
+def test_pairs_without_negatives(tmp_path):
+    chunks = {"c": chunk_file(tmp_path / "c.parquet", 20)}
+    settings = Pairs(corpora=["c"], negatives=0)
+    assert pairs.make_pairs(settings, chunks, tmp_path / "pairs.parquet").pairs == 20
+    assert pq.read_table(tmp_path / "pairs.parquet")["negatives"].to_pylist() == [[]] * 20
 
 
 def test_schemas_name_what_is_written():
