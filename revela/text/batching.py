@@ -1,12 +1,11 @@
 """Batches: B chunks that attend to each other (paper, section 4.1)."""
 
-import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +19,6 @@ _TEXTS = pa.list_(pa.string())
 SCHEMA = pa.schema({"source": pa.string(), "texts": _TEXTS, "documents": _TEXTS})
 """Columns of a batch file: the corpus its chunks come from, its B chunks in document order, the id
 of each one's document (null in ready-made batches)."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def read_batches(path: Path) -> Iterator[dict[str, Any]]:
     return parquet_rows(path)
 
 
-def group_consecutive(chunks: Iterable[T], size: int) -> Iterator[list[T]]:
+def group_consecutive(chunks: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Yield consecutive chunks in groups of `size`; an incomplete last group is dropped.
 
     A group may span documents, as in the paper.
@@ -109,7 +106,7 @@ def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
     for name in settings.corpora:
         if settings.run_length is None:
             chunks = parquet_rows(inputs[name], ["text", "document"])
-            groups: Iterator[list[Any]] = group_consecutive(chunks, size)
+            groups = group_consecutive(chunks, size)
         else:
             groups = group_runs(inputs[name], size, settings.run_length, settings.seed)
         for group in groups:
@@ -168,17 +165,6 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
                 f"say which corpus it is: `sources: {{{source}: <corpus>}}`"
             )
         yield {"source": known[source], "texts": texts, "documents": None}
-
-
-def write_jsonl(batches: Iterable[dict[str, Any]], output: Path) -> int:
-    """Write batches as JSON lines `{src, text: [texts]}`; return how many."""
-    count = 0
-    with output.open("w", encoding="utf-8") as stream:
-        for row in batches:
-            line = {"src": row["source"], "text": row["texts"]}
-            stream.write(json.dumps(line, ensure_ascii=False) + "\n")
-            count += 1
-    return count
 
 
 def _download(settings: Batches) -> Path:

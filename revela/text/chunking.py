@@ -96,11 +96,10 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
         if words and words + len(spans) > max_words:
             chunks.append(text[start:end])
             words = 0
-        if len(spans) > max_words:
-            cut += 1
-            while len(spans) > max_words:
-                chunks.append(text[spans[0][0] : spans[max_words - 1][1]])
-                spans = spans[max_words:]
+        cut += len(spans) > max_words
+        while len(spans) > max_words:
+            chunks.append(text[spans[0][0] : spans[max_words - 1][1]])
+            spans = spans[max_words:]
         if not words:
             start = spans[0][0]
         end = spans[-1][1]
@@ -168,10 +167,6 @@ def _in_order(
     groups: Iterator[list[Document]], splitter: Any, max_words: int, workers: int
 ) -> Iterator[tuple[list[dict[str, Any]], Counts]]:
     """Chunk groups on all workers, yield in order, never more than a few groups ahead."""
-    if workers == 1:
-        _initialize(splitter)
-        yield from (_chunk_group(group, max_words) for group in groups)
-        return
     # A pool's own `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
         waiting: deque[Future[Any]] = deque()

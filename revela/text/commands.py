@@ -1,5 +1,6 @@
 """`revela chunk`, `batch`, `export-batches`, `pair`."""
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -50,11 +51,14 @@ def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
 @app.command()
 def export_batches(batches: Path, output: Output) -> None:
     """Write a batch file as JSON lines, the format of the authors' published batches."""
-    from revela.text.batching import read_batches, write_jsonl
+    import pyarrow.parquet as pq
 
-    with atomic_output(output) as temporary:
-        count = write_jsonl(read_batches(batches), temporary)
-    print(f"{count} batches")
+    from revela.text.batching import read_batches
+
+    rows = ({"src": row["source"], "text": row["texts"]} for row in read_batches(batches))
+    with atomic_output(output) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    print(f"{pq.read_metadata(batches).num_rows} batches")
 
 
 @step(app)

@@ -34,14 +34,11 @@ class Document:
 
 @dataclass
 class Skipped:
-    """Bad rows that were skipped: how many, and what was wrong with the first ones.
-
-    `copied_beginnings` counts the articles whose end repeated their beginning.
-    """
+    """Bad rows that were skipped: how many, and what was wrong with the first ones."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
-    copied_beginnings: int = 0
+    copied_beginnings: int = 0  # articles whose end repeated their beginning
 
 
 def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:
@@ -99,7 +96,7 @@ def _checked(
     """Turn (place, row) into documents; a row may itself be the error that reading it raised."""
     for number, (place, row) in enumerate(rows, start=1):
         try:
-            document = _document(place, row, corpus.fields)
+            yield _document(place, row, corpus.fields)
         except ValueError as error:
             problem = f"{place}: {error}"
             if corpus.on_bad_row == "error":
@@ -112,16 +109,10 @@ def _checked(
                     f"{skipped.count} of {number} rows are bad, more than one in a hundred; "
                     f"the last: {problem}"
                 ) from error
-        else:
-            yield document
 
 
 def _document(place: str, row: Any, fields: steps.FieldNames) -> Document:
-    """Make a document of a row.
-
-    Raises:
-        ValueError: what is wrong with the row.
-    """
+    """Make a document of a row, or raise a ValueError that says what is wrong with it."""
     if isinstance(row, Exception):
         raise row
     if not isinstance(row, dict):

@@ -67,8 +67,7 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     wanted = settings.num_pairs or available
     chunks = take(_chunks(settings, inputs), available, wanted, settings.seed)
     pool = take(_chunks(settings, inputs), available, min(_POOL, available), settings.seed + 1)
-    rows = _pairs(settings, chunks, pool, counts)
-    counts.pairs = write_parquet(output, SCHEMA, rows)
+    counts.pairs = write_parquet(output, SCHEMA, _pairs(settings, chunks, pool, counts))
     if not counts.pairs:
         raise RevelaError("no chunk is long enough for a pair (two words)")
     return counts
@@ -109,11 +108,7 @@ def _pairs(
 def _negatives(
     document: str, pool: list[tuple[str, str]], count: int, choose: random.Random
 ) -> list[str]:
-    """Draw texts of other documents.
-
-    Raises:
-        RevelaError: there is none of another document.
-    """
+    """Draw texts of other documents; a RevelaError where there is none."""
     draws = (choose.choice(pool) for _ in range(1000 * count))
     found = list(islice((text for other, text in draws if other != document), count))
     if len(found) < count:

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from revela.common.errors import RevelaError
 from revela.config.steps import Batches, Pairs
 from revela.text import batching, chunking, pairs
-from revela.text.batching import (
-    group_consecutive,
-    make_batches,
-    read_batches,
-    read_jsonl,
-    write_jsonl,
-)
+from revela.text.batching import group_consecutive, make_batches, read_batches, read_jsonl
+from revela.text.commands import export_batches
 from tests.conftest import TEXTS
 
 
@@ -168,7 +163,7 @@ def test_the_authors_format_is_read_and_written(tmp_path):
         {"source": "", "texts": ["a", "b"], "documents": None},
         {"source": "stackoverflow", "texts": ["c\n  d", "é"], "documents": None},
     ]
-    assert write_jsonl(batches, tmp_path / "again.jsonl") == 2
+    export_batches(tmp_path / "batches.parquet", tmp_path / "again.jsonl")
     settings = Batches(file="again.jsonl", batch_size=2, source="", sources={"s": "stackoverflow"})
     assert list(read_jsonl(tmp_path / "again.jsonl", settings)) == batches
 
