@@ -13,7 +13,7 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
-from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer import SAFE_WEIGHTS_NAME, SCHEDULER_NAME
 
 from revela.attention import zero
 from revela.common import outputs
@@ -22,34 +22,15 @@ from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.steps import Backbone, Experiment
 from revela.encoder import devices, native_dtype
-from revela.training import trackers
-from revela.training.checkpoints import (
-    Guard,
-    Stopped,
-    check_processes,
-    last_checkpoint,
-    mark_complete,
-    step_of,
-    wait_for_all,
-    work_folder,
-)
-from revela.training.trainlog import (
-    LOG,
-    Meter,
-    append_line,
-    keep_freed_memory,
-    keep_log_until,
-    memory_gb,
-)
-
-WEIGHTS = "model.safetensors"  # of a checkpoint: what is trained
+from revela.training import checkpoints, trackers, trainlog
+from revela.training.trainlog import LOG
 
 
 @contextlib.contextmanager
 def start(output: Path, settings: Experiment | Backbone, inputs: list[Path]) -> Iterator[Path]:
     """Lock a model's folder, seed, and yield the folder of this training's checkpoints."""
-    with work_folder(output, settings.dump(), inputs) as work:
-        keep_freed_memory()
+    with checkpoints.work_folder(output, settings.dump(), inputs) as work:
+        trainlog.keep_freed_memory()
         transformers.set_seed(settings.seed)
         trackers.prepare(output, work.name)
         yield work
@@ -66,12 +47,12 @@ def training_arguments(
     """Return HF's arguments for a training in the processes that the launcher started.
 
     Args:
-        settings: what all trainings have: learning rate, precision, seed, checkpoint_steps.
+        settings: learning rate, precision, seed and checkpoint_steps are used.
         work: the folder of its checkpoints.
         rows_per_step: of one optimizer step, over all processes.
         rows_per_device: of one forward pass; the process's share of the step if None.
         zero_stage: of DeepSpeed, 2 or 3; 0 is DDP.
-        own: what this kind of training sets besides.
+        own: further arguments of HF.
 
     Raises:
         RevelaError: a step cannot be divided among the processes.
@@ -125,7 +106,6 @@ class BaseTrainer(transformers.Trainer):
         self.tokens = 0
         self.seconds = 0.0
         self.clock = time.monotonic()
-        self.bar: Any = None
         accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
         self.rows_per_step = step = accumulated * self.args.world_size
         rows = len(self.train_dataset)
@@ -138,31 +118,28 @@ class BaseTrainer(transformers.Trainer):
         whole = rows - rows % self.rows_per_step
         return torch.utils.data.RandomSampler(self.train_dataset, num_samples=whole)
 
-    # ------------------------------------------------------------------------ run
-
     def run(self, checkpoint_minutes: float = 15) -> None:
-        """Train from the last checkpoint to the end.
-
-        Args:
-            checkpoint_minutes: between checkpoints at most, besides those every so many steps.
+        """Train from the last checkpoint to the end, with a checkpoint every so many minutes.
 
         Raises:
             RevelaError: a signal or the end of the job's time stopped the training after a
                 checkpoint, another process died, the loss is not finite, or the checkpoint is
                 sharded for another number of processes.
         """
-        guard = Guard(self, checkpoint_minutes * 60)
+        guard = checkpoints.Guard(self, checkpoint_minutes * 60)
         self.add_callback(guard)
-        self.add_callback(Meter(self.work))
+        self.add_callback(trainlog.Meter(self.work))
+        main = self.is_world_process_zero()
         # One process looks and removes damaged ones, all resume from what it found.
-        found = [last_checkpoint(self.work) if self.is_world_process_zero() else None]
-        broadcast_object_list(found)
-        checkpoint = found[0]
-        if self.is_world_process_zero():
-            keep_log_until(self.work / LOG, step_of(checkpoint))
+        found = [checkpoints.last_checkpoint(self.work) if main else None]
+        (checkpoint,) = broadcast_object_list(found)
+        step = checkpoints.step_of(checkpoint)
+        if main:
+            trainlog.keep_log_until(self.work / LOG, step)
         if checkpoint:
-            check_processes(checkpoint, self.processes())
-        with guard.listening():
+            checkpoints.check_processes(checkpoint, self.processes())
+        self.bar = tqdm(desc="training", unit="step", initial=step, mininterval=2, disable=not main)
+        with guard.listening(), self.bar:
             try:
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             except RuntimeError as error:
@@ -172,12 +149,9 @@ class BaseTrainer(transformers.Trainer):
                     f"lost another process after step {self.state.global_step}; "
                     "run the same command to resume from the last checkpoint"
                 ) from error
-            finally:
-                if self.bar is not None:
-                    self.bar.close()
         if guard.stopped_by and self.state.global_step < self.state.max_steps:
-            wait_for_all()
-            raise Stopped(
+            self.accelerator.wait_for_everyone()
+            raise checkpoints.Stopped(
                 f"stopped by {guard.stopped_by} at step {self.state.global_step} of "
                 f"{self.state.max_steps}; run the same command to resume"
             )
@@ -204,13 +178,11 @@ class BaseTrainer(transformers.Trainer):
             **spent(self.work),
         )
 
-    # ------------------------------------------------------------------------ log
-
     def log_step(self, logs: dict[str, float], step_tokens: int, **measures: float) -> None:
         """Log one step: its own measures, and those that all trainings have.
 
         Raises:
-            RevelaError: the loss is not finite; in all processes alike.
+            Stopped: the loss is not finite; in all processes alike.
         """
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
@@ -222,24 +194,16 @@ class BaseTrainer(transformers.Trainer):
             "learning_rate": logs["learning_rate"],
             "gradient_norm": float(logs.get("grad_norm", math.nan)),
             "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
-            "memory_gb": round(memory_gb(), 3),
+            "memory_gb": round(trainlog.memory_gb(), 3),
         }
         self.write_line(entry)
-        if self.bar is None:
-            self.bar = tqdm(
-                desc="training",
-                unit="step",
-                initial=entry["step"] - 1,  # where it resumed
-                total=self.state.max_steps,
-                mininterval=2,
-                disable=not self.is_world_process_zero(),
-            )
+        self.bar.total = self.state.max_steps
         self.bar.set_postfix(loss=f"{entry['loss']:.4f}", refresh=False)
         self.bar.update()
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(entry[name]):
-                wait_for_all()
-                raise Stopped(
+                self.accelerator.wait_for_everyone()
+                raise checkpoints.Stopped(
                     f"step {entry['step']}: {name} is {entry[name]}; lower learning_rate "
                     f"(now {self.args.learning_rate}) or use precision float32"
                 )
@@ -248,14 +212,11 @@ class BaseTrainer(transformers.Trainer):
     def write_line(self, entry: dict[str, Any]) -> None:
         """Append a line to the log, in one process."""
         if self.is_world_process_zero():
-            append_line(self.work / LOG, entry)
-
-    # ------------------------------------------------------------------------ checkpoints
+            trainlog.append_line(self.work / LOG, entry)
 
     def processes(self) -> dict[str, int]:
         """Return how many processes train, and how they shard."""
-        config = self.args.deepspeed or {"zero_optimization": {"stage": 0}}
-        stage = config["zero_optimization"]["stage"]
+        stage = self.args.deepspeed["zero_optimization"]["stage"] if self.args.deepspeed else 0
         return {"zero": stage, "processes": self.args.world_size}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -263,19 +224,19 @@ class BaseTrainer(transformers.Trainer):
         self.accelerator.wait_for_everyone()  # each process writes files of its own
         if self.is_world_process_zero():
             folder = self.work / f"checkpoint-{self.state.global_step}"
-            mark_complete(folder, self.processes())
+            checkpoints.mark_complete(folder, self.processes())
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if self.args.should_save:
             folder = Path(str(output_dir))
             folder.mkdir(parents=True, exist_ok=True)
             weights = self.model.named_parameters()
-            save_file(
-                {name: w.detach() for name, w in weights if w.requires_grad}, folder / WEIGHTS
-            )
+            trained = {name: weight.detach() for name, weight in weights if weight.requires_grad}
+            save_file(trained, folder / SAFE_WEIGHTS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        self.model.load_state_dict(load_file(Path(resume_from_checkpoint) / WEIGHTS), strict=False)
+        weights = load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
+        self.model.load_state_dict(weights, strict=False)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights, unless the engine's checkpoint has them."""

@@ -36,11 +36,7 @@ def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
 
 
 def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
-    """Check a saved adapter: sharded weights have been saved empty before.
-
-    Args:
-        file: in safetensors.
-        expected: the trained weights, by their names in the model.
+    """Check that a saved adapter has the trained weights: sharded ones were saved empty before.
 
     Raises:
         RevelaError: a weight in the file is missing, differs, or is not finite.
@@ -71,9 +67,9 @@ class AtSteps(transformers.TrainerCallback):
 
 
 @torch.no_grad()
-def record_similarities(trainer: Any, row: dict[str, Any], step: int) -> None:
-    """Log the in-batch similarities and losses of one batch (figure 6)."""
-    module = trainer.model
+def record_similarities(trainer: Any, step: int) -> None:
+    """Log the in-batch similarities and losses of the first batch (figure 6)."""
+    module, row = trainer.model, trainer.train_dataset[0]
     tensors = trainer.data_collator.tensors(row["texts"], row["source"])
     inputs = {name: tensor.to(trainer.args.device) for name, tensor in tensors.items()}
     training = module.training

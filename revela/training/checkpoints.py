@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
@@ -32,21 +33,6 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 class Stopped(RevelaError):
     """All processes of a training have stopped after the same step."""
-
-
-def wait_for_all() -> None:
-    """Wait until all processes have come here: the launcher ends the others when one ends."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-
-
-def leave_processes() -> None:
-    """Leave the process group, else threads of it now and then abort this process as it ends."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-# ---------------------------------------------------------------------------- the folder
 
 
 @contextlib.contextmanager
@@ -83,16 +69,13 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
                 f"cannot lock {folder}: {error.strerror}; its disk must be mounted with flock"
             ) from error
         yield work
-        wait_for_all()
+        PartialState().wait_for_everyone()
         if first:
             shutil.rmtree(work)
     if first:
         with contextlib.suppress(OSError):  # checkpoints of other settings stay
             (folder / "lock").unlink()
             folder.rmdir()
-
-
-# ---------------------------------------------------------------------------- complete or unused
 
 
 def mark_complete(checkpoint: Path, processes: dict[str, int]) -> None:
@@ -150,9 +133,6 @@ def _problem(folder: Path) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------- when to save and stop
-
-
 def end_of_job() -> float:
     """Return when Slurm ends this job, in seconds since the epoch; infinity without a limit.
 
@@ -190,13 +170,10 @@ class Guard(transformers.TrainerCallback):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Handle the signals while the block runs."""
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {number: signal.signal(number, self._note) for number in signals}
-        try:
+        with contextlib.ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                stack.callback(signal.signal, number, signal.signal(number, self._note))
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, _: Any) -> None:
         self.received = number

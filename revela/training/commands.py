@@ -36,12 +36,15 @@ def train(
     On several GPUs: python -m revela.training.launch --standalone --nproc_per_node GPUS
     -m revela train …
     """
-    from revela.training.checkpoints import Stopped, leave_processes
+    from accelerate import PartialState
+
+    from revela.training.checkpoints import Stopped
     from revela.training.trainer import train as run
 
+    # In a process group that is not left, threads now and then abort the process as it ends.
     try:
         run(settings, data, folder, checkpoint_minutes, zero)
     except Stopped:
-        leave_processes()
+        PartialState().destroy_process_group()
         raise
-    leave_processes()
+    PartialState().destroy_process_group()

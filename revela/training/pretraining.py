@@ -140,9 +140,6 @@ def _collate(windows: list[np.ndarray]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-# ---------------------------------------------------------------------------- tokens
-
-
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
     """Train a byte-level BPE tokenizer; it adds no BOS and knows an EOS and a padding token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -39,19 +39,15 @@ def missing(tracker: str) -> str | None:
 def prepare(output: Path, training: str) -> None:
     """Have the chosen trackers write beside a model, in a run that a resumed training continues.
 
-    Args:
-        output: the model's folder.
-        training: identifies the settings and inputs of this training.
+    The run is named by the model's folder and by what identifies the settings and inputs.
 
     Raises:
         RevelaError: a package or a key is missing, or a tracker is unknown.
     """
-    for tracker in chosen():
-        if problem := missing(tracker):
-            raise RevelaError(problem)
+    for problem in filter(None, map(missing, chosen())):
+        raise RevelaError(problem)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
     os.environ["WANDB_DIR"] = str(output)
-    os.environ.setdefault("WANDB_PROJECT", "revela")
-    os.environ.setdefault("WANDB_NAME", output.name)
-    os.environ.setdefault("WANDB_RUN_ID", f"{output.name}-{training}")
-    os.environ.setdefault("WANDB_RESUME", "allow")
+    wandb = {"PROJECT": "revela", "NAME": output.name, "RESUME": "allow"}
+    for name, value in (wandb | {"RUN_ID": f"{output.name}-{training}"}).items():
+        os.environ.setdefault(f"WANDB_{name}", value)

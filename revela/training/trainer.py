@@ -25,22 +25,15 @@ def train(
     checkpoint_minutes: float = 15,
     zero_stage: int = 0,
 ) -> None:
-    """Train a retriever and write it to the folder `output`.
+    """Train a retriever on a batch file, for Contriever a pair file, and write it to a folder.
 
     The processes that a launcher started train together. A step has the same batches, dropout
     included, on any number of them, so that they change the result by rounding only.
 
     Writes `retriever/` (adapter or weights in safetensors, tokenizer), `language_model/` where one
     is trained, `log.jsonl` (one line a step) and `manifest.json`. While it runs, checkpoints are
-    in `output/checkpoints/`, in a folder of these settings and data: another call resumes from the
-    last one.
-
-    Args:
-        experiment: the settings.
-        data: a batch file; for Contriever a pair file.
-        output: the model's folder.
-        checkpoint_minutes: between checkpoints at most.
-        zero_stage: of DeepSpeed, 2 or 3; 0 is DDP.
+    in `output/checkpoints/`, in a folder of these settings and data, `checkpoint_minutes` apart at
+    most: another call resumes from the last one. `zero_stage` is DeepSpeed's, 2 or 3; 0 is DDP.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
@@ -65,15 +58,7 @@ def train(
             average_tokens_across_devices=False,
         )
         module, collate = _build(experiment, zero_stage)
-        rows = load_rows(data)
-        trainer = _Trainer(
-            experiment,
-            data,
-            model=module,
-            args=arguments,
-            train_dataset=rows,
-            data_collator=collate,
-        )
+        trainer = _Trainer(experiment, data, model=module, args=arguments, data_collator=collate)
         retriever, writes = module.retriever, trainer.is_world_process_zero()
 
         def save(path: Path) -> None:
@@ -83,7 +68,7 @@ def train(
         trainer.add_callback(
             AtSteps(
                 (experiment.save_retriever_steps, lambda step: save(output / f"steps/{step}")),
-                (snapshots, lambda step: record_similarities(trainer, rows[0], step)),
+                (snapshots, lambda step: record_similarities(trainer, step)),
             )
         )
         trainer.run(checkpoint_minutes)
@@ -101,15 +86,12 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
     # Frozen weights can be half precision; trained ones stay in float32 under autocast.
     weights = dtype if experiment.lora else torch.float32
 
-    def load(name: str, causal: bool) -> Any:
+    def load(name: str, causal: bool, trained: bool = True) -> Any:
         model = load_model(name, causal=causal, dtype=weights)
         if experiment.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
-        return model
-
-    def adapted(model: Any) -> Any:
-        if not experiment.lora:
+        if not (experiment.lora and trained):
             return model
         model = add_lora(model, experiment.lora, experiment.seed)
         if zero_stage:  # no autocast: float32 adapters would be computed in float32
@@ -118,25 +100,22 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
         return model
 
     tokenizer = load_tokenizer(experiment.retriever)
-    retriever = Encoder(
-        adapted(load(experiment.retriever, causal=False)), tokenizer, experiment.encoding
-    )
+    retriever = Encoder(load(experiment.retriever, False), tokenizer, experiment.encoding)
     objective = experiment.objective
     if objective.name == "contriever":
         return Contriever(retriever, objective), PairCollator(experiment, tokenizer)
     name = str(experiment.language_model)
-    language_model = load(name, causal=True)
     collate = BatchCollator(experiment, tokenizer, load_tokenizer(name))
     if objective.name == "replug":
-        return Replug(retriever, language_model, objective), collate
-    return Revela(retriever, adapted(language_model), objective), collate
+        return Replug(retriever, load(name, True, trained=False), objective), collate
+    return Revela(retriever, load(name, True), objective), collate
 
 
 class _Trainer(BaseTrainer):
     """Trains an objective, each batch with dropout of its own, and logs what it measures."""
 
     def __init__(self, experiment: Experiment, data: Path, **arguments: Any) -> None:
-        super().__init__(str(data), **arguments)
+        super().__init__(str(data), train_dataset=load_rows(data), **arguments)
         self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
         self.experiment = experiment
         self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step

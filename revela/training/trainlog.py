@@ -1,8 +1,10 @@
 """What a training writes while it runs: one JSON line a step, and what it costs."""
 
 import contextlib
+import ctypes
 import json
 import os
+import resource
 import socket
 import time
 from pathlib import Path
@@ -97,8 +99,6 @@ def memory_gb() -> float:
     """Return the peak memory so far in GB: of the GPU where there is one, else of the process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1024**3
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
 
 
@@ -108,12 +108,7 @@ def keep_freed_memory() -> None:
     A step allocates and frees the same large tensors again and again; on a CPU the page faults of
     fresh memory take a fifth of a small model's time (`bench/attention/kernels.py`).
     """
-    import ctypes
-
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         libc = ctypes.CDLL("libc.so.6")
-        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             libc.mallopt(option, 2**31 - 1)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 
 from revela import cli
 from revela.attention import losses
 from revela.common.errors import RevelaError
 from revela.config.steps import Experiment
-from revela.training.checkpoints import leave_processes
 from revela.training.objectives.revela import Revela
 from revela.training.trainer import train
 
@@ -37,5 +37,5 @@ for job in json.loads(Path(sys.argv[1]).read_text()):
     try:
         train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
     except RevelaError as error:
-        leave_processes()
+        PartialState().destroy_process_group()
         cli._fail(f"revela: error: {error}")

@@ -26,14 +26,10 @@ class Contriever(nn.Module):
     def forward(
         self, query_ids: Tensor, query_mask: Tensor, passage_ids: Tensor, passage_mask: Tensor
     ) -> dict[str, Any]:
-        """Return the InfoNCE loss of Q queries, and its accuracy.
+        """Return the InfoNCE loss of queries (Q, L), and its accuracy.
 
-        Args:
-            query_ids: (Q, L).
-            query_mask: (Q, L).
-            passage_ids: (Q · G, L'): each query's positive, then its G − 1 negatives. Passages of
-                all queries are negatives of each other's.
-            passage_mask: (Q · G, L').
+        Passages (Q · G, L') are each query's positive, then its G − 1 negatives; those of all
+        queries are negatives of each other's.
         """
         query_QD = self._embed(query_ids, query_mask)
         passage_PD = self._embed(passage_ids, passage_mask)

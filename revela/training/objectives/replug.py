@@ -41,11 +41,8 @@ class Replug(nn.Module):
     ) -> dict[str, Any]:
         """Return mean_i KL(P_LM(·|i) ‖ P_retriever(·|i)) of a batch, and the targets' sharpness.
 
-        Args:
-            retriever_ids: (2B, L) query forms above passage forms.
-            retriever_mask: (2B, L).
-            language_model_ids: (B, L) chunks, padded on the right.
-            language_model_mask: (B, L).
+        The retriever's ids (2B, L) are the query forms above the passage forms; those of the
+        language model (B, L) are the chunks, padded on the right.
         """
         query_BD, passage_BD = self.retriever(retriever_ids, retriever_mask).chunk(2)
         with torch.autocast(query_BD.device.type, enabled=False):
@@ -81,12 +78,7 @@ def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor)
 
     All prefixes go through the model once; the keys and values of each serve all D_i. The first
     token of D_i is predicted by the last one of D_j. A BOS belongs to D_j alone: within the
-    sequence it would be a token that no model expects.
-
-    Args:
-        language_model: a causal LM.
-        input_ids: (B, L) chunks, padded on the right.
-        attention_mask: (B, L).
+    sequence it would be a token that no model expects. The chunks (B, L) are padded on the right.
     """
     prefix_lengths = attention_mask.sum(1).tolist()
     model = prepared(language_model, 2 * max(prefix_lengths))

@@ -26,12 +26,8 @@ class Revela(nn.Module):
     def similarity(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return Sim (B, B): query form of chunk i against passage form of chunk j (3.3).
 
-        Across W processes it is (B, W · B).
-
-        Args:
-            input_ids: (2B, L), the B query forms above the B passage forms, so that one forward
-                pass does both.
-            attention_mask: (2B, L).
+        Across W processes it is (B, W · B). The ids (2B, L) are the B query forms above the B
+        passage forms, so that one forward pass does both.
         """
         query_BD, passage_BD = self.retriever(input_ids, attention_mask).chunk(2)
         with torch.autocast(query_BD.device.type, enabled=False):
