@@ -28,7 +28,6 @@ from revela.common import outputs
 from revela.common.errors import RevelaError
 
 COMPLETE = "complete.json"  # of a checkpoint, written last: its files' hashes, who wrote it
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Stopped(RevelaError):
@@ -52,7 +51,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # Die with the launcher: when it is killed, its processes would train on and hold the lock.
         with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     try:
         work.mkdir(parents=True, exist_ok=True)
         stream = (folder / "lock").open("w")
@@ -80,9 +79,8 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
 
 def mark_complete(checkpoint: Path, processes: dict[str, int]) -> None:
     """Write the hashes of a checkpoint's files, and which processes wrote them."""
-    outputs.write_json(
-        checkpoint / COMPLETE, {"processes": processes, "files": _hashes(checkpoint)}
-    )
+    written = {"processes": processes, "files": _hashes(checkpoint)}
+    outputs.write_json(checkpoint / COMPLETE, written)
 
 
 def last_checkpoint(work: Path) -> Path | None:

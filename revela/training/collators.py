@@ -39,11 +39,10 @@ class BatchCollator:
         half = source in self.experiment.first_half
         queries = token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
         passages = token_ids(self.tokenizer, texts, "passage", settings, length)
-        bare = self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)
-        return {
-            **_padded("retriever", queries + passages, self.tokenizer),
-            **_padded("language_model", bare["input_ids"], self.language_model_tokenizer),
-        }
+        tokenize = self.language_model_tokenizer
+        bare = tokenize(texts, truncation=True, max_length=length - 1)["input_ids"]
+        retriever = _padded("retriever", queries + passages, self.tokenizer)
+        return retriever | _padded("language_model", bare, tokenize)
 
 
 class PairCollator:
@@ -60,10 +59,8 @@ class PairCollator:
         passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
         query_ids = token_ids(self.tokenizer, queries, "query", settings, length)
         passage_ids = token_ids(self.tokenizer, passages, "passage", settings, length)
-        return {
-            **_padded("query", query_ids, self.tokenizer),
-            **_padded("passage", passage_ids, self.tokenizer),
-        }
+        query = _padded("query", query_ids, self.tokenizer)
+        return query | _padded("passage", passage_ids, self.tokenizer)
 
 
 def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.Tensor]:

@@ -29,9 +29,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
     of each corpus. Another call after an interruption resumes from the last checkpoint.
 
     Raises:
-        RevelaError: the corpora are shorter than one step, the loss is not finite, the folder
-            cannot be written or is in use, or a signal stopped the pretraining (a checkpoint is
-            saved).
+        RevelaError: the corpora are shorter than one step, or what `trainer.train` raises.
     """
     length, rows = settings.sequence_length, settings.sequences_per_step
     steps = max(1, settings.tokens // (length * rows))
@@ -58,9 +56,8 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
                 with outputs.atomic_output(work / "tokens") as folder:
                     _tokenize(settings, chunks, folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(work / "tokens")
-        training, held_out = (
-            _windows(work / "tokens" / name, length) for name in ("training", "held_out")
-        )
+        training = _windows(work / "tokens/training", length)
+        held_out = _windows(work / "tokens/held_out", length)
         held_out = held_out[:: max(1, len(held_out) // _HELD_OUT)][:_HELD_OUT]
         files = ", ".join(map(str, chunks))
         if len(training) < rows or not len(held_out):
@@ -68,7 +65,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
         # Whole batches only: the Trainer's mean loss would depend on the number of processes.
         trainer = _Pretrainer(
             files,
-            model=_new_model(settings, tokenizer),
+            model=transformers.LlamaForCausalLM(_shape(settings, tokenizer)),
             args=arguments,
             train_dataset=training[: len(training) // rows * rows],
             eval_dataset=held_out[: len(held_out) // rows * rows or None],
@@ -100,20 +97,18 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
         )
 
 
-def _new_model(settings: Backbone, tokenizer: Any) -> Any:
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=settings.hidden_size,
-            intermediate_size=settings.intermediate_size,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=settings.heads,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+def _shape(settings: Backbone, tokenizer: Any) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
 
 
@@ -121,11 +116,7 @@ class _Pretrainer(BaseTrainer):
     """A trainer that logs the tokens seen, and held-out losses."""
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log one step, or one held-out loss.
-
-        Raises:
-            RevelaError: the loss is not finite.
-        """
+        """Log one step, or one held-out loss."""
         step, tokens = self.state.global_step, self.rows_per_step * self.train_dataset.shape[1]
         if "eval_loss" in logs:
             held_out = logs["eval_loss"]

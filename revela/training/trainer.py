@@ -132,7 +132,10 @@ class _Trainer(BaseTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
         """Return the objective's loss and keep its measures for the log."""
-        self._seed_dropout()
+        # Dropout is seeded by a batch's place in its step, in whatever process it is.
+        place = len(self.measures) * self.args.world_size + self.args.process_index
+        key = f"{self.experiment.seed} {self.state.global_step} {place}"
+        torch.manual_seed(random.Random(key).getrandbits(63))
         result = model(**inputs)
         loss = result["loss"].detach()
         tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
@@ -152,18 +155,8 @@ class _Trainer(BaseTrainer):
         )
         return result["loss"]
 
-    def _seed_dropout(self) -> None:
-        """Seed by a batch's place in its step, in whatever process it is."""
-        place = len(self.measures) * self.args.world_size + self.args.process_index
-        key = f"{self.experiment.seed} {self.state.global_step} {place}"
-        torch.manual_seed(random.Random(key).getrandbits(63))
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log one step: the means of all processes, in one transfer from the device.
-
-        Raises:
-            RevelaError: the loss is not finite.
-        """
+        """Log one step: the means of all processes, in one transfer from the device."""
         if "loss" not in logs or not self.measures:
             return
         rows = [torch.stack([value.float() for value in m.values()]) for m in self.measures]
