@@ -35,16 +35,13 @@ def warmup_decay(
 ) -> LambdaLR:
     """Return a schedule that rises over `warmup_steps` and falls to zero at `steps`, in a line.
 
+    With W warm-up steps of T the rate of step k < W is ln(k + 1) / ln W or k / W of the full one,
+    and that of step k ≥ W is (T − k) / (T − W) of it. A logarithmic W of 1 is 2, as DeepSpeed has
+    no fewer.
+
     DeepSpeed leaves `warmup_type` at `log` where a configuration does not name it, as the authors'
     does not: half the rate is reached after a tenth of 100 steps. Its engine applies each rate one
     step later than this schedule, which a run of 10,000 steps does not notice.
-
-    Args:
-        optimizer: whose rates are scaled.
-        kind: how the rate rises.
-        warmup_steps: W; the rate of step k < W is ln(k + 1) / ln W or k / W of the full one. None
-            if it is 0; DeepSpeed has no fewer than 2.
-        steps: T; the rate of step k ≥ W is (T − k) / (T − W) of it.
     """
     warmup = max(2, warmup_steps) if kind == "logarithmic" and warmup_steps else warmup_steps
 

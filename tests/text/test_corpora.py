@@ -228,3 +228,18 @@ def test_a_stream_that_breaks_off_is_resumed(tmp_path, monkeypatch, capsys):
     with pytest.raises(RevelaError, match="cannot be reached"):
         documents(source="hub", dataset=str(tmp_path))
     assert not waits
+
+
+def test_texts_are_cleaned_and_what_is_odd_is_counted(tmp_path):
+    rows = [
+        {"key": "a", "text": "\ufeffA river."},
+        {"key": "b", "text": "Nulls\0 in it."},
+        {"key": "c", "text": "… --- !?"},
+        {"key": "a", "text": "Another river."},
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    skipped = Skipped()
+    found = documents(skipped, source="files", path=str(path), fields={"id": "key"})
+    assert [document.text for document in found] == ["A river.", "Nulls in it.", "Another river."]
+    assert (skipped.cleaned, skipped.wordless, skipped.repeated_ids) == (2, 1, 1)
