@@ -2,11 +2,11 @@
 
 import fnmatch
 import itertools
-from typing import Any, get_args
+from typing import Any
 
 from revela.common.errors import RevelaError, check_name, unknown_name
 from revela.config.names import ModelName
-from revela.config.steps import Encoding, Experiment, Lora, Objective
+from revela.config.steps import NESTED, Experiment, Settings
 
 Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
 """Name of a point → its values by key, for labels; the experiment that it is."""
@@ -89,13 +89,12 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
 
 
 def _nested(where: str, key: str, value: Any) -> dict[str, Any]:
-    groups = {"objective": get_args(Objective), "encoding": [Encoding], "lora": [Lora]}
     if key in Experiment.model_fields:
         return {key: value}
-    for group, schemas in groups.items():
+    for group, schemas in NESTED.items():
         if any(key in schema.model_fields for schema in schemas):
             return {group: {key: value}}
-    every = [Experiment, *itertools.chain(*groups.values())]
+    every: list[type[Settings]] = [Experiment, *itertools.chain(*NESTED.values())]
     known = {field for schema in every for field in schema.model_fields}
     raise RevelaError(f"{where}: {unknown_name('key', str(key), known)}")
 

@@ -7,6 +7,7 @@ Each entry of a section is one thing to make, named by its key:
     costs, figures
 """
 
+import graphlib
 import itertools
 import os
 import re
@@ -231,10 +232,15 @@ class Config(steps.Settings):
         Raises:
             RevelaError: one is missing or incomplete; the message begins with the key.
         """
+        if (results := Path("results")).exists() and not results.is_dir():
+            raise RevelaError(f"{results}: is a file; the results need a folder of this name")
         for name, corpus in self.corpora.items():
             if isinstance(corpus, steps.FilesCorpus):
                 with errors_at(f"corpora.{name}.path"):
-                    text_files(Path(corpus.path))
+                    files = text_files(Path(corpus.path))
+                if bad := [file for file in files if {"{", "}"} & set(str(file))]:
+                    message = "rename it, braces are wildcards for Snakemake"
+                    raise RevelaError(f"corpora.{name}.path: {bad[0]}: {message}")
         for name, entry in self.batches.items():
             if entry.file and not Path(entry.file).is_file():
                 raise RevelaError(f"batches.{name}.file: {entry.file}: no such file")
@@ -345,6 +351,12 @@ def _check(config: Config) -> None:
             if name in getattr(config, other):
                 taken = f"the name is taken by a {other.removesuffix('s')}"
                 raise RevelaError(f"{section}.{name}: {taken}")
+    samples = {name: batches.sample_from for name, batches in config.batches.items()}
+    try:
+        graphlib.TopologicalSorter(samples).prepare()
+    except graphlib.CycleError as error:
+        circle = " → ".join(error.args[1])
+        raise RevelaError(f"batches.{error.args[1][0]}.sample_from: circular: {circle}") from error
     for name, batches in config.batches.items():
         for other in batches.sample_from:
             if (size := config.batches[other].batch_size) % batches.batch_size:

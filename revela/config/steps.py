@@ -6,7 +6,8 @@ are in `revela.config.report`.
 
 import json
 import os
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -496,6 +497,14 @@ RENAMED = {
 """Keys of version 0.1, and what they are called now."""
 
 
+NESTED: dict[str, tuple[type[Settings], ...]] = {
+    "objective": get_args(Objective),
+    "encoding": (Encoding,),
+    "lora": (Lora,),
+}
+"""Keys of an experiment that hold settings of their own."""
+
+
 def first_problem(error: ValidationError, raw: Any) -> str:
     """Tell the first problem in one line: key, what is wrong, the value."""
     problem = error.errors(include_url=False)[0]
@@ -517,12 +526,20 @@ def first_problem(error: ValidationError, raw: Any) -> str:
             message = f"{last!r} is now called {RENAMED[last]!r}"
         elif last in known:
             message = f"{last!r} is not a key of this entry"
+            if owners := [key for key, kinds in NESTED.items() if _is_key(last, kinds)]:
+                message += f"; it belongs to {owners[0]!r}"
         else:
             message = unknown_name("key", last, known)
     elif not isinstance(value, dict) and f"'{value}'" not in message:
         message = f"{message}; got {value!r}"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    # An entry that others have as their base repeats its mistakes.
+    distinct = {(p["loc"][2:], p["type"], repr(p["input"])) for p in error.errors()}
+    more = f" (and {len(distinct) - 1} more)" if len(distinct) > 1 else ""
     return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
+
+
+def _is_key(name: str, kinds: Iterable[type[Settings]]) -> bool:
+    return any(name in kind.model_fields for kind in kinds)
 
 
 def _models(model: type[Settings]) -> list[type[Settings]]:

@@ -61,6 +61,16 @@ def test_shipped_configs_are_valid(name):
         ("experiments/demo-revela/base", "demo-replug", "circular"),
         ("experiments/demo-revela/first_half", ["wiki"], "first_half.0: unknown corpus 'wiki'"),
         ("experiments/demo-revela/language_model", None, "language_model is required"),
+        (
+            "experiments/demo-revela/pooling",
+            "mean",
+            "not a key .* belongs to 'encoding'$",
+        ),
+        (
+            "batches/places",
+            {"sample_from": {"python-packages": 1}, "batch_size": 16},
+            "batches.p.*s.sample_from: circular: .* → places → python-packages|→ python-packages →",
+        ),
         ("experiments/demo-revela/save_retriever_steps", [0, 9999], "a step behind the last one"),
         ("experiments/demo-contriever/batches_per_step", 17, "17 is not divisible by"),
         ("batches/places/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
@@ -486,6 +496,16 @@ def test_values_that_are_no_such_number(key, value):
         parse_config(changed(f"experiments/demo-revela/{key}", value), "x")
 
 
+def test_a_mistake_that_others_inherit_counts_once():
+    raw = changed("experiments/demo-revela/pooling", "mean")
+    raw["experiments"]["a"] = raw["experiments"]["b"] = {"base": "demo-revela"}
+    with pytest.raises(RevelaError, match=r"belongs to 'encoding'$"):
+        parse_config(raw, "c")
+    raw["experiments"]["a"] = {"base": "demo-revela", "steps": 0}
+    with pytest.raises(RevelaError, match=r"belongs to 'encoding' \(and 1 more\)$"):
+        parse_config(raw, "c")
+
+
 @pytest.fixture
 def local(tmp_path, monkeypatch):
     """A config that reads local files of every kind, all of them there."""
@@ -522,6 +542,15 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     weights.write_bytes(bytes(10_000_000))
     Path("model/special_tokens.json").touch()
     assert fingerprint(Path("model")) != before
+
+
+def test_names_that_cannot_be_are_refused(local):
+    Path("texts/{a}.txt").touch()
+    with pytest.raises(RevelaError, match=r"corpora.c.path: .*\{a\}.txt: rename it, braces"):
+        parse_config(local, "c").check_local()
+    Path("results").touch()
+    with pytest.raises(RevelaError, match="results: is a file"):
+        parse_config(local, "c").check_local()
 
 
 @pytest.mark.parametrize(
