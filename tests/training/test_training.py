@@ -4,7 +4,9 @@ import errno
 import json
 import math
 import os
+import pty
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -235,6 +237,26 @@ def test_a_killed_training_ends_as_if_it_had_not_been(
     for name in ("step", "loss", "learning_rate", "gradient_norm"):
         logs = [read_log(tmp_path / kind / "log.jsonl") for kind in ("undisturbed", "killed")]
         assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
+
+
+def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
+    settings = experiment(backbone, steps=10_000, checkpoint_steps=10_000)
+    command = [sys.executable, "-m", "revela", "train", "--settings", settings.dump()]
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(command[0], [*command, "--data", str(data), "--output", str(tmp_path / "m")])
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        while select.select([terminal], [], [], 0.01)[0]:
+            os.read(terminal, 4096)
+        logs = list((tmp_path / "m").rglob("log.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) >= 5:
+            break
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFEXITED(status)  # not killed by the signal
+    (work,) = (tmp_path / "m" / "checkpoints").glob("*/")
+    assert step_of(last_checkpoint(work)) == len(read_log(work / "log.jsonl")) >= 5
 
 
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
