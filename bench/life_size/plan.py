@@ -33,6 +33,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 }
 PAIRS = 8  # of 17 texts: more than are encoded at once (128)
 LEARNING_RATE = 0.01
+TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ def make_plan(folder: Path) -> Plan:
 
     What is cut: one step of one batch (of eight pairs); no snapshots and no plain losses, which
     the modelled operations leave out. Without warm-up, whose first step changes nothing, and at
-    `LEARNING_RATE`, one step moves the embeddings far enough to tell the adapter from none.
+    `LEARNING_RATE`, one step moves the embeddings far enough to tell the adapter from none; and at
+    `TEMPERATURE`, since similarities under random weights lie so far apart that at the paper's no
+    gradient would reach the retriever.
     """
     from bench.common import machine
     from revela.config.file import load_config
@@ -93,7 +96,10 @@ def _micro_step(config: Any, name: str) -> MicroStep:
     size = PAIRS if contriever else 1
     objective = entry.objective
     if objective.name == "revela":
-        objective = objective.model_copy(update={"plain_loss_every": 0})
+        update = {"plain_loss_every": 0, "temperature": TEMPERATURE}
+        objective = objective.model_copy(update=update)
+    if objective.name == "replug":
+        objective = objective.model_copy(update={"retriever_temperature": TEMPERATURE})
     cut = entry.model_copy(
         update={
             "objective": objective,
