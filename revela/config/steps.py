@@ -7,7 +7,7 @@ are in `revela.config.report`.
 import json
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -251,7 +251,13 @@ class Encoding(Settings):
         return {"query_prefix": query, "passage_prefix": passage} | own
 
 
-class RevelaObjective(Settings):
+class TrainingObjective(Settings):
+    """What each objective says of itself."""
+
+    on_pairs: ClassVar[bool] = False  # of texts; else on batches, with a language model
+
+
+class RevelaObjective(TrainingObjective):
     """In-batch attention (paper, section 3)."""
 
     name: Literal["revela"]
@@ -267,7 +273,7 @@ class RevelaObjective(Settings):
     )
 
 
-class ReplugObjective(Settings):
+class ReplugObjective(TrainingObjective):
     """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
 
     name: Literal["replug"]
@@ -280,9 +286,10 @@ class ReplugObjective(Settings):
     )
 
 
-class ContrieverObjective(Settings):
+class ContrieverObjective(TrainingObjective):
     """InfoNCE over own and in-batch negatives (paper, appendix D.1)."""
 
+    on_pairs: ClassVar[bool] = True
     name: Literal["contriever"]
     temperature: Temperature = 0.01
     encode_batch_size: Positive | None = Field(
@@ -332,13 +339,13 @@ class Experiment(Settings):
     @field_validator("data")
     @classmethod
     def _of_its_kind(cls, name: Name, info: ValidationInfo) -> Name:
-        if isinstance(info.data.get("objective"), ContrieverObjective):
+        if getattr(info.data.get("objective"), "on_pairs", False):
             return entry_name(name, info, "pairs", "set of pairs")
         return entry_name(name, info, "batches", "batch set")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.objective.name != "contriever" and self.language_model is None:
+        if not self.objective.on_pairs and self.language_model is None:
             raise ValueError(f"language_model is required by objective {self.objective.name}")
         if self.batches_per_step % self.batches_per_device:
             raise ValueError(
@@ -347,7 +354,7 @@ class Experiment(Settings):
             )
         if self.steps and max([0, *self.save_retriever_steps]) > self.steps:
             raise ValueError(f"save_retriever_steps has a step behind the last one, {self.steps}")
-        if self.objective.name != "contriever" and self.batches_per_device != 1:
+        if not self.objective.on_pairs and self.batches_per_device != 1:
             raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
         return self
 

@@ -138,7 +138,7 @@ def training_memory(experiment: Experiment, models: Models, row: int, half: bool
     states = frozen * width + trained * 16  # weight, gradient, two moments in float32
 
     texts = row * experiment.batches_per_device
-    forms = 1 if experiment.objective.name == "contriever" else 2  # query and passage; e and h
+    forms = 1 if experiment.objective.on_pairs else 2  # query and passage; e and h
     at_once = getattr(experiment.objective, "encode_batch_size", None) or forms * texts
     tokens = min(forms * texts, at_once) * experiment.max_length
     kept, working = 0.0, 0.0
@@ -175,7 +175,7 @@ def training_flops(experiment: Experiment, models: Models, row: int, rows: float
     """
     tokens = rows * row * experiment.max_length
     each = 4.0 + (0 if experiment.lora else 2) + (2 if experiment.gradient_checkpointing else 0)
-    forms = {"contriever": 1.0}.get(experiment.objective.name, 1.5 if experiment.first_half else 2)
+    forms = 1.0 if experiment.objective.on_pairs else 1.5 if experiment.first_half else 2.0
     retriever, *language_model = models
     operations = each * forms * retriever.matrices
     for model in language_model:
