@@ -84,7 +84,7 @@ class LogHandler(LogHandlerBase):
         mean = sum(every) / len(every)
         means = {rule: sum(own) / len(own) for rule, own in self.seconds.items()}
         left = sum(
-            (count - len(self.seconds[rule])) * means.get(rule, mean)
+            (count - len(self.seconds.get(rule, []))) * means.get(rule, mean)
             for rule, count in self.planned.items()
         )
         left -= sum(now - job.start for job in self.running.values())

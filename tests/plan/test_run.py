@@ -1,6 +1,7 @@
 """`revela run`: Snakemake on a config of one's own, a line a job."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from revela.plan import progress
 
 CONFIG = {
     "corpora": {"mine": {"source": "files", "path": "texts"}},
@@ -57,6 +61,46 @@ def test_the_last_line_is_why_a_job_failed(folder):
     )
     assert "Traceback" not in result.stderr
     assert "set -euo" not in result.stderr
+
+
+def test_the_time_left_is_that_of_the_rules(capsys, monkeypatch):
+    """Two jobs at once: chunks of 10 s, batches of 20 s, a training that nothing is known of."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    handler = progress.LogHandler(None, None)
+
+    def tell(event, **told):
+        handler.emit(logging.makeLogRecord({"event": event} | told))
+
+    def start(number, rule):
+        tell(LogEvent.JOB_INFO, jobid=number, rule_name=rule, wildcards={"x": str(number)}, log=[])
+
+    planned = {"chunk": 2, "batch": 2, "train": 1, "total": 5}
+    tell(LogEvent.RUN_INFO, stats=planned)
+    for number in (1, 2):
+        start(number, "chunk")
+    now = 10.0
+    for number in (1, 2):
+        tell(LogEvent.JOB_FINISHED, job_id=number)
+    for number in (3, 4):
+        start(number, "batch")
+    now = 30.0
+    for number in (3, 4):
+        tell(LogEvent.JOB_FINISHED, job_id=number)
+    start(5, "train")
+    now = 45.0
+    tell(LogEvent.JOB_FINISHED, job_id=5)
+    assert (
+        capsys.readouterr().err.splitlines()
+        == [
+            "5 jobs",
+            "[1/5] chunk 1, 10 s; about 30 s left",  # 4 of 10 s less the 10 s of the one that runs
+            "[2/5] chunk 2, 10 s; about 15 s left",
+            "[3/5] batch 3, 20 s; about 10 s left",  # 33 s, of which 20 s are over; 4/3 at once
+            "[4/5] batch 4, 20 s; about 8 s left",
+            "[5/5] train 5, 15 s",
+        ]
+    )
 
 
 @pytest.mark.parametrize(
