@@ -204,15 +204,15 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
 
     Raises:
-        RevelaError: a target matches no module, or the rank is larger than the model's width.
+        RevelaError: a target matches no module, or the rank is larger than all of them.
     """
     from peft import LoraConfig, get_peft_model
 
-    modules = {name.split(".")[-2] for name, _ in model.named_parameters() if "." in name}
+    widths = {name.split(".")[-2]: max(one.shape) for name, one in model.named_parameters()}
     for target in lora.targets:
-        check_name("lora.targets", "module", target, modules)
-    if lora.rank > (width := model.config.hidden_size):
-        raise RevelaError(f"lora.rank: {lora.rank} is larger than the model's width, {width}")
+        check_name("lora.targets", "module", target, widths)
+    if lora.rank > (width := max(widths[target] for target in lora.targets)):
+        raise RevelaError(f"lora.rank: {lora.rank} is larger than the widest target, {width}")
     torch.manual_seed(seed)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets

@@ -20,7 +20,7 @@ def test_no_keys_and_values_are_kept_for_a_next_token(backbone):
     ("change", "message"),
     [
         ({"targets": ["q_proj", "w_proj"]}, r"lora\.targets: unknown module 'w_proj'; did you"),
-        ({"rank": 99}, r"lora\.rank: 99 is larger than the model's width, \d+"),
+        ({"rank": 999}, r"lora\.rank: 999 is larger than the widest target, \d+"),
     ],
 )
 def test_adapters_that_would_not_be_what_they_say_are_refused(backbone, change, message):

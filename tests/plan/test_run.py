@@ -90,17 +90,14 @@ def test_the_time_left_is_that_of_the_rules(capsys, monkeypatch):
     start(5, "train")
     now = 45.0
     tell(LogEvent.JOB_FINISHED, job_id=5)
-    assert (
-        capsys.readouterr().err.splitlines()
-        == [
-            "5 jobs",
-            "[1/5] chunk 1, 10 s; about 30 s left",  # 4 of 10 s less the 10 s of the one that runs
-            "[2/5] chunk 2, 10 s; about 15 s left",
-            "[3/5] batch 3, 20 s; about 10 s left",  # 33 s, of which 20 s are over; 4/3 at once
-            "[4/5] batch 4, 20 s; about 8 s left",
-            "[5/5] train 5, 15 s",
-        ]
-    )
+    assert capsys.readouterr().err.splitlines() == [
+        "5 jobs",
+        "[1/5] chunk 1, 10 s; about 30 s left",  # 4 of 10 s less the 10 s of the one that runs
+        "[2/5] chunk 2, 10 s; about 15 s left",
+        "[3/5] batch 3, 20 s; about 10 s left",  # 33 s, of which 20 s are over; 4/3 at once
+        "[4/5] batch 4, 20 s; about 8 s left",
+        "[5/5] train 5, 15 s",
+    ]
 
 
 @pytest.mark.parametrize(

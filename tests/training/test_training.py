@@ -177,12 +177,16 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
+def as_in_a_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+
+
 def run_until(settings: Experiment, data: Path, output: Path, step: int, how: int) -> str:
     """Train in a process of its own and send it a signal when it has logged a step."""
     process = subprocess.Popen(
         [sys.executable, "-m", "revela", "train", "--settings", settings.dump(),
          "--data", str(data), "--output", str(output)],
-        stderr=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal,
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -244,6 +248,7 @@ def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
     command = [sys.executable, "-m", "revela", "train", "--settings", settings.dump()]
     child, terminal = pty.fork()
     if not child:
+        as_in_a_terminal()
         os.execv(command[0], [*command, "--data", str(data), "--output", str(tmp_path / "m")])
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:

@@ -82,12 +82,6 @@ def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
     assert limits == {"gpu": 1}
 
 
-@pytest.mark.parametrize(("profile", "table"), [("demo", "demo"), ("study", "study_objectives")])
-def test_demo_and_study_have_profiles(clone, profile, table):
-    told = plan(clone, "--profile", f"workflow/profiles/{profile}", "--no-hooks")
-    assert f"results/tables/{table}.csv" in told
-
-
 @pytest.mark.parametrize(
     ("nodes", "visible", "called"),
     [

@@ -284,7 +284,7 @@ def test_changed_text_is_noticed(project):
 def test_a_step_that_fails_fails_its_job(project, tmp_path):
     for name in ("Snakefile", "config.yaml", "printed.csv", "list.csv"):
         shutil.copy(project / name, tmp_path)
-    for name in ("workflow", "envs", "revela", "choices", "data"):
+    for name in ("workflow", "envs", "revela", "choices", "data", "mine"):
         shutil.copytree(project / name, tmp_path / name)
     (tmp_path / "notes.jsonl").write_text('{"text": "fine"}\n{broken\n')
     result = snakemake(tmp_path, "results/chunks/notes.parquet")
@@ -306,6 +306,7 @@ def test_a_learning_rate_retrains_its_experiment_only(project):
         "results/scores/tiny-contriever/notes-task.json",
         "results/scores/tiny-contriever/notes-task.queries.csv",
         "results/runs/tiny-contriever/notes-task.trec",
+        "results/embeddings/tiny-contriever/notes-task",
         "results/tables/notes.csv",
         "results/tables/notes.md",
         "results/tables/notes.tex",
