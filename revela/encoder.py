@@ -208,10 +208,14 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    widths = {name.split(".")[-2]: max(one.shape) for name, one in model.named_parameters()}
+    modules = {
+        name.rpartition(".")[2]: (getattr(one, "in_features", 0), getattr(one, "out_features", 0))
+        for name, one in model.named_modules()
+        if any(True for _ in one.parameters(recurse=False))
+    }
     for target in lora.targets:
-        check_name("lora.targets", "module", target, widths)
-    if lora.rank > (width := max(widths[target] for target in lora.targets)):
+        check_name("lora.targets", "module", target, modules)
+    if lora.rank > (width := max(max(modules[target]) for target in lora.targets)) > 0:
         raise RevelaError(f"lora.rank: {lora.rank} is larger than the widest target, {width}")
     torch.manual_seed(seed)
     config = LoraConfig(
