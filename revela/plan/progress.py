@@ -16,10 +16,14 @@ from revela.plan.show import duration
 from revela.plan.status import last_line
 
 _SHOWN = {NOTHING_TO_BE_DONE_MSG}
+_SILENT = {"RuleException", "MissingRuleException"}  # what is printed at the end says it better
 _ENDED = "At least one job did not complete successfully"
 
 FAILED: list[str] = []
 """A line for each job that failed, to be printed last."""
+
+ERRORS: set[str] = set()
+"""The names of Snakemake's exceptions."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,11 @@ class LogHandler(LogHandlerBase):
             case LogEvent.JOB_ERROR if job := self.running.pop(told.jobid, None):
                 FAILED.append(f"{job.name}: {_why(job.log)}")
                 print(f"{job.name} failed; all that does not need it goes on", file=sys.stderr)
-            case LogEvent.ERROR if told.exception == "RuleException" or _ENDED in told.msg:
-                pass  # the line above says it
-            case None | LogEvent.ERROR if told.msg in _SHOWN or (
+            case LogEvent.ERROR:
+                ERRORS.add(told.exception)
+                if told.exception not in _SILENT and _ENDED not in told.msg:
+                    print(record.getMessage(), file=sys.stderr)
+            case None if told.msg in _SHOWN or (
                 record.levelno >= WARNING and "job execution failed" not in told.msg
             ):
                 print(record.getMessage(), file=sys.stderr)

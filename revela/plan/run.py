@@ -31,26 +31,23 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     if not _SNAKEFILE.exists():
         raise RevelaError(f"{_SNAKEFILE}: no such file: run it from a checkout of the repository")
     options = ["--snakefile", os.path.relpath(_SNAKEFILE), "--configfile", str(config)]
-    options += ["--replace-workflow-config", "--cores", cores, "--rerun-incomplete", "--keep-going"]
-    for target in arguments:
-        if target.startswith("results/") and not Path(target).exists():
-            check_name(str(config), "target", target, checked.targets())
-    print(shlex.join(["snakemake", *options, *arguments]), flush=True)
-    if _MAKES_NOTHING.isdisjoint(arguments) and not verbose:
+    options += ["--replace-workflow-config", "--cores", cores, "--rerun-incomplete"]
+    print(shlex.join(["snakemake", *options, "--keep-going", *arguments]), flush=True)
+    makes = _MAKES_NOTHING.isdisjoint(arguments)
+    if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
         options += ["--logger", "revela"]
         os.environ["REVELA_JOB_OUTPUT"] = os.devnull  # besides the jobs' logs
     try:
-        main([*options, "--", *arguments] if _no_options(arguments) else [*options, *arguments])
+        main([*options, "--keep-going", *arguments])
     except SystemExit as stop:
         if stop.code:
             print(*progress.FAILED, sep="\n", file=sys.stderr)
+            for target in arguments if "MissingRuleException" in progress.ERRORS else ():
+                if not target.startswith("-"):
+                    check_name(str(config), "target", target, checked.targets())
             raise
-    if _MAKES_NOTHING.isdisjoint(arguments):
+    if makes:
         show([path for name in checked.tables if (path := Path(made("tables", name))).exists()])
         drawn = (f"results/figures/{name}.png" for name in checked.figures)
         print("figures:", *filter(os.path.exists, drawn))
-
-
-def _no_options(arguments: list[str]) -> bool:
-    return not any(argument.startswith("-") for argument in arguments)
