@@ -170,9 +170,11 @@ class Guard(transformers.TrainerCallback):
         """Handle the signals while the block runs."""
         with contextlib.ExitStack() as stack:
             self.terminals = [stream for stream in (1, 2) if os.isatty(stream)]
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
-                    stack.callback(signal.signal, number, signal.signal(number, self._note))
+            numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
+                stack.callback(signal.signal, number, signal.signal(number, self._note))
             yield
 
     def _note(self, number: int, _: Any) -> None:
