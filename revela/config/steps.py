@@ -431,6 +431,7 @@ class PydocsBenchmark(Benchmark):
         Literal["docstring-to-function", "function-to-docstring", "first-to-second-half"]
     ] = Field(min_length=1)
     max_queries: Positive = 500
+    max_documents: Positive = Field(2000, description="the relevant ones included")
     max_length: Positive = 512
     seed: Natural = 0
 

@@ -24,7 +24,6 @@ _Node = ast.FunctionDef | ast.AsyncFunctionDef
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
 _MIN_DOCSTRING_WORDS = 6
 _MIN_LINES = 6  # of a function without its docstring
-_MAX_DOCUMENTS = 2000  # of a task's corpus, the relevant ones included
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, 
     """Write a task in BEIR layout: corpus.jsonl, queries.jsonl, qrels.tsv; return their sizes."""
     functions = list(standard_library_functions())
     random.Random(settings.seed).shuffle(functions)
-    texts = {one.id: _query_and_document(one, task) for one in functions[:_MAX_DOCUMENTS]}
+    texts = {one.id: _query_and_document(one, task) for one in functions[: settings.max_documents]}
     queries = list(texts)[: settings.max_queries]
     corpus = [{"_id": name, "title": "", "text": texts[name][1]} for name in sorted(texts)]
     asked = [{"_id": f"q:{name}", "text": texts[name][0]} for name in queries]
