@@ -1,5 +1,6 @@
 """Pairs for Contriever: inverse cloze and independent cropping (paper, section 5 and D.1)."""
 
+import functools
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -127,12 +128,17 @@ def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None
     return text[start:end].strip(), rest
 
 
+@functools.lru_cache(maxsize=1)  # the chunks of a document come one after another
+def _words(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in _WORD.finditer(text)]
+
+
 def independent_crops(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
     """Draw two spans of a chunk's document; None where it has not two words.
 
     Their lengths are a fifth to three fifths of the chunk's, wherever in the document they stand.
     """
-    words = [match.span() for match in _WORD.finditer(chunk.whole)]
+    words = _words(chunk.whole)
     if len(words) < 2:
         return None
     of_chunk = len(_WORD.findall(chunk.text))
