@@ -12,7 +12,7 @@ import typer
 from revela.cli import app
 
 ROOT = Path(__file__).parents[1]
-RUN = ("check", "check-paper", "settings", "status")  # those that run in seconds, offline
+RUN = ("check", "check-paper", "settings")  # those that run in seconds, offline
 CONFIGS = ("config.yaml", "config.demo.yaml", "config.study.yaml")  # others are the reader's
 
 
