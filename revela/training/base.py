@@ -99,7 +99,7 @@ class BaseTrainer(transformers.Trainer):
     shard of weights and optimizer states, through DeepSpeed's engine.
     """
 
-    def __init__(self, source: str, **arguments: Any) -> None:
+    def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.remove_callback(transformers.PrinterCallback)
         self.work = Path(str(self.args.output_dir))
@@ -107,10 +107,7 @@ class BaseTrainer(transformers.Trainer):
         self.seconds = 0.0
         self.clock = time.monotonic()
         accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        self.rows_per_step = step = accumulated * self.args.world_size
-        rows = len(self.train_dataset)
-        if rows < step:
-            raise RevelaError(f"{source}: {rows} rows are fewer than the {step} of one step")
+        self.rows_per_step = accumulated * self.args.world_size
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
         """Draw whole steps only: a shorter last one would depend on the number of processes."""

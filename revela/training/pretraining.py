@@ -64,7 +64,6 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             raise RevelaError(f"{files}: too few tokens for {rows} sequences of {length}")
         # Whole batches only: the Trainer's mean loss would depend on the number of processes.
         trainer = _Pretrainer(
-            files,
             model=transformers.LlamaForCausalLM(_shape(settings, tokenizer)),
             args=arguments,
             train_dataset=training[: len(training) // rows * rows],

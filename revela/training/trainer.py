@@ -4,10 +4,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from transformers.trainer_pt_utils import get_model_param_count
 
+from revela.common.errors import RevelaError
 from revela.config.steps import Experiment
 from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
 from revela.training.base import BaseTrainer, start, training_arguments
@@ -58,15 +58,22 @@ def train(
             label_names=[],
             average_tokens_across_devices=False,
         )
-        rows = pq.read_metadata(data).num_rows
+        rows = load_rows(data)
+        if len(rows) < experiment.batches_per_step:
+            raise RevelaError(
+                f"{data}: {len(rows)} rows are fewer than the {experiment.batches_per_step} of one "
+                "step (batches_per_step)"
+            )
         check_steps(
-            experiment.steps or rows // experiment.batches_per_step,
+            experiment.steps or len(rows) // experiment.batches_per_step,
             experiment.warmup_steps,
             similarity_snapshot_steps=experiment.similarity_snapshot_steps,
             save_retriever_steps=experiment.save_retriever_steps,
         )
         module, collate = _build(experiment, zero_stage)
-        trainer = _Trainer(experiment, data, model=module, args=arguments, data_collator=collate)
+        trainer = _Trainer(
+            experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
+        )
         retriever, writes = module.retriever, trainer.is_world_process_zero()
 
         def save(path: Path) -> None:
@@ -122,8 +129,8 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
 class _Trainer(BaseTrainer):
     """Trains an objective, each batch with dropout of its own, and logs what it measures."""
 
-    def __init__(self, experiment: Experiment, data: Path, **arguments: Any) -> None:
-        super().__init__(str(data), train_dataset=load_rows(data), **arguments)
+    def __init__(self, experiment: Experiment, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
         self.experiment = experiment
         self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step

@@ -363,9 +363,19 @@ def test_a_full_disk_is_told_in_one_line(backbone, data, tmp_path):
     assert not (tmp_path / "m" / "retriever").exists()
 
 
-def test_too_few_rows_for_a_step(backbone, data, tmp_path):
+@pytest.mark.parametrize("steps", [8, None])
+def test_too_few_rows_for_a_step(backbone, data, tmp_path, steps):
+    settings = experiment(backbone, batches_per_step=96, warmup_steps=2).model_copy(
+        update={"steps": steps}
+    )
     with pytest.raises(RevelaError, match="80 rows are fewer than the 96 of one step"):
-        train(experiment(backbone, batches_per_step=96), data, tmp_path / "m")
+        train(settings, data, tmp_path / "m")
+
+
+def test_data_that_are_none_are_named(backbone, tmp_path):
+    (tmp_path / "data.parquet").write_text("x")
+    with pytest.raises(RevelaError, match=r"data\.parquet: not a batch or pair file"):
+        train(experiment(backbone), tmp_path / "data.parquet", tmp_path / "m")
 
 
 def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
