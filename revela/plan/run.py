@@ -37,7 +37,7 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
         options += ["--logger", "revela"]
-        os.environ["REVELA_JOB_OUTPUT"] = os.devnull  # besides the jobs' logs
+        os.environ["REVELA_QUIET"] = "1"  # what jobs print stands in their logs
     try:
         main([*options, "--keep-going", *arguments])
     except SystemExit as stop:

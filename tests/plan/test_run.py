@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_a_line_a_job_and_nothing_else_to_do(folder):
     assert second.stderr.strip().startswith("Nothing to be done")
     dry = run(folder, CONFIG, "-n")
     assert "This was a dry-run" in dry.stdout + dry.stderr
+
+
+def test_what_a_job_prints_is_added_to_a_log_of_all(folder):
+    """As in a job of Slurm, whose standard output is a file."""
+    shutil.rmtree(folder / "results", ignore_errors=True)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
+    command = [sys.executable, "-m", "revela", "run", "mine.yaml", "--verbose", BATCHES]
+    with (folder / "all.log").open("w") as log:
+        subprocess.run(command, cwd=folder, stdout=log, stderr=log, timeout=300, check=True)
+    told = (folder / "all.log").read_text()
+    places = [told.find(part) for part in ("snakemake --", "6 documents", "3 batches of 2")]
+    assert -1 < places[0] < places[1] < places[2]
 
 
 def test_the_last_line_is_why_a_job_failed(folder):

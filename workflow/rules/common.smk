@@ -25,7 +25,8 @@ shell.prefix(
     "trap : INT TERM USR1 HUP; "
     'revela() {{ exec python -m revela "$@" 2>&1; }}; '
     'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@" 2>&1; }}; '
-    "record() {{ trap '' INT TERM USR1 HUP; exec tee \"$1\" > ${{REVELA_JOB_OUTPUT:-/dev/stdout}}; }}; "
+    "record() {{ trap '' INT TERM USR1 HUP; "
+    '[ -z "${{REVELA_QUIET:-}}" ] || exec > /dev/null; exec tee "$1"; }}; '
 )
 
 try:
