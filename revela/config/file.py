@@ -244,10 +244,11 @@ class Config(steps.Settings):
         for name, entry in self.batches.items():
             if entry.file and not Path(entry.file).is_file():
                 raise RevelaError(f"batches.{name}.file: {entry.file}: no such file")
-        for task, name in self.tasks.items():
-            if self.benchmarks[name].source == "folder":
-                with errors_at(f"benchmarks.{name}"):
-                    collection_files(Path(self.collection(task) or ""))
+        for name, suite in self.benchmarks.items():
+            if isinstance(suite, steps.FolderBenchmark):
+                for task in suite.tasks:
+                    with errors_at(f"benchmarks.{name}"):
+                        collection_files(Path(suite.path, task))
         for section in ("experiments", "models"):
             for name in getattr(self, section):
                 for folder in self.local_models(section, name):

@@ -1,5 +1,6 @@
 """Local files that a configuration names: texts, collections, models; the inputs of their steps."""
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def model_files(folder: Path) -> list[Path]:
     return sorted({*weights, *others})
 
 
+@functools.cache
 def fingerprint(folder: Path) -> str:
     """Return a hash of a model's files: names, sizes and some blocks of each, whatever their age.
 

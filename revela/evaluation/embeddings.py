@@ -132,6 +132,11 @@ def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Sha
     return found
 
 
+def _digests(texts: Iterable[str]) -> np.ndarray:
+    """Return the digests (N, 16) of texts."""
+    return np.frombuffer(bytearray().join(map(_digest, texts)), np.uint8).reshape(-1, _DIGEST_BYTES)
+
+
 def _digest(text: str) -> bytes:
     encoded = text.encode(errors="surrogatepass")
     return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).digest()
@@ -149,11 +154,6 @@ class _Job:
     def texts(self, shard: Shard) -> list[str]:
         return list(self.passages[shard.passages[0] : shard.passages[-1] + 1])
 
-    def digests(self, shard: Shard) -> np.ndarray:
-        """Return the digests (N, 16) of a shard's texts."""
-        digests = b"".join(map(_digest, self.texts(shard)))
-        return np.frombuffer(digests, np.uint8).reshape(-1, _DIGEST_BYTES)
-
     def is_done(self, shard: Shard) -> bool:
         """Tell whether a shard's file holds what it should; delete it if it does not."""
         if not shard.path.exists():
@@ -161,7 +161,8 @@ class _Job:
         try:
             with safe_open(shard.path, framework="np") as file:
                 same = (file.metadata() or {}).get("made_by") == self.made_by
-                if same and np.array_equal(file.get_tensor("digests"), self.digests(shard)):
+                digests = _digests(self.texts(shard))
+                if same and np.array_equal(file.get_tensor("digests"), digests):
                     return True
             reason = "is of another model, setting or text"
         except (SafetensorError, OSError) as error:
@@ -183,7 +184,6 @@ class _Job:
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):
                     raise RevelaError("an embedding is too large for float16: use float32")
-                digests = torch.from_numpy(self.digests(shard).copy())
-                tensors = {"embeddings": stored, "digests": digests}
+                tensors = {"embeddings": stored, "digests": torch.from_numpy(_digests(texts))}
                 with outputs.atomic_output(shard.path) as temporary:
                     save_file(tensors, temporary, {"made_by": self.made_by})

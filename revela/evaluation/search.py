@@ -83,7 +83,9 @@ class DenseSearch:
             made_by,
             devices(),
         )
-        self.shards += [Shard(one.path, [numbers[n] for n in one.passages]) for one in encoded]
+        for one in encoded:
+            part = slice(one.passages[0], one.passages[-1] + 1)
+            self.shards.append(Shard(one.path, numbers[part]))
         ids = list(corpus["id"])
         self.ids: list[str] = [ids[number] for shard in self.shards for number in shard.passages]
         if self.bm25:

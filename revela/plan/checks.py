@@ -40,8 +40,8 @@ class Finding:
 
 def check(plan: Plan) -> list[Finding]:
     """Return what was found, in the order of a run."""
-    checks = [_hub, _folders, _trackers, _counts, _trainings, _evaluations, _disk, _lucene,
-              _lm_eval, _partition]  # fmt: skip
+    checks = [_hub, _trackers, _counts, _trainings, _evaluations, _disk, _lucene, _lm_eval,
+              _partition]  # fmt: skip
     found = [finding for one in checks for finding in one(plan)]
     return found or [Finding("nothing", "ok", "these jobs need nothing that could be missing")]
 
@@ -61,13 +61,6 @@ def _hub(plan: Plan) -> Iterator[Finding]:
         for problem, jobs in zip(problems, own.values(), strict=True):
             if problem:
                 yield Finding("hub", "error", problem, jobs)
-
-
-def _folders(plan: Plan) -> Iterator[Finding]:
-    """Look for the user's own models. (Snakemake looks for files that are inputs of rules.)"""
-    for source, jobs in plan.sources("folder").items():
-        if not Path(source.name).exists():
-            yield Finding("files", "error", f"{source.name}: no such file or folder", jobs)
 
 
 def _trackers(plan: Plan) -> Iterator[Finding]:

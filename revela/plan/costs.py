@@ -67,7 +67,7 @@ class Plan:
         return found
 
     def sources(self, what: str) -> dict[Source, tuple[Job, ...]]:
-        """Return the models, data sets or folders that jobs load, each with these jobs."""
+        """Return the models or data sets that jobs load, each with these jobs."""
         found: dict[Source, tuple[Job, ...]] = {}
         for job in self.jobs:
             for source in sources(self.config, job):

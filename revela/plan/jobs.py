@@ -37,9 +37,9 @@ Planned = Iterable[tuple[str, dict[str, str]]]
 
 
 class Source(NamedTuple):
-    """A model or a data set of the hub, or a model's folder."""
+    """A model or a data set of the hub."""
 
-    what: str  # model, data set, folder
+    what: str  # model, data set
     name: str
     revision: str | None = None
 
@@ -66,12 +66,8 @@ def sources(config: Config, job: Job) -> Iterator[Source]:
 def _weights(entry: object) -> Iterator[Source]:
     revision, adapter = getattr(entry, "revision", None), getattr(entry, "adapter", None)
     for model in references(entry):
-        if not isinstance(model, ModelRef) or model.is_entry:
-            continue
-        if model.is_hub_name:
+        if isinstance(model, ModelRef) and model.is_hub_name:
             yield Source("model", model, None if adapter and model != adapter else revision)
-        elif not model.startswith("results/"):
-            yield Source("folder", model)
 
 
 def _collection(config: Config, task: str) -> Iterator[Source]:

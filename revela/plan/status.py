@@ -46,8 +46,7 @@ def show(results: Path) -> None:
     for row in rows:
         if row["state"] != "done":
             work = results / "models" / row["model"] / "checkpoints"
-            size = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
-            print(f"{work}: {size / 1e9:.1f} GB; `revela clean {row['model']}` removes them")
+            print(f"{work}: {_size(work) / 1e9:.1f} GB; `revela clean {row['model']}` removes them")
     counts = {what: len(list(results.glob(pattern))) for what, pattern in _MADE.items()}
     made = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     print(f"{results}: {made or 'nothing is done yet'}")
@@ -99,10 +98,14 @@ def clean(results: Path, model: str) -> int:
     running = [row["model"] for row in trainings(results, time.time()) if row["state"] == "running"]
     if model in running:
         raise RevelaError(f"{model!r} is running")
-    size = sum(file.stat().st_size for one in there for file in one.rglob("*") if file.is_file())
+    size = sum(map(_size, there))
     for folder in there:
         shutil.rmtree(folder)
     return size
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:

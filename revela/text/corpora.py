@@ -42,7 +42,7 @@ class Skipped:
     examples: list[str] = field(default_factory=list)
     copied_beginnings: int = 0  # articles whose end repeated their beginning
     cleaned: int = 0  # texts that lost a byte-order mark or null characters
-    wordless: int = 0  # documents without a letter or digit, which are left out
+    wordless: int = 0  # documents without a letter or digit, skipped
     repeated_ids: int = 0  # documents with the id of an earlier one
 
 

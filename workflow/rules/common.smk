@@ -123,7 +123,8 @@ def similar(model, task):
 def sharing_options(model, task):
     """Return the options that name the embeddings of a task's passages, and of similar ones."""
     options = []
-    if any(CONFIG.shared_corpus(model, other) == task for other in CONFIG.tasks):
+    suite = CONFIG.benchmarks[CONFIG.tasks[task]]
+    if task in suite.shares_corpus.values():
         options += ["--embeddings", paths.embeddings(model, task)]
     if lent := similar(model, task):
         options += ["--similar", lent]
