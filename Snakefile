@@ -25,7 +25,7 @@ rule all:
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
 
 
-# They take seconds: no job of a cluster is worth it.
+# These take seconds, not worth a cluster job.
 localrules:
     all,
     usage,

@@ -14,11 +14,10 @@ from revela.plan.jobs import RULES, Job
 from revela.plan.machine import this_machine
 from revela.plan.preflight import run as preflight
 
-# What the rules' shells share: `revela STEP … | record LOG`, and `launch` for one process a GPU.
-# A failing command fails its job although `tee` succeeds. The checkout's own source runs in
-# whatever environment a job has. The shell and the log outlive a signal to all processes of a job:
-# a training that is saving its checkpoint can do so, and say so, since Slurm kills what is left of
-# a job once its shell ends.
+# Shared by all rules' shells: `revela STEP … | record LOG`, and `launch` for one process a GPU.
+# A failing command fails its job although `tee` succeeds. A job imports this checkout's source in
+# any environment. The shell and `tee` ignore signals that are sent to all processes of a job, so
+# that a training can save its checkpoint and log it: Slurm kills a job once its shell has ended.
 shell.prefix(
     "set -euo pipefail; "
     f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
