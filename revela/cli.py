@@ -16,6 +16,7 @@ from revela.config.commands import app as config
 from revela.evaluation.commands import app as evaluation
 from revela.plan.commands import app as plan
 from revela.report.commands import app as report
+from revela.search.commands import app as search
 from revela.text.commands import app as text
 from revela.training.commands import app as training
 
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for folder in (config, plan, text, training, evaluation, report):
+for folder in (config, plan, text, training, evaluation, search, report):
     app.add_typer(folder)
 
 

@@ -13,6 +13,7 @@ FLOORS = [
     {"cli"},
     {"plan"},
     {"report"},
+    {"search"},
     {"evaluation"},
     {"training"},
     {"text"},

@@ -1,0 +1,152 @@
+"""`revela index`, `search`, `serve`."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args
+from urllib.parse import quote
+
+import typer
+
+from revela.common.errors import RevelaError, check_name, reading
+from revela.common.outputs import write_text
+
+app = typer.Typer()
+
+_WIDTH = 160  # characters of a snippet
+_WORD = re.compile(r"\w{2,}")
+
+FOLDER = Annotated[Path, typer.Argument(help="An index.")]
+
+
+@app.command()
+def index(
+    texts: Annotated[
+        str, typer.Argument(help="A folder or file of texts, or with --config a corpus of it.")
+    ],
+    model: Annotated[
+        list[str],
+        typer.Option(help="A retriever's folder or hub name; repeat to compare with others."),
+    ],
+    output: Annotated[Path, typer.Option(help="The index, a folder.")],
+    config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
+    max_words: Annotated[int, typer.Option(min=1, help="Words of a chunk, at most.")] = 120,
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens of a chunk, at most.")] = 512,
+    language: Annotated[str, typer.Option(help="Of the words that BM25 compares.")] = "english",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that cut texts.")] = (
+        os.cpu_count() or 1
+    ),
+) -> None:
+    """Index texts for search: BM25 and a retriever's embeddings of their chunks.
+
+    Given again it resumes, or brings the index up to date with texts that have changed.
+    """
+    from revela.config.file import load_config
+    from revela.config.steps import AnyCorpus, FilesCorpus
+    from revela.search.index import build
+
+    corpus: AnyCorpus = FilesCorpus(source="files", path=texts, max_words=max_words)
+    if config:
+        corpora = load_config(config).corpora
+        check_name(str(config), "corpus", texts, corpora)
+        corpus = corpora[texts]
+    made = build(corpus, model, output, max_length, language, workers)
+    print(f"{output}: {made['documents']} documents, {made['chunks']} chunks")
+
+
+@app.command()
+def search(
+    folder: FOLDER,
+    query: Annotated[str | None, typer.Argument(help="A question, or what a text says.")] = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="Search many: lines of id, tab, query.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="TREC run to write for --queries.")] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Chunks of a query.")] = 10,
+    by: Annotated[str, typer.Option(help="hybrid, dense or bm25.")] = "hybrid",
+    fusion: Annotated[
+        str, typer.Option(help="Of a hybrid: weighted-sum or reciprocal-rank.")
+    ] = "weighted-sum",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """Search an index: rank, score, source and a snippet of each chunk that is found."""
+    from revela.search.index import Fusion, Index, Ranking
+
+    check_name("--by", "ranking", by, get_args(Ranking))
+    check_name("--fusion", "fusion", fusion, get_args(Fusion))
+    if (query is None) == (queries is None) or bool(queries) != bool(output):
+        raise RevelaError("give a query, or --queries and --output")
+    opened = Index(folder)
+    asked = _read_queries(queries) if queries else {"": query or ""}
+    rankings = opened.search(list(asked.values()), depth, by, fusion=fusion)  # type: ignore[arg-type]
+    if output:
+        lines = [
+            f"{name} Q0 {_run_id(opened.row(hit))} {rank} {hit.score:.9g} {by}\n"
+            for name, hits in zip(asked, rankings, strict=True)
+            for rank, hit in enumerate(hits, start=1)
+        ]
+        write_text(output, "".join(lines))
+        print(f"{output}: {len(asked)} queries")
+        return
+    for rank, hit in enumerate(rankings[0], start=1):
+        row = opened.row(hit)
+        if as_json:
+            print(json.dumps({"rank": rank, **row}, ensure_ascii=False))
+        else:
+            print(f"{rank:2}. {hit.score:.3f}  {row['document']} [{row['position']}]")
+            print(f"    {_snippet(row['text'], query or '')}")
+    if not rankings[0] and not as_json:
+        print("nothing found", file=sys.stderr)
+
+
+@app.command()
+def serve(
+    folder: FOLDER,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Other than loopback needs REVELA_TOKEN in the environment.")
+    ] = "127.0.0.1",
+) -> None:
+    """Search an index in a browser: BM25, the hybrid and each retriever side by side."""
+    from revela.search.index import Index
+
+    try:
+        from revela.search.server import run
+    except ModuleNotFoundError as error:
+        raise RevelaError(f"{error.name} is missing: pip install 'revela[serve]'") from error
+    run(Index(folder), host, port, os.environ.get("REVELA_TOKEN"))
+
+
+def _read_queries(path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    with reading(path, "queries"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        name, tab, text = line.partition("\t")
+        if not tab or not name or " " in name or not text.strip() or name in found:
+            raise RevelaError(
+                f"{path}:{number}: expected an id of its own without spaces, a tab and a query; "
+                f"got {line[:80]!r}"
+            )
+        found[name] = text
+    if not found:
+        raise RevelaError(f"{path}: no query in it")
+    return found
+
+
+def _run_id(row: dict[str, Any]) -> str:
+    """Return a chunk's id in a TREC run, whose fields are separated by spaces."""
+    return f"{quote(row['document'], safe='/:.,@+=()[]')}#{row['position']}"
+
+
+def _snippet(text: str, query: str) -> str:
+    """Return a line of a text, from a little before the first word of a query in it."""
+    words = " ".join(text.split())
+    asked = {word.lower() for word in _WORD.findall(query)}
+    first = next((m.start() for m in _WORD.finditer(words) if m[0].lower() in asked), 0)
+    start = max(0, min(first - _WIDTH // 4, len(words) - _WIDTH))
+    start = words.rfind(" ", 0, start) + 1 if start else 0
+    part = words[start : start + _WIDTH]
+    return ("… " if start else "") + part + (" …" if start + _WIDTH < len(words) else "")

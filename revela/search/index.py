@@ -1,0 +1,350 @@
+"""An index of texts: their chunks, BM25 over them, and embeddings of one or more retrievers.
+
+    chunks.parquet      document id, place of the chunk in it, text
+    bm25/               as bm25s saves it
+    embeddings/0/ …     shards of the first retriever, of the next, …
+    index.json          written last: what the index was made with
+
+Made again after an interruption or for texts that have changed, it keeps every shard that still
+holds; what is searched is exact, as in evaluation.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from safetensors import SafetensorError
+from torch import Tensor
+
+from revela.common.errors import RevelaError, reading
+from revela.common.hub import commit
+from revela.common.outputs import atomic_output, write_json
+from revela.config.local import fingerprint, text_files
+from revela.config.steps import AnyCorpus, EncoderModel
+from revela.encoder import Encoder, devices, load_encoder
+from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
+from revela.evaluation.search import exact_search
+from revela.text.chunking import chunk_corpus
+from revela.text.rows import parquet_rows
+
+VERSION = 1
+PRECISION = "bfloat16"  # where a GPU has it
+
+Ranking = Literal["hybrid", "dense", "bm25"]
+Fusion = Literal["weighted-sum", "reciprocal-rank"]
+DENSE_WEIGHT = 0.2  # of the weighted sum
+_RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al., 2009)
+_DEPTH = 100  # chunks of each ranking that are fused
+_OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A chunk that was found: its number in the index and its score."""
+
+    chunk: int
+    score: float
+
+
+def build(
+    corpus: AnyCorpus,
+    models: Sequence[str],
+    folder: Path,
+    max_length: int,
+    language: str,
+    workers: int,
+) -> dict[str, Any]:
+    """Index a corpus, or bring its index up to date; return what `index.json` then holds.
+
+    Args:
+        corpus: whose documents are cut into chunks.
+        models: folders or hub names of retrievers; the first is the one that is searched with.
+        folder: the index.
+        max_length: tokens of a chunk at most.
+        language: of BM25's stemmer and stop words, as Snowball names it.
+        workers: processes that cut documents.
+
+    Raises:
+        RevelaError: the folder holds something else or another index, a text or a model cannot be
+            read, or the texts changed on the way.
+    """
+    if folder.exists() and not (folder.is_dir() and {f.name for f in folder.iterdir()} <= _OWN):
+        raise RevelaError(f"{folder}: exists and is no index; give another --output")
+    models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
+    _tokenizer(language)
+    encoders = [_load(devices()[0], model) for model in models]
+    described: dict[str, Any] = {
+        "version": VERSION,
+        "models": [{"name": model, "revision": _revision(model)} for model in models],
+        "max_length": max_length,
+        "language": language,
+        "corpus": corpus.model_dump(mode="json", exclude_defaults=True),
+    }
+    if (folder / "index.json").exists():
+        former = _described(folder)
+        for key in described:
+            if former[key] != described[key]:
+                raise RevelaError(
+                    f"{folder} was made with {key} {former[key]!r}, not {described[key]!r}; "
+                    f"remove it or give another --output"
+                )
+        (folder / "index.json").unlink()
+    before = _state(corpus)
+    with atomic_output(folder / "chunks.parquet") as temporary:
+        counts = chunk_corpus(corpus, temporary, workers)
+    texts = _texts(folder)
+    with atomic_output(folder / "bm25") as temporary:
+        _Bm25.make(texts, language, temporary)
+    for number, (model, encoder) in enumerate(zip(models, encoders, strict=True)):
+        load: Any = functools.partial(_load, model=model)
+        if len(devices()) == 1:
+            load = {devices()[0]: encoder}.__getitem__
+        made_by = (
+            f"{_revision(model)}\n{encoder.encoding.dump()}\n{encoder.model.dtype}\n{max_length}"
+        )
+        place = folder / "embeddings" / str(number)
+        shards = encode_corpus(load, texts, max_length, place, made_by, devices())
+        for stale in set(place.glob("*")) - {shard.path for shard in shards}:
+            stale.unlink()  # of more texts than there are now
+    if _state(corpus) != before:
+        raise RevelaError("the texts changed while they were indexed; give the command again")
+    described |= {"documents": counts.documents, "chunks": counts.chunks}
+    write_json(folder / "index.json", described)
+    return described
+
+
+class Index:
+    """An index that is searched. Models and embeddings are loaded when a query first needs them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what the index holds.
+
+        Raises:
+            RevelaError: it is no index, not whole, or of another version.
+        """
+        self.folder = folder
+        self.described = _described(folder)
+        columns = {"document": [], "position": [], "text": []}  # type: dict[str, list[Any]]
+        for row in parquet_rows(folder / "chunks.parquet"):
+            for name, values in columns.items():
+                values.append(row[name])
+        self.chunks = pd.DataFrame(columns)
+        if len(self.chunks) != self.described["chunks"]:
+            raise RevelaError(
+                f"{folder}: {len(self.chunks)} chunks, expected {self.described['chunks']}; "
+                "index the texts again"
+            )
+        self.models = [model["name"] for model in self.described["models"]]
+        self.labels = _labels(self.models)
+        self._root = self.described["corpus"].get("path", "").rstrip("/") + "/"
+        self._loaded: dict[int, tuple[Encoder, list[Tensor]]] = {}
+
+    def search(
+        self,
+        queries: Sequence[str],
+        depth: int,
+        ranking: Ranking = "hybrid",
+        model: int = 0,
+        fusion: Fusion = "weighted-sum",
+    ) -> list[list[Hit]]:
+        """Return the best chunks of each query, best first.
+
+        BM25 finds chunks that share a word with the query and none else. A hybrid fuses the best
+        hundred of both, or the best `depth` if these are more.
+
+        Raises:
+            RevelaError: a retriever is missing or has changed, or the index is damaged.
+        """
+        if ranking == "bm25":
+            return self._bm25.search(queries, depth)
+        if ranking == "dense":
+            return self._dense(queries, depth, model)
+        deep = max(depth, _DEPTH)
+        both = zip(self._dense(queries, deep, model), self._bm25.search(queries, deep), strict=True)
+        return [fuse(dense, bm25, fusion)[:depth] for dense, bm25 in both]
+
+    def near(self, chunk: int, depth: int, model: int | None = None) -> list[Hit]:
+        """Return the chunks that are most like one, by a model's embeddings or by BM25 (None)."""
+        if model is None:
+            (found,) = self._bm25.search([self.chunks["text"][chunk]], depth + 1)
+        else:
+            blocks = self._model(model)[1]
+            own = blocks[chunk // SHARD_SIZE][chunk % SHARD_SIZE].float()
+            (found,) = self._hits(own[None], depth + 1, blocks)
+        return [hit for hit in found if hit.chunk != chunk][:depth]
+
+    def row(self, hit: Hit) -> dict[str, Any]:
+        """Return a hit with its document, the chunk's place in it, and its text.
+
+        A document that is a file is named by its path within the folder of the texts.
+        """
+        document, position, text = self.chunks.loc[hit.chunk, ["document", "position", "text"]]
+        return {
+            "chunk": hit.chunk,
+            "score": hit.score,
+            "document": document.removeprefix(self._root),
+            "position": int(position),
+            "text": text,
+        }
+
+    def _dense(self, queries: Sequence[str], depth: int, model: int) -> list[list[Hit]]:
+        encoder, blocks = self._model(model)
+        embeddings = encoder.encode(queries, "query", self.described["max_length"])
+        return self._hits(embeddings, depth, blocks)
+
+    def _hits(self, queries_QD: Tensor, depth: int, blocks: list[Tensor]) -> list[list[Hit]]:
+        scores, numbers = exact_search(queries_QD, blocks, depth, device=devices()[0])
+        return [
+            [Hit(number, score) for score, number in zip(best, where, strict=True)]
+            for best, where in zip(scores.tolist(), numbers.tolist(), strict=True)
+        ]
+
+    @functools.cached_property
+    def _bm25(self) -> "_Bm25":
+        return _Bm25(self.folder / "bm25", self.described["language"])
+
+    def _model(self, number: int) -> tuple[Encoder, list[Tensor]]:
+        if number not in self._loaded:
+            name, encoder = self.models[number], _load(devices()[0], self.models[number])
+            if _revision(name) != self.described["models"][number]["revision"]:
+                raise RevelaError(
+                    f"{name} has changed since {self.folder} was made; index the texts again"
+                )
+            self._loaded[number] = (encoder, self._embeddings(number))
+        return self._loaded[number]
+
+    def _embeddings(self, number: int) -> list[Tensor]:
+        paths = sorted((self.folder / "embeddings" / str(number)).glob("*.safetensors"))
+        blocks = []
+        for path in paths:
+            try:
+                blocks.append(Shard(path, range(0)).load())
+            except (SafetensorError, OSError) as error:
+                raise RevelaError(
+                    f"{path}: cannot be read ({error}); index the texts again"
+                ) from error
+        if sum(map(len, blocks)) != len(self.chunks):
+            raise RevelaError(
+                f"{self.folder}/embeddings/{number}: {sum(map(len, blocks))} embeddings of "
+                f"{len(self.chunks)} chunks; index the texts again"
+            )
+        return blocks
+
+
+def _load(device: str, model: str) -> Encoder:
+    return load_encoder(EncoderModel(kind="encoder", retriever=model), PRECISION, device)
+
+
+def _revision(model: str) -> str:
+    """Return a hash of a model's folder, or the commit of one that was loaded from the hub."""
+    return fingerprint(Path(model)) if Path(model).is_dir() else commit(model, None) or "main"
+
+
+def _labels(models: Sequence[str]) -> list[str]:
+    """Return what models are called: their folder's name where that tells them apart."""
+    parts = [Path(model).parts for model in models]
+    names = [one[-2] if one[-1] == "retriever" and one[1:] else one[-1] for one in parts]
+    return names if len(set(names)) == len(names) else list(models)
+
+
+def fuse(dense: Sequence[Hit], bm25: Sequence[Hit], fusion: Fusion) -> list[Hit]:
+    """Return the chunks of two rankings, best first, by a score of both.
+
+    `weighted-sum`: scores of each ranking scaled to [0, 1], BM25's plus `DENSE_WEIGHT` times the
+    dense ones. `reciprocal-rank`: the sum of 1 / (60 + rank). A chunk that a ranking lacks has 0.
+    """
+    scores: dict[int, float] = {}
+    for hits, weight in ((bm25, 1.0), (dense, DENSE_WEIGHT)):
+        if fusion == "reciprocal-rank":
+            parts = [1 / (_RANK_OFFSET + rank) for rank in range(1, len(hits) + 1)]
+        else:
+            parts = [weight * share for share in _scaled([hit.score for hit in hits])]
+        for hit, part in zip(hits, parts, strict=True):
+            scores[hit.chunk] = scores.get(hit.chunk, 0.0) + part
+    best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    return [Hit(chunk, score) for chunk, score in best]
+
+
+def _scaled(scores: Sequence[float]) -> list[float]:
+    low, high = (min(scores), max(scores)) if scores else (0.0, 0.0)
+    return [(score - low) / (high - low) if high > low else 1.0 for score in scores]
+
+
+class _Bm25:
+    """BM25 by bm25s, saved and loaded; evaluation's is mteb's, which holds no file."""
+
+    def __init__(self, folder: Path, language: str) -> None:
+        import bm25s
+
+        self.tokenize = _tokenizer(language)
+        with reading(folder, "a BM25 index"):
+            self.retriever = bm25s.BM25.load(folder, show_progress=False)
+
+    @staticmethod
+    def make(texts: Sequence[str], language: str, folder: Path) -> None:
+        """Index texts.
+
+        Raises:
+            RevelaError: there is no stemmer for the language.
+        """
+        import bm25s
+
+        retriever = bm25s.BM25()
+        retriever.index(_tokenizer(language)(list(texts)), show_progress=False)
+        retriever.save(folder, show_progress=False)
+
+    def search(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
+        """Return each query's chunks that share a word with it, best first."""
+        numbers, scores = self.retriever.retrieve(
+            self.tokenize(list(queries)),
+            k=min(depth, self.retriever.scores["num_docs"]),
+            show_progress=False,
+        )
+        return [
+            [Hit(int(n), float(s)) for n, s in zip(where, best, strict=True) if s > 0]
+            for where, best in zip(numbers, scores, strict=True)
+        ]
+
+
+def _tokenizer(language: str) -> Callable[[list[str]], Any]:
+    import bm25s
+    import Stemmer
+
+    try:
+        stemmer = Stemmer.Stemmer(language)
+    except KeyError as error:
+        allowed = ", ".join(Stemmer.algorithms())
+        raise RevelaError(f"--language {language!r}: no stemmer; allowed: {allowed}") from error
+    try:
+        bm25s.tokenize("", stopwords=language, show_progress=False)
+        words: Any = language
+    except ValueError:
+        words = []  # bm25s has stop words for fewer languages
+    return functools.partial(bm25s.tokenize, stopwords=words, stemmer=stemmer, show_progress=False)
+
+
+def _texts(folder: Path) -> list[str]:
+    return [row["text"] for row in parquet_rows(folder / "chunks.parquet", ["text"])]
+
+
+def _state(corpus: AnyCorpus) -> list[tuple[str, int, int]]:
+    """Return names, sizes and times of the files of a corpus, none for others."""
+    files = text_files(Path(corpus.path)) if corpus.source == "files" else []
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    path = folder / "index.json"
+    if not path.exists():
+        raise RevelaError(
+            f"{folder}: no index, or one that is not finished: 'revela index' makes it"
+        )
+    with reading(path, "the description of an index"):
+        described = json.loads(path.read_text(encoding="utf-8"))
+    if (version := described.get("version")) != VERSION:
+        raise RevelaError(f"{path}: version {version}, expected {VERSION}: remove {folder}")
+    return described

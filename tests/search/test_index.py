@@ -1,0 +1,213 @@
+"""An index finds what it should, and says what is wrong with it."""
+
+import json
+import math
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from revela.cli import app
+from revela.common.errors import RevelaError
+from revela.search.index import Hit, Index, build, fuse
+from tests.conftest import TEXTS, encoder_of
+from tests.search.conftest import corpus_of
+
+
+def run(*arguments: object) -> tuple[str, str]:
+    result = CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+def test_the_nearest_chunks_are_those_of_a_plain_loop(index, backbone):
+    encoder = encoder_of(backbone)
+    query = encoder.encode(["a river floods"], "query", 64)[0]
+    scores = [
+        float(encoder.encode([text], "passage", 64)[0] @ query) for text in index.chunks["text"]
+    ]
+    (hits,) = index.search(["a river floods"], 3, "dense")
+    best = sorted(range(len(scores)), key=lambda n: -scores[n])[:3]
+    assert [hit.chunk for hit in hits] == best
+    assert [hit.score for hit in hits] == pytest.approx([scores[n] for n in best], abs=1e-5)
+    assert index.labels == [backbone.name, "trained"]
+    own, *others = (
+        sorted(hit.chunk for hit in index.near(hits[0].chunk, depth, model=0)) for depth in (1, 5)
+    )
+    assert hits[0].chunk not in own + others[0]
+    assert others[0] == sorted(set(range(len(scores))) - {hits[0].chunk})
+
+
+def test_bm25_is_lucene_s_formula(index):
+    """Against a plain loop over stemmed words without stop words."""
+    import bm25s.stopwords
+    import Stemmer
+
+    stem = Stemmer.Stemmer("english").stemWord
+    stop = set(bm25s.stopwords.STOPWORDS_EN)
+    words = [
+        [stem(w) for w in re.findall(r"(?u)\b\w\w+\b", text.lower()) if w not in stop]
+        for text in index.chunks["text"]
+    ]
+    mean = sum(map(len, words)) / len(words)
+    expected = Counter()
+    for term in {stem("sockets"), stem("close")}:
+        having = sum(term in one for one in words)
+        weight = math.log(1 + (len(words) - having + 0.5) / (having + 0.5))
+        for number, one in enumerate(words):
+            count = one.count(term)
+            if count:
+                expected[number] += (
+                    weight * count / (count + 1.5 * (1 - 0.75 + 0.75 * len(one) / mean))
+                )
+    (hits,) = index.search(["sockets close"], 10, "bm25")
+    assert {hit.chunk: hit.score for hit in hits} == pytest.approx(dict(expected), rel=1e-4)
+    assert index.search(["zzz qqq", ""], 10, "bm25") == [[], []]
+
+
+def test_rankings_are_fused():
+    dense = [Hit(1, 0.9), Hit(2, 0.5), Hit(3, 0.1)]
+    bm25 = [Hit(3, 20.0), Hit(4, 10.0)]
+    assert [hit.chunk for hit in fuse(dense, bm25, "weighted-sum")] == [3, 1, 2, 4]
+    found = {hit.chunk: hit.score for hit in fuse(dense, bm25, "weighted-sum")}
+    assert found == pytest.approx({3: 1.0, 1: 0.2, 2: 0.1, 4: 0.0})
+    found = {hit.chunk: hit.score for hit in fuse(dense, bm25, "reciprocal-rank")}
+    assert found == pytest.approx({3: 1 / 61 + 1 / 63, 1: 1 / 61, 2: 1 / 62, 4: 1 / 62})
+    assert fuse([], [], "weighted-sum") == []
+
+
+def test_from_the_shell(texts, backbone, tmp_path):
+    folder = tmp_path / "index"
+    arguments = ["index", texts, "--model", backbone, "--output", folder]
+    assert "6 documents, 6 chunks" in run(*arguments)[0]
+    shard = folder / "embeddings" / "0" / "00000.safetensors"
+    before = shard.stat().st_mtime_ns
+    assert "1 of 1 shards are there already" in run(*arguments)[0]
+    assert shard.stat().st_mtime_ns == before
+    out, _ = run("search", folder, "sockets and processes", "--by", "bm25")
+    assert out.splitlines()[0].startswith(" 1. ")
+    assert out.splitlines()[0].endswith("  text 1.md [0]")
+    assert "A socket connects two processes." in out.splitlines()[1]
+    rows = [json.loads(line) for line in run("search", folder, "rivers", "--json")[0].splitlines()]
+    assert [row["rank"] for row in rows] == list(range(1, 7))
+    assert rows[0]["text"] == TEXTS[2]
+    assert run("search", folder, "zzz qqq", "--by", "bm25") == ("", "nothing found\n")
+
+    queries = tmp_path / "q.tsv"
+    queries.write_text("a\trivers\nb\tthe worker's jobs\n")
+    run("search", folder, "--queries", queries, "--output", tmp_path / "x.trec", "--depth", 2)
+    lines = [line.split() for line in (tmp_path / "x.trec").read_text().splitlines()]
+    assert [(line[0], line[3]) for line in lines] == [
+        ("a", "1"),
+        ("a", "2"),
+        ("b", "1"),
+        ("b", "2"),
+    ]
+    assert [len(line) for line in lines] == [6] * 4
+    assert lines[2][2] == "text%203.md#0"
+
+
+def test_what_changed_is_indexed_again(texts, backbone, tmp_path, capsys):
+    folder = tmp_path / "index"
+    build(corpus_of(texts), [str(backbone)], folder, 64, "english", 1)
+    (texts / "new.txt").write_text("Bees make honey. Beekeepers take it.")
+    build(corpus_of(texts), [str(backbone)], folder, 64, "english", 1)
+    index = Index(folder)
+    ((first, *_),) = index.search(["honey"], 3, "bm25")
+    assert index.row(first)["document"].endswith("new.txt")
+    assert len(index.search(["honey"], 10, "dense")[0]) == 7
+
+
+def test_texts_that_change_while_they_are_indexed(texts, backbone, tmp_path, monkeypatch):
+    from revela.search import index as module
+
+    encode = module.encode_corpus
+
+    def and_change(*arguments):
+        (texts / "text 0.md").write_text("Other words.")
+        return encode(*arguments)
+
+    monkeypatch.setattr(module, "encode_corpus", and_change)
+    with pytest.raises(RevelaError, match="the texts changed while they were indexed"):
+        build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "english", 1)
+    with pytest.raises(RevelaError, match="not finished: 'revela index' makes it"):
+        Index(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "index.json").unlink(), "no index, or one that is not finished"),
+        (lambda f: _edit(f, version=0), "index.json: version 0, expected 1: remove"),
+        (lambda f: (f / "index.json").write_text("{"), "not the description of an index"),
+        (lambda f: _edit(f, chunks=99), "6 chunks, expected 99; index the texts again"),
+        (lambda f: _cut(f / "chunks.parquet"), "chunks.parquet: not a readable Parquet file"),
+        (lambda f: _cut(f / "bm25/data.csc.index.npy"), "bm25: not a BM25 index"),
+        (lambda f: shutil.rmtree(f / "bm25"), "bm25"),
+        (lambda f: _cut(f / "embeddings/0/00000.safetensors"), "cannot be read"),
+        (lambda f: shutil.rmtree(f / "embeddings"), "0 embeddings of 6 chunks"),
+        (lambda f: _edit(f, revision="gone"), "has changed since .* was made"),
+    ],
+)
+def test_a_damaged_index(index, damage, message):
+    damage(index.folder)
+    with pytest.raises(RevelaError, match=message):
+        Index(index.folder).search(["rivers"], 3)
+
+
+def _edit(folder: Path, **changes: object) -> None:
+    path = folder / "index.json"
+    described = json.loads(path.read_text())
+    if revision := changes.pop("revision", None):
+        described["models"][0]["revision"] = revision
+    path.write_text(json.dumps(described | changes))
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
+    def made(message, corpus=None, models=None, folder=None, language="english"):
+        folder = folder or tmp_path / "index"
+        with pytest.raises(RevelaError, match=message):
+            build(corpus or corpus_of(texts), models or [str(backbone)], folder, 64, language, 1)
+
+    made("model './x': no such folder", models=["./x"])
+    made("nowhere: no such file or folder", corpus=corpus_of(tmp_path / "nowhere"))
+    made("--language 'klingon': no stemmer; allowed: arabic", language="klingon")
+    made("exists and is no index", folder=texts)
+    made("exists and is no index", folder=texts / "text 0.md")
+    assert not (tmp_path / "index" / "index.json").exists()
+    build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "english", 1)
+    made(r"was made with corpus \{.*remove it or give", corpus=corpus_of(texts, max_words=9))
+    made("was made with language 'english', not 'german'", language="german")
+    other = tmp_path / "another"
+    shutil.copytree(backbone, other)
+    made("was made with models", models=[str(other)])
+    assert len(Index(tmp_path / "index").search(["rivers"], 9, "dense")[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rivers", "--by", "dens"], "--by: unknown ranking 'dens'; did you mean 'dense'"),
+        (["rivers", "--fusion", "sum"], "--fusion: unknown fusion 'sum'"),
+        ([], "give a query, or --queries and --output"),
+        (["rivers", "--queries", "q.tsv"], "give a query, or --queries and --output"),
+        (["--queries", "q.tsv"], "give a query, or --queries and --output"),
+        (["--queries", "q.tsv", "--output", "o"], r"q.tsv:2: expected an id .* got 'two words"),
+        (["--queries", "empty", "--output", "o"], "empty: no query in it"),
+        (["--queries", "none", "--output", "o"], "none: No such file"),
+    ],
+)
+def test_commands_that_are_refused(index, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("q.tsv").write_text("a\trivers\ntwo words\tsea\n")
+    Path("empty").touch()
+    with pytest.raises(RevelaError, match=message):
+        run("search", index.folder, *arguments)
+    assert not Path("o").exists()

@@ -1,0 +1,192 @@
+"""The page's requests, what they refuse, and the page in a browser."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from revela.common.errors import RevelaError
+from revela.search import server
+from tests.conftest import TEXTS
+
+
+@pytest.fixture
+def client(index):
+    from starlette.testclient import TestClient
+
+    return TestClient(server.make_app(index, ["localhost"]), "http://localhost")
+
+
+def test_lists_side_by_side(client, index):
+    response = client.get("/search", params={"query": "rivers", "depth": 3})
+    lists = response.json()
+    assert [one["name"] for one in lists] == ["BM25", *index.labels, "Hybrid"]
+    assert [len(one["hits"]) for one in lists] == [1, 3, 3, 3]
+    assert lists[0]["hits"][0]["text"] == TEXTS[2]
+    assert lists[1]["hits"] == lists[2]["hits"]
+    near = client.get("/near", params={"chunk": 0, "model": 1}).json()
+    assert [hit["chunk"] for hit in near] == [hit.chunk for hit in index.near(0, 10, 1)]
+    assert client.get("/near", params={"chunk": 0}).json() == [
+        index.row(hit) for hit in index.near(0, 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/search", 422, "query: Field required"),
+        ("/search?query=" + "x" * 1001, 422, "query: String should have at most 1000 characters"),
+        ("/search?query=x&depth=51", 422, "depth: Input should be less than or equal to 50"),
+        ("/near?chunk=6", 422, "chunk: Input should be less than 6"),
+        ("/near?chunk=0&model=2", 422, "model: Input should be less than 2"),
+        ("/index.json", 404, "Not Found"),
+        ("/%2e%2e/%2e%2e/etc/passwd", 404, "Not Found"),
+        ("/docs", 404, "Not Found"),
+    ],
+)
+def test_requests_that_are_refused(client, path, status, text):
+    response = client.get(path)
+    assert (response.status_code, response.text) == (status, text)
+
+
+def test_only_what_calls_it_by_its_name_may_search(index):
+    from starlette.testclient import TestClient
+
+    app = server.make_app(index, ["localhost"])
+    assert TestClient(app, "http://evil.example").get("/").status_code == 400
+    assert TestClient(app, "http://localhost").post("/search", content="x").status_code == 405
+
+
+def test_a_token_opens_the_page_and_its_requests(index):
+    from starlette.testclient import TestClient
+
+    client = TestClient(server.make_app(index, ["*"], "secret"), "http://localhost")
+    for path in ("/", "/search?query=x", "/?token=other"):
+        assert client.get(path).status_code == 401
+    assert client.get("/?token=secret").status_code == 200
+    assert client.get("/search?query=rivers").status_code == 200  # by its cookie
+
+
+def test_where_it_may_not_listen(index):
+    with pytest.raises(RevelaError, match=r"--host 0\.0\.0\.0: .* set REVELA_TOKEN"):
+        server.run(index, "0.0.0.0", 0, None)
+    with pytest.raises(RevelaError, match="--host name: expected an address"):
+        server.run(index, "name", 0, None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RevelaError, match=f"--port {port}: Address already in use"):
+            server.run(index, "127.0.0.1", port, None)
+
+
+@pytest.fixture
+def address(index):
+    """Where `revela serve` answers."""
+    command = [sys.executable, "-m", "revela", "serve", str(index.folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().split()[0]
+        finally:
+            process.terminate()
+
+
+def test_a_request_of_a_megabyte(address):
+    with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)) as refused:
+        urllib.request.urlopen(address + "search?query=" + "x" * 1_000_000)
+    assert getattr(refused.value, "code", 400) == 400
+    request = urllib.request.Request(address + "search?query=x", data=b"x" * 1_000_000)
+    with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)):
+        urllib.request.urlopen(request)
+    assert urllib.request.urlopen(address + "search?query=rivers").status == 200
+
+
+@pytest.fixture
+def browser():
+    """A browser of one window; `REVELA_BROWSER=required` makes it an error that there is none."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        if os.environ.get("REVELA_BROWSER") == "required":
+            pytest.fail("chromium and chromedriver are missing")
+        pytest.skip("needs chromium and chromedriver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-proxy-server"):
+        options.add_argument(one)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.binary_location = shutil.which("chromium")
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options, service)
+    driver.set_window_size(1300, 900)
+    yield driver
+    driver.quit()
+
+
+def test_the_page_in_a_browser(address, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    def until(what):
+        for _ in range(200):
+            if found := what():
+                return found
+            time.sleep(0.05)
+        raise AssertionError(browser.page_source)
+
+    def all_of(selector):
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)"
+        return browser.execute_script(script, selector)
+
+    browser.get(address)
+    field = browser.switch_to.active_element  # no click is needed before typing
+    assert field.get_attribute("id") == "query"
+    field.send_keys("socket processes" + Keys.ENTER)
+    titles = until(lambda: all_of("h2"))
+    assert titles[0] == "BM25"
+    assert titles[-1] == "Hybrid"
+    assert len(titles) == 4
+    assert all_of("section:first-child mark") == ["socket", "processes"]
+    _keep(browser, "search")
+
+    # By keyboard: the first hit is what follows the button, and Enter shows what is near it.
+    field.send_keys(Keys.TAB, Keys.TAB)
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    until(lambda: all_of("h2") == ["This chunk", "Near it, by BM25"])
+    browser.back()
+
+    browser.find_element(By.ID, "query").clear()
+    browser.find_element(By.ID, "query").send_keys("hostile" + Keys.ENTER)
+    until(lambda: "hostile" in all_of("section:first-child mark"))
+    assert "<script>document.title" in all_of("section:first-child .text")[0]
+    assert browser.title == "Revela: search"
+    assert not browser.find_elements(By.CSS_SELECTOR, "main script, main img")
+
+    browser.find_element(By.ID, "query").clear()
+    browser.find_element(By.ID, "query").send_keys("   " + Keys.ENTER)
+    until(lambda: not all_of("section"))
+    assert all_of("#state") == [""]
+
+    browser.set_window_size(500, 800)  # the narrowest that it allows
+    browser.get(address + "#rivers")
+    until(lambda: len(all_of("h2")) == 4)
+    browser.refresh()  # a query stands in the address
+    until(lambda: len(all_of("h2")) == 4)
+    width = browser.execute_script(
+        "return [document.documentElement.scrollWidth, window.innerWidth]"
+    )
+    assert width[0] <= width[1]
+    _keep(browser, "narrow")
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def _keep(browser, name):
+    """Keep a picture where REVELA_SCREENSHOTS says."""
+    if folder := os.environ.get("REVELA_SCREENSHOTS"):
+        browser.save_screenshot(str(Path(folder, f"{name}.png")))
