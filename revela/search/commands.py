@@ -69,6 +69,9 @@ def search(
     fusion: Annotated[
         str, typer.Option(help="Of a hybrid: weighted-sum or reciprocal-rank.")
     ] = "weighted-sum",
+    dense_weight: Annotated[
+        float, typer.Option(min=0, help="Of a weighted sum; that of BM25 is 1.")
+    ] = 0.2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Search an index: rank, score, source and a snippet of each chunk that is found."""
@@ -80,7 +83,7 @@ def search(
         raise RevelaError("give a query, or --queries and --output")
     opened = Index(folder)
     asked = _read_queries(queries) if queries else {"": query or ""}
-    rankings = opened.search(list(asked.values()), depth, by, fusion=fusion)  # type: ignore[arg-type]
+    rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight)  # type: ignore[arg-type]
     if output:
         lines = [
             f"{name} Q0 {_run_id(opened.row(hit))} {rank} {hit.score:.9g} {by}\n"

@@ -74,6 +74,7 @@ def test_rankings_are_fused():
     assert [hit.chunk for hit in fuse(dense, bm25, "weighted-sum")] == [3, 1, 2, 4]
     found = {hit.chunk: hit.score for hit in fuse(dense, bm25, "weighted-sum")}
     assert found == pytest.approx({3: 1.0, 1: 0.2, 2: 0.1, 4: 0.0})
+    assert [hit.chunk for hit in fuse(dense, bm25, "weighted-sum", 3.0)] == [1, 2, 3, 4]
     found = {hit.chunk: hit.score for hit in fuse(dense, bm25, "reciprocal-rank")}
     assert found == pytest.approx({3: 1 / 61 + 1 / 63, 1: 1 / 61, 2: 1 / 62, 4: 1 / 62})
     assert fuse([], [], "weighted-sum") == []
