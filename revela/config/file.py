@@ -214,7 +214,7 @@ class Config(steps.Settings):
     def collection(self, task: str) -> str | None:
         """Return the folder of a local task's collection, None for one of the hub."""
         suite = self.benchmarks[self.tasks[task]]
-        if isinstance(suite, steps.PydocsBenchmark):
+        if isinstance(suite, steps.Cut):
             return paths.collection(self.tasks[task], task)
         return f"{suite.path}/{task}" if suite.source == "folder" else None
 
@@ -275,8 +275,10 @@ class _Loader(yaml.SafeLoader):
         """Return a mapping, its keys in order."""
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
-            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+            if key in seen:
                 problem = f"key {key!r} stands there twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)

@@ -50,6 +50,7 @@ class Settings(BaseModel):
 Positive = Annotated[int, Field(gt=0, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
 Temperature = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Precision = Annotated[
     Literal["float32", "bfloat16"],
     Field(description="bfloat16 falls back to float32 where the device lacks it"),
@@ -73,8 +74,20 @@ class Corpus(Settings):
 
     max_documents: Count | None = Field(None, description="seeded sample of N, or `{first: N}`")
     exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
+    share: tuple[Share, Share] = Field(
+        (0.0, 1.0),
+        description="documents whose hashed id lies in this range: [0, 0.9] for training, "
+        "[0.9, 1] kept aside for a benchmark",
+    )
     max_words: Positive = Field(120, description="words of a chunk at most")
     seed: Natural = 0
+
+    @field_validator("share")
+    @classmethod
+    def _in_order(cls, share: tuple[float, float]) -> tuple[float, float]:
+        if share[0] >= share[1]:
+            raise ValueError("the first number must be below the second")
+        return share
 
 
 class FieldNames(Settings):
@@ -436,6 +449,21 @@ class PydocsBenchmark(Benchmark):
     seed: Natural = 0
 
 
+class TextsBenchmark(Benchmark):
+    """Two retrieval tasks cut from a corpus, best from documents that no training has seen.
+
+    `halves`: the first half of a chunk finds the second. `titles`: a document's title, or its first
+    line where that is short, finds the document's chunks.
+    """
+
+    source: Literal["texts"]
+    corpus: CorpusName
+    tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
+    max_queries: Positive = 500
+    max_length: Positive = 512
+    seed: Natural = 0
+
+
 class MtebBenchmark(Benchmark):
     """Retrieval tasks of mteb, by their names."""
 
@@ -467,7 +495,9 @@ class LmEvalBenchmark(Settings):
     batch_size: Positive = 16
 
 
-ForRetrievers = PydocsBenchmark | MtebBenchmark | FolderBenchmark
+Cut = PydocsBenchmark | TextsBenchmark
+ForRetrievers = Cut | MtebBenchmark | FolderBenchmark
+CutBenchmark = Annotated[Cut, Field(discriminator="source")]
 RetrievalBenchmark = Annotated[ForRetrievers, Field(discriminator="source")]
 AnyBenchmark = Annotated[ForRetrievers | LmEvalBenchmark, Field(discriminator="source")]
 

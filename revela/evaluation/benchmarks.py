@@ -1,5 +1,7 @@
 """Benchmarks: mteb's tasks by name, and local collections in BEIR layout as mteb tasks."""
 
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,26 @@ def local_task(name: str, folder: Path) -> Any:
     task.dataset = {"default": {"test": split}}
     task.data_loaded = True
     return task
+
+
+def write_collection(
+    folder: Path,
+    documents: Mapping[str, str],
+    queries: Mapping[str, str],
+    relevant: Mapping[str, Iterable[str]],
+) -> dict[str, int]:
+    """Write texts by id and each query's relevant documents in BEIR layout; return the sizes."""
+    rows = {
+        "corpus.jsonl": [{"_id": k, "title": "", "text": text} for k, text in documents.items()],
+        "queries.jsonl": [{"_id": k, "text": text} for k, text in queries.items()],
+    }
+    folder.mkdir(parents=True)
+    for file, texts in rows.items():
+        lines = [json.dumps(row) + "\n" for row in texts]
+        (folder / file).write_text("".join(lines), encoding="utf-8")
+    judged = [f"{query}\t{one}\t1\n" for query, found in relevant.items() for one in found]
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    return {"documents": len(documents), "queries": len(queries)}
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

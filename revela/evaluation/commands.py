@@ -1,4 +1,4 @@
-"""`revela pydocs`, `evaluate`, `evaluate-lm`."""
+"""`revela collection`, `evaluate`, `evaluate-lm`."""
 
 import contextlib
 import shutil
@@ -19,11 +19,16 @@ Name = Annotated[str, typer.Option(help="What the model is called.")]
 
 
 @step(app)
-def pydocs(settings: steps.PydocsBenchmark, task: str, output: Output) -> Made:
-    """Write a task of the pydocs benchmark in BEIR layout."""
-    from revela.evaluation.pydocs import write_task
+def collection(
+    settings: steps.CutBenchmark, task: str, inputs: dict[str, Path], output: Output
+) -> Made:
+    """Write a task that is cut from a corpus, or from Python's library, in BEIR layout."""
+    from revela.evaluation import pydocs, texts
 
-    counts = write_task(settings, task, output)
+    if isinstance(settings, steps.PydocsBenchmark):
+        counts = pydocs.write_task(settings, task, output)
+    else:
+        counts = texts.write_task(settings, task, inputs[settings.corpus], output)
     summary = f"{task}: {counts['queries']} queries, {counts['documents']} documents"
     return Made(summary, {"task": task, **counts})
 

@@ -10,7 +10,6 @@ of installed packages and has none of this text.
 
 import ast
 import inspect
-import json
 import random
 import sysconfig
 import textwrap
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from revela.config.steps import PydocsBenchmark
+from revela.evaluation.benchmarks import write_collection
 
 _Node = ast.FunctionDef | ast.AsyncFunctionDef
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
@@ -36,20 +36,17 @@ class Function:
 
 
 def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, int]:
-    """Write a task in BEIR layout: corpus.jsonl, queries.jsonl, qrels.tsv; return their sizes."""
+    """Write a task in BEIR layout; return its sizes."""
     functions = list(standard_library_functions())
     random.Random(settings.seed).shuffle(functions)
     texts = {one.id: _query_and_document(one, task) for one in functions[: settings.max_documents]}
     queries = list(texts)[: settings.max_queries]
-    corpus = [{"_id": name, "title": "", "text": texts[name][1]} for name in sorted(texts)]
-    asked = [{"_id": f"q:{name}", "text": texts[name][0]} for name in queries]
-    folder.mkdir(parents=True)
-    for file, rows in (("corpus.jsonl", corpus), ("queries.jsonl", asked)):
-        lines = [json.dumps(row) + "\n" for row in rows]
-        (folder / file).write_text("".join(lines), encoding="utf-8")
-    judged = [f"q:{name}\t{name}\t1\n" for name in queries]
-    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
-    return {"documents": len(corpus), "queries": len(queries)}
+    return write_collection(
+        folder,
+        {name: texts[name][1] for name in sorted(texts)},
+        {f"q:{name}": texts[name][0] for name in queries},
+        {f"q:{name}": [name] for name in queries},
+    )
 
 
 def _query_and_document(function: Function, task: str) -> tuple[str, str]:

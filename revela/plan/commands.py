@@ -1,5 +1,6 @@
-"""`revela run`, `status`, `usage` and `cost`."""
+"""`revela new`, `run`, `status`, `clean`, `usage` and `cost`."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,27 @@ from revela.config.file import Config
 from revela.step import command
 
 app = typer.Typer()
+
+
+@app.command()
+def new(
+    texts: Annotated[Path, typer.Argument(help="A folder or file of texts.")],
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; <name of the texts>.yaml by default.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Folder or hub name; one that this machine can train.")
+    ] = None,
+    collection: Annotated[
+        Path | None, typer.Option(help="A folder in BEIR layout to measure on besides.")
+    ] = None,
+) -> None:
+    """Write a config that trains a retriever on texts, and measures it on some kept aside."""
+    from revela.plan.new import write_config
+
+    output = output or Path(re.sub(r"[^\w.-]+", "-", f"{texts.resolve().stem}.yaml"))
+    print(write_config(texts, output, backbone, collection))
+    print(f"{output}: read it, then: revela run {output}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -156,6 +156,7 @@ class Counts:
             joined = getattr(corpus, "join_title", False) and "titles" in known
             documents = known["titles"] if joined else known["rows"]
             words = known["rows"] * known["words_per_row"] / documents
+            documents *= _share(corpus)
             if first and "words_per_first_document" in known:
                 words = known["words_per_first_document"]
             source = "published counts"
@@ -187,7 +188,7 @@ class Counts:
             sample, rows = list(stream), None
         else:
             sample = list(itertools.islice(stream, _SAMPLE))
-            rows = _rows(corpus) if len(sample) == _SAMPLE else None
+            rows = _rows(corpus) * _share(corpus) if len(sample) == _SAMPLE else None
         if not sample:
             raise RevelaError("the corpus holds no document")
         documents = len(sample)
@@ -199,6 +200,10 @@ class Counts:
 
 def _number(limit: int | First | None) -> int | None:
     return limit.first if isinstance(limit, First) else limit
+
+
+def _share(corpus: AnyCorpus) -> float:
+    return corpus.share[1] - corpus.share[0]
 
 
 def _asked(chunks: float | None, available: float, asked: int | None, exact: bool) -> Rows:

@@ -18,8 +18,9 @@ from revela.config.steps import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import parquet_rows, write_parquet
 
-SCHEMA = pa.schema([("document", pa.string()), ("position", pa.int32()), ("text", pa.string())])
-"""Columns of a chunk file: document id, place of the chunk in it, text."""
+_TEXT = pa.string()
+SCHEMA = pa.schema({"document": _TEXT, "title": _TEXT, "position": pa.int32(), "text": _TEXT})
+"""Columns of a chunk file: the document's id and title, place of the chunk in it, text."""
 
 _WORD = re.compile(r"\S+")
 _PUNKT_SAMPLE_CHARACTERS = 2_000_000
@@ -193,7 +194,7 @@ def _chunk_group(group: list[Document], max_words: int) -> tuple[list[dict[str, 
         chunks, cut = chunk_text(document.text, _splitter_of_worker, max_words)
         counts.sentences_cut += cut
         rows += [
-            {"document": document.id, "position": position, "text": text}
+            {"document": document.id, "title": document.title, "position": position, "text": text}
             for position, text in enumerate(chunks)
         ]
     return rows, counts

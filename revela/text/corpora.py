@@ -1,5 +1,6 @@
 """Corpora: streams of documents from packages, local files and the Hugging Face hub."""
 
+import hashlib
 import importlib.util
 import itertools
 import re
@@ -71,9 +72,17 @@ def _all_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Docume
         rows = _file_rows(corpus) if isinstance(corpus, steps.FilesCorpus) else _hub_rows(corpus)
         documents = _checked(rows, corpus, skipped)
         documents = _joined(documents, skipped) if corpus.join_title else documents
+    low, high = corpus.share
     for document in documents:
-        if not any(part in document.id for part in corpus.exclude):
+        excluded = any(part in document.id for part in corpus.exclude)
+        if low <= _place(document.id) < high and not excluded:
             yield document
+
+
+def _place(name: str) -> float:
+    """Return a number in [0, 1) that a document's id alone decides."""
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
 
 
 def _package_documents(packages: list[str]) -> Iterator[Document]:

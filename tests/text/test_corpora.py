@@ -68,6 +68,23 @@ def test_documents_are_left_out_by_their_id(tmp_path):
     assert [d.id for d in found] == ["0", "1", "2", "4"]
 
 
+def test_shares_of_a_corpus_are_apart_and_together_all_of_it(tmp_path):
+    rows = [{"key": n, "head": "", "body": f"text {n}"} for n in range(500)]
+    path = tmp_path / "rows.jsonl"
+    rows_file(path, rows)
+
+    def ids(**settings):
+        found = documents(source="files", path=str(path), fields=FIELDS, **settings)
+        return [document.id for document in found]
+
+    train, test = ids(share=(0, 0.9)), ids(share=(0.9, 1))
+    assert 20 < len(test) < 80
+    assert not set(train) & set(test)
+    assert sorted(train + test, key=int) == ids() == [str(n) for n in range(500)]
+    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    assert ids(share=(0.9, 1)) == test[::-1]  # whatever else there is
+
+
 def test_a_sample_is_seeded_and_in_order(tmp_path):
     path = rows_file(tmp_path / "rows.jsonl", [{"text": f"{n:03}"} for n in range(100)])
     samples = [

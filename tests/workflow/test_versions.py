@@ -29,6 +29,7 @@ from revela.config.steps import (
     FolderBenchmark,
     Pairs,
     PydocsBenchmark,
+    TextsBenchmark,
 )
 from revela.evaluation import commands as evaluation
 from revela.report import commands as report
@@ -88,7 +89,8 @@ def chunk(folder: Path) -> dict[str, str]:
 
 def chunks(folder: Path) -> Path:
     rows = [
-        {"document": str(n // 5), "position": n % 5, "text": f"{n} {TEXTS[n % 5]}"}
+        {"document": str(n // 5), "title": f"T{n // 5}" * (n < 30), "position": n % 5}
+        | {"text": f"{n} {TEXTS[n % 5]}"}
         for n in range(62)
     ]
     return write_rows(folder / "chunks", rows)
@@ -115,7 +117,7 @@ def pair(folder: Path) -> str:
     return digest(rows_of(folder / "out"))
 
 
-def pydocs(folder: Path) -> dict[str, str]:
+def collection(folder: Path) -> dict[str, str]:
     library = folder / "library"
     library.mkdir()
     body = "".join(f"    line_{n} = value + {n}\n" for n in range(7))
@@ -129,10 +131,17 @@ def pydocs(folder: Path) -> dict[str, str]:
     for task in tasks:
         settings = PydocsBenchmark(source="pydocs", tasks=[task], max_queries=5)
         with mock.patch("sysconfig.get_paths", return_value={"stdlib": str(library)}):
-            evaluation.pydocs(settings, task, folder / task)
-        files = sorted((folder / task).iterdir())
-        made[task] = digest([file.read_text() for file in files])
+            evaluation.collection(settings, task, {}, folder / task)
+        made[task] = contents(folder / task)
+    cut = TextsBenchmark(source="texts", corpus="c", tasks=["halves", "titles"], max_queries=9)
+    for task in cut.tasks:
+        evaluation.collection(cut, task, {"c": chunks(folder)}, folder / task)
+        made[task] = contents(folder / task)
     return made
+
+
+def contents(folder: Path) -> str:
+    return digest([file.read_text() for file in sorted(folder.iterdir())])
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
@@ -285,7 +294,7 @@ def listing(folder: Path) -> dict[str, str]:
 
 STAGES: dict[str, Callable[[Path], Any]] = {
     stage.__name__: stage
-    for stage in (chunk, batch, pair, pydocs, evaluate, train, table, compare, listing)
+    for stage in (chunk, batch, pair, collection, evaluate, train, table, compare, listing)
 }
 
 

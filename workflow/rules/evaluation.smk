@@ -5,19 +5,22 @@ that it finds. Once complete they are a temporary output: tasks that share a cor
 """
 
 
-rule pydocs:
+rule collection:
+    input:
+        lambda w: inputs("benchmarks", w.benchmark),
     output:
         directory("results/benchmarks/{benchmark}/{task}"),
     log:
-        "results/logs/pydocs/{benchmark}.{task}.log",
+        "results/logs/collection/{benchmark}.{task}.log",
     conda:
         "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("tasks", w.task),
-        version=STAGE_VERSIONS["pydocs"],
+        inputs=lambda w: named("benchmarks", w.benchmark),
+        version=STAGE_VERSIONS["collection"],
     shell:
-        "revela pydocs --settings {params.settings:q} {wildcards.task:q} --output {output:q}"
-        " | record {log:q}"
+        "revela collection --settings {params.settings:q} {wildcards.task:q} {params.inputs}"
+        " --output {output:q} | record {log:q}"
 
 
 rule evaluate:

@@ -1,0 +1,67 @@
+"""`texts`: two retrieval tasks cut from the chunks of a corpus, for texts that have no queries."""
+
+import itertools
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from revela.common.errors import RevelaError
+from revela.config.steps import TextsBenchmark
+from revela.evaluation.benchmarks import write_collection
+from revela.text.rows import parquet_rows
+
+_MIN_WORDS = 8  # of a chunk that is cut into halves
+_TITLE_WORDS = 12  # of a first line that is a title, at most
+_WORD = re.compile(r"\S+")
+
+
+def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) -> dict[str, int]:
+    """Write a task in BEIR layout; return its sizes.
+
+    Queries that several documents or chunks would answer alike are dropped.
+
+    Raises:
+        RevelaError: no query is left.
+    """
+    found = list(_halves(chunks) if task == "halves" else _titles(chunks))
+    times = Counter(query for query, _ in found)
+    documents = {name: text for _, texts in found for name, text in texts.items()}
+    unique = [(query, list(texts)) for query, texts in found if query and times[query] == 1]
+    random.Random(settings.seed).shuffle(unique)
+    asked = {f"q:{names[0]}": (query, names) for query, names in unique[: settings.max_queries]}
+    if not asked:
+        raise RevelaError(f"corpus {settings.corpus!r} gives no query for {task!r}")
+    return write_collection(
+        folder,
+        documents,
+        {name: query for name, (query, _) in asked.items()},
+        {name: names for name, (_, names) in asked.items()},
+    )
+
+
+def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the first half of each chunk, and the second by its name."""
+    for number, row in enumerate(parquet_rows(chunks)):
+        words = list(_WORD.finditer(row["text"]))
+        if len(words) >= _MIN_WORDS:
+            middle = words[len(words) // 2].start()
+            yield row["text"][:middle].strip(), {f"chunk-{number}": row["text"][middle:]}
+
+
+def _titles(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the title of each document, empty if it has none, and its chunks without it."""
+    numbered = enumerate(parquet_rows(chunks))
+    for _, group in itertools.groupby(numbered, key=lambda item: item[1]["document"]):
+        rows: list[tuple[int, dict[str, Any]]] = list(group)
+        texts = {f"chunk-{number}": row["text"] for number, row in rows}
+        title, first = rows[0][1]["title"], next(iter(texts))
+        if not title:
+            line, _, rest = texts[first].partition("\n")
+            if 0 < len(line.split()) <= _TITLE_WORDS:
+                title, texts[first] = line.strip("# "), rest.strip()
+        texts = {name: text for name, text in texts.items() if text}
+        if texts:
+            yield title, texts

@@ -1,0 +1,83 @@
+"""Tasks that are cut from a corpus."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from revela.common.errors import RevelaError
+from revela.config.steps import TextsBenchmark
+from revela.evaluation.benchmarks import local_task
+from revela.evaluation.texts import write_task
+from revela.text.chunking import SCHEMA
+
+LONG = "one two three four five six seven\neight nine ten"
+CHUNKS = [
+    ("a", "Of numbers", 0, LONG),
+    ("a", "Of numbers", 1, "too short"),
+    ("b", "", 0, "# Heading of this text\nIts first sentence is here for all to read."),
+    ("c", "", 0, "This line has more than twelve words, which makes it no title at all.\nAnd on."),
+    ("d", "Twice", 0, "x " * 8),
+    ("e", "Twice", 0, "x " * 8),
+    ("f", "", 0, "Heading alone"),
+]
+
+
+@pytest.fixture
+def cut(tmp_path):
+    chunks = tmp_path / "chunks.parquet"
+
+    def write(rows):
+        pq.write_table(
+            pa.Table.from_pylist([dict(zip(SCHEMA.names, r, strict=True)) for r in rows], SCHEMA),
+            chunks,
+        )
+
+    def of(task, **settings):
+        benchmark = TextsBenchmark(source="texts", corpus="c", tasks=[task], **settings)
+        folder = tmp_path / f"{task}{len(list(tmp_path.iterdir()))}"
+        sizes = write_task(benchmark, task, chunks, folder)
+        found = local_task(task, folder).dataset["default"]["test"]
+        documents = {row["id"]: row["text"] for row in found["corpus"]}
+        queries = {row["id"]: row["text"] for row in found["queries"]}
+        assert sizes == {"documents": len(documents), "queries": len(queries)}
+        answers = {
+            queries[query]: [documents[name] for name in sorted(relevant)]
+            for query, relevant in found["relevant_docs"].items()
+        }
+        return answers, documents
+
+    of.write = write
+    write(CHUNKS)
+    return of
+
+
+def test_halves_of_chunks(cut):
+    answers, documents = cut("halves")
+    assert answers["one two three four five"] == ["six seven\neight nine ten"]
+    assert set(answers) == {
+        "one two three four five",
+        "# Heading of this text\nIts first",
+        "This line has more than twelve words, which",
+    }
+    assert len(documents) == 5  # also those whose first halves are alike
+
+
+def test_titles_of_documents(cut):
+    answers, documents = cut("titles")
+    assert answers == {
+        "Of numbers": [LONG, "too short"],
+        "Heading of this text": ["Its first sentence is here for all to read."],
+    }
+    assert len(documents) == 6  # a heading without a text is none
+
+
+def test_queries_are_sampled(cut):
+    some = [set(cut("halves", max_queries=2, seed=seed)[0]) for seed in range(9)]
+    assert {len(one) for one in some} == {2}
+    assert len({tuple(sorted(one)) for one in some}) > 1
+
+
+def test_texts_without_a_query(cut):
+    cut.write([("a", "", 0, "too short")])
+    with pytest.raises(RevelaError, match="corpus 'c' gives no query for 'halves'"):
+        cut("halves")

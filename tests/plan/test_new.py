@@ -1,0 +1,136 @@
+"""A configuration written for texts of one's own."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from revela.cli import app
+from revela.common.errors import RevelaError
+from revela.config import load_config
+from tests.conftest import TEXTS
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def new(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["new", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def notes(count: int, text: str = " ".join(TEXTS), folder: str = "my notes") -> Path:
+    Path(folder).mkdir()
+    for number in range(count):
+        Path(folder, f"{number}.md").write_text(f"# Note {number}\n\n{text}")
+    return Path(folder)
+
+
+def test_a_folder_of_markdown(backbone):
+    out = new(notes(200), "--backbone", backbone)
+    words = 200 * (3 + len(" ".join(TEXTS).split()))
+    assert f"my notes: 200 documents, {words:,} words, English; " in out
+    assert out.endswith("my-notes.yaml: read it, then: revela run my-notes.yaml\n")
+    config = load_config(Path("my-notes.yaml"))
+    kept, aside = config.corpora["my-notes"], config.corpora["my-notes-aside"]
+    assert (kept.path, kept.share) == (aside.path, (0, aside.share[0]))
+    assert aside.share == (0.9, 1)
+    assert config.benchmarks["my-notes"].tasks == ["halves", "titles"]
+    assert config.batches["my-notes"].run_length is None  # short documents
+    experiment = config.experiments["my-notes-revela"]
+    assert experiment.retriever == experiment.language_model == str(backbone)
+    assert experiment.warmup_steps == 0.1
+    with pytest.raises(RevelaError, match=r"my-notes\.yaml: is there already"):
+        new("my notes")
+
+
+@pytest.mark.parametrize(
+    ("words", "per_step", "steps", "epochs"),
+    [
+        (8_000, 1, 40, 10.0),  # too few for a hundred steps: ten passes, no more
+        (100_000, 1, 100, 1.7),
+        (1_000_000, 5, 117, 1.0),
+        (30_000_000, 32, 549, 1.0),
+    ],
+)
+def test_small_corpora_take_smaller_steps_and_more_passes(
+    backbone, words, per_step, steps, epochs, monkeypatch
+):
+    from revela.plan import new as module
+
+    look = module.Look(documents=words / 1000, words=words, language="English", titled=False)
+    monkeypatch.setattr(module, "_look", lambda *_: look)
+    new(notes(1), "--backbone", backbone)
+    experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
+    assert experiment.batches_per_step == per_step
+    assert experiment.steps == pytest.approx(steps, rel=0.1)
+    (passes,) = re.findall(r"# ([\d.]+) passes", Path("my-notes.yaml").read_text())
+    assert float(passes) == pytest.approx(epochs, abs=0.3)
+
+
+def test_rows_with_fields_and_a_collection(backbone):
+    rows = [
+        {"uid": n, "headline": f"Title {n}", "body": f"{TEXTS[n % 5]}\n" * 9} for n in range(90)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("mine/asked").mkdir(parents=True)
+    Path("mine/asked/corpus.jsonl").write_text('{"_id": "d", "text": "x"}\n')
+    Path("mine/asked/queries.jsonl").write_text('{"_id": "q", "text": "x"}\n')
+    Path("mine/asked/qrels.tsv").write_text("q\td\t1\n")
+    new("rows.jsonl", "--backbone", backbone, "--collection", "mine/asked", "--output", "r.yaml")
+    config = load_config(Path("r.yaml"))
+    fields = config.corpora["r"].fields
+    assert (fields.id, fields.title, fields.text) == ("uid", "headline", "body")
+    assert list(dict(config.table("r").columns)) == ["halves", "titles", "asked"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Path("nowhere"), "nowhere: no such file or folder"),
+        (lambda: notes(2, "A few words."), "12 words make about .* chunks; a batch has 16"),
+        (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field of its first row is a text: n"),
+        (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: its first row has no fields"),
+        (lambda: _file("x.jsonl", "{\n"), "x.jsonl: its first row has no fields"),
+        (lambda: _file("my notes/x.jsonl", "{}\n"), "holds files of rows and plain texts"),
+        (lambda: _file("é.md", "word " * 9999), "é.yaml: corpora: a name must be letters"),
+    ],
+)
+def test_texts_that_no_config_can_be_written_for(make, message, backbone):
+    if "plain" in message:
+        notes(1)
+    with pytest.raises(RevelaError, match=message):
+        new(make(), "--backbone", backbone)
+    assert not list(Path().glob("*.yaml"))
+
+
+def _file(name: str, text: str) -> Path:
+    Path(name).write_text(text)
+    return Path(name.partition("/")[0])
+
+
+def test_from_texts_to_a_table(backbone):
+    """The whole way: `revela new`, `revela run`, a table with three systems."""
+    import subprocess
+
+    Path("backbone").mkdir()
+    shutil.copytree(backbone, "backbone/tiny")
+    new(notes(60, "\n\n".join(TEXTS * 2)), "--backbone", "backbone/tiny")
+    text = Path("my-notes.yaml").read_text()
+    text = re.sub(r"steps: \d+ #", "steps: 3 #", text).replace(
+        "warmup_steps: 0.1", "warmup_steps: 1"
+    )
+    text = text.replace("objective: {name: revela}", "lora: null\n    objective: {name: revela}")
+    Path("my-notes.yaml").write_text(text)
+    subprocess.run(["revela", "run", "my-notes.yaml", "--cores", "2"], check=True, timeout=900)
+    table = pd.read_csv("results/tables/my-notes.csv")
+    assert list(table["system"]) == ["BM25", "Backbone untouched", "Revela"]
+    assert (table["source"] == "measured").all()
+    assert table["titles"].between(0, 100).all()
