@@ -24,8 +24,10 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     from snakemake.cli import main
     from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
+    from revela.config.report import LearningFigure
     from revela.plan import progress
     from revela.report.commands import show
+    from revela.report.training_figures import learning_text
 
     checked = load_config(config)
     if not _SNAKEFILE.exists():
@@ -49,5 +51,10 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
             raise
     if makes:
         show([path for name in checked.tables if (path := Path(made("tables", name))).exists()])
-        drawn = (f"results/figures/{name}.png" for name in checked.figures)
-        print("figures:", *filter(os.path.exists, drawn))
+        drawn = {name: f"results/figures/{name}.png" for name in checked.figures}
+        drawn = {name: path for name, path in drawn.items() if Path(path).exists()}
+        for name in drawn:
+            if isinstance(figure := checked.figures[name], LearningFigure):
+                scores = {k: Path(v) for k, v in checked.inputs("figures", name).items()}
+                print(f"\n{learning_text(figure, scores)}\n")
+        print("figures:", *drawn.values())

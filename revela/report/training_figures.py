@@ -47,21 +47,9 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
     """
     drawing = Figure(figsize=(5, 3.3))
     axis = drawing.subplots()
-
-    def score(path: Path) -> float:
-        return 100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure]
-
-    for experiment, label in figure.experiments:
-        last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
-        scores = [
-            (last if model.step is None else model.step, score(path))
-            for name, path in inputs.items()
-            for model in [ModelName.parse(name)]
-            if path.suffix == ".json" and experiment in (model.experiment, model.training)
-        ]
-        if figure.start:
-            scores.append((0, score(inputs[figure.start])))
-        by_step = pd.DataFrame(scores, columns=["step", "score"]).groupby("step")["score"]
+    scores = learning_scores(figure, inputs)
+    for _, label in figure.experiments:
+        by_step = scores[scores["label"] == label].groupby("step")["score"]
         (line,) = axis.plot(by_step.mean(), label=label, clip_on=False)
         lowest, highest = by_step.min(), by_step.max()
         axis.fill_between(lowest.index, lowest, highest, color=line.get_color(), alpha=0.15, lw=0)
@@ -70,6 +58,41 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
     axis.set_ylim(bottom=0)
     axis.legend()
     return drawing
+
+
+def learning_scores(figure: LearningFigure, inputs: dict[str, Path]) -> pd.DataFrame:
+    """Return label, step and score × 100 of each retriever that is kept, one row a seed."""
+
+    def score(path: Path) -> float:
+        return 100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure]
+
+    scores = []
+    for experiment, label in figure.experiments:
+        last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
+        scores += [
+            (label, last if model.step is None else model.step, score(path))
+            for name, path in inputs.items()
+            for model in [ModelName.parse(name)]
+            if path.suffix == ".json" and experiment in (model.experiment, model.training)
+        ]
+        if figure.start:
+            scores.append((label, 0, score(inputs[figure.start])))
+    return pd.DataFrame(scores, columns=["label", "step", "score"])
+
+
+def learning_text(figure: LearningFigure, inputs: dict[str, Path]) -> str:
+    """Return the means of `learning_scores` as lines of text: a row a label, a column a step."""
+    means = learning_scores(figure, inputs).pivot_table("score", "label", "step", sort=True)
+    bars = "▁▂▃▄▅▆▇█"
+    height = means.max(axis=None) / (len(bars) - 1)
+    rows = means.map("{:.1f}".format)
+    rows["curve"] = [
+        "".join(" " if pd.isna(v) else bars[round(v / height)] for v in row)
+        for row in means.to_numpy()
+    ]
+    measure = figure.measure.replace("ndcg_at_", "nDCG@")
+    lines = rows.rename_axis(index=None, columns="step").to_string()
+    return f"{measure} × 100 on {figure.task}\n{lines}"
 
 
 def draw_pretraining(figure: PretrainingFigure, logs: dict[str, Path]) -> Figure:

@@ -29,6 +29,7 @@ from revela.config.report import (
 from revela.config.steps import parse_settings
 from revela.report import commands, figures, listings, reported, tables
 from revela.report.ranking import first_ranked
+from revela.report.training_figures import learning_text
 from revela.text.batching import SCHEMA
 from revela.text.rows import write_parquet
 from revela.training.trainlog import append_line
@@ -691,6 +692,12 @@ def test_learning_starts_where_an_untouched_model_is(inputs, tmp_path):
         paths[name] = tmp_path / name / "t.json"
     (line,) = figures.draw(figure, paths).axes[0].lines
     assert line.get_xydata() == pytest.approx(np.array([[0, 10], [5, 50]]))
+    title, *rows = learning_text(figure, paths).splitlines()
+    assert title == "nDCG@10 × 100 on t"
+    assert [row.split() for row in rows] == [
+        ["step", "0", "5", "curve"],
+        ["E", "10.0", "50.0", "▂█"],
+    ]
 
 
 def test_what_runs_rank_first_is_printed_with_the_relevant_marked(tmp_path):
