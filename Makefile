@@ -55,6 +55,7 @@ bench: .venv/installed
 	python -m bench.attention.kernels
 	python -m bench.training.replug
 	python -m bench.evaluation.encoding
+	python -m bench.search.indexing
 	python -m bench.text.chunking
 
 # torch comes first and on its own: a plain `torch` would choose its own version. deepspeed is built
