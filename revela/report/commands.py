@@ -1,4 +1,4 @@
-"""`revela table`, `compare`, `verify`, `check-paper`, `listing`, `figure`, `show`."""
+"""Tables, listings, figures and pages from what was measured, beside what the paper printed."""
 
 import sys
 from pathlib import Path
@@ -116,6 +116,19 @@ def show(tables: list[Path]) -> None:
         if not path.exists():
             raise RevelaError(f"{path}: no such file")
         console.print(Markdown(path.read_text(encoding="utf-8")))
+
+
+@app.command()
+def report(
+    config: Path,
+    output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    results: Path = Path("results"),
+) -> None:
+    """Write the results of a config as one page: tables, figures, queries that differ."""
+    from revela.report.page import write_page
+
+    write_text(output, write_page(load_config(config), config.name, results))
+    print(output)
 
 
 @app.command()

@@ -1,0 +1,88 @@
+"""The page of results."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from revela.common.errors import RevelaError
+from revela.config.file import parse_config
+from revela.report import commands
+from revela.report.page import write_page
+
+CONFIG = {
+    "models": {"bm25": {"kind": "bm25s"}, "x": {"kind": "encoder", "retriever": "some/model"}},
+    "benchmarks": {"mine": {"source": "folder", "path": "mine", "tasks": ["t", "u"]}},
+    "tables": {
+        "a": {
+            "caption": "Of <two> systems.",
+            "columns": {"T": "t", "U": "u"},
+            "reported": "printed.csv",
+            "rows": [
+                {"label": "BM25", "model": "bm25"},
+                {"label": "Printed", "reported": "P"},
+                {"label": "X", "model": "x"},
+            ],
+        },
+        "later": {"caption": "c", "benchmark": "mine", "rows": [{"label": "X", "model": "x"}]},
+    },
+}
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("printed.csv").write_text("model,T,U,Mean\nP,12.3,45.6,29.0\n")
+    config = parse_config(CONFIG, "c.yaml")
+    for task in ("t", "u"):
+        folder = Path("mine", task)
+        folder.mkdir(parents=True)
+        (folder / "corpus.jsonl").write_text('{"_id": "d", "text": "x"}\n')
+        rows = [{"_id": f"q{n}", "text": f"<b>question {n}</b>"} for n in range(3)]
+        (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "qrels.tsv").write_text("q0\td\t1\n")
+    for model, values in {"bm25": (0.5, 0.5, 0.2), "x": (1.0, 0.5, 0.1)}.items():
+        folder = Path("results/scores", model)
+        folder.mkdir(parents=True)
+        for task in ("t", "u"):
+            lines = "".join(f",q{n},{value}\n" for n, value in enumerate(values))
+            (folder / f"{task}.queries.csv").write_text(f"subset,query,ndcg_at_10\n{lines}")
+            score = {"task": task, "ndcg_at_10": sum(values) / 3}
+            (folder / f"{task}.json").write_text(json.dumps(score))
+            manifest = {"git_commit": "abc<d>", "revision": "r1"}
+            (folder / f"{task}.manifest.json").write_text(json.dumps(manifest))
+    commands.table(config.table("a"), Path("results/scores"), Path("results/tables/a.csv"))
+    return config
+
+
+def test_scores_with_where_they_are_from(config):
+    page = write_page(config, "c.yaml", Path("results"))
+    assert "Of &lt;two&gt; systems." in page
+    assert ">40.0</summary>" in page
+    assert "snakemake --cores all results/scores/bm25/t.json" in page
+    assert "git_commit: abc&lt;d&gt;" in page
+    assert "revision: r1" in page
+    assert re.search(r'class="reported">\s*12.3', page)
+    assert "later" not in page
+    intervals = re.findall(r"<small title=\"(.*)\">(.*) to (.*)</small>", page)
+    assert len(intervals) == 6  # two measured systems, two tasks and their mean
+    assert all(float(low) <= float(high) for _, low, high in intervals)
+    assert any(test.startswith("p = ") and test.endswith("against X") for test, *_ in intervals)
+    assert not re.search(r"(src|href)=.(?!data:)", page)
+
+
+def test_queries_that_differ(config):
+    page = write_page(config, "c.yaml", Path("results"))
+    assert "T: X against BM25: better on 1 queries, worse on\n1, equal on 1" in page
+    rows = re.findall(r'<td class="text">(.*)</td><td>(\d+)</td><td>(\d+)</td>', page)
+    assert rows[:2] == [
+        ("&lt;b&gt;question 0&lt;/b&gt;", "100", "50"),
+        ("&lt;b&gt;question 2&lt;/b&gt;", "10", "20"),
+    ]
+
+
+def test_a_page_of_nothing(config):
+    Path("results/tables/a.csv").unlink()
+    with pytest.raises(RevelaError, match=r"none of the tables and figures of c\.yaml is made"):
+        write_page(config, "c.yaml", Path("results"))
