@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.attention.decoder import packs, prepared, run_packed
+from revela.attention.packing import Packing, flash_takes
 from revela.common.errors import RevelaError, check_name
 from revela.common.hub import converted_revision, explained
-from revela.common.sdpa import disable_cudnn_attention
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel, Encoding, Lora
-
-disable_cudnn_attention()
 
 Role = Literal["query", "passage"]
 
@@ -75,20 +74,41 @@ class Encoder(nn.Module):
         self.tokenizer = tokenizer
         self.encoding = encoding
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return embeddings (N, D) in float32 of right-padded ids (N, L), of unit length if set."""
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return embeddings (N, D) in float32 of right-padded ids (N, L), of unit length if set.
+
+        `lengths` are the rows' in tokens, where the host knows them: it need not wait for the
+        device to read them from the mask.
+        """
+        hidden_NLD = self._hidden(input_ids, attention_mask, lengths)
+        if self.encoding.pooling == "cls":
+            embeddings_ND = hidden_NLD[:, 0].float()
+        elif self.encoding.pooling == "mean":
+            weights = attention_mask[:, : hidden_NLD.shape[1], None].float()
+            embeddings_ND = (hidden_NLD.float() * weights).sum(1) / weights.sum(1)
+        else:
+            rows, width = hidden_NLD.shape[:2]
+            starts = torch.arange(rows, device=input_ids.device) * width
+            last = starts + attention_mask.sum(1) - 1
+            embeddings_ND = hidden_NLD.flatten(0, 1).index_select(0, last).float()
+        return F.normalize(embeddings_ND, dim=-1) if self.encoding.normalize else embeddings_ND
+
+    def _hidden(
+        self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None
+    ) -> Tensor:
+        """Return the last hidden states (N, L, D); without padding inside where flash takes it."""
+        width, device = input_ids.shape[1], input_ids.device
+        if flash_takes(self.model, device) and packs(self.model, width):
+            lengths = lengths or attention_mask.sum(1).tolist()
+            packing = Packing(lengths, device, flash=True)
+            ids_T = packing.pack(input_ids[:, : packing.width])
+            model = prepared(self.model, width)
+            return packing.pad(run_packed(model, ids_T, packing.position_T, packing))
         # A decoder's cache would be a copy of the keys and values of every layer.
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-        hidden_NLD = output.last_hidden_state.float()
-        if self.encoding.pooling == "cls":
-            embeddings_ND = hidden_NLD[:, 0]
-        elif self.encoding.pooling == "mean":
-            weights = attention_mask.unsqueeze(-1).float()
-            embeddings_ND = (hidden_NLD * weights).sum(1) / weights.sum(1)
-        else:
-            last = attention_mask.sum(1) - 1
-            embeddings_ND = hidden_NLD[torch.arange(len(last), device=last.device), last]
-        return F.normalize(embeddings_ND, dim=-1) if self.encoding.normalize else embeddings_ND
+        return output.last_hidden_state
 
     @torch.inference_mode()
     def encode(
@@ -110,11 +130,9 @@ class Encoder(nn.Module):
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
         room = _TOKENS_PER_BATCH[self.model.device.type]
-        while order:
-            size = max(1, room // (len(rows[order[0]]) + _PAD_MULTIPLE))
-            batch, order = order[:size], order[size:]
-            ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
-            output = self(ids.to(self.model.device), mask.to(self.model.device)).cpu()
+
+        def finish(batch: list[int], output: Tensor) -> None:
+            output = output.cpu()
             if not bool(output.isfinite().all()):
                 bad = batch[int((~output.isfinite()).any(1).nonzero()[0])]
                 raise RevelaError(f"the embedding of {texts[bad][:80]!r} is not finite")
@@ -122,6 +140,19 @@ class Encoder(nn.Module):
                 embeddings[index] = embedding
             if on_batch:
                 on_batch(len(batch))
+
+        running: list[tuple[list[int], Tensor]] = []
+        while order:
+            size = max(1, room // (len(rows[order[0]]) + _PAD_MULTIPLE))
+            batch, order = order[:size], order[size:]
+            ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
+            lengths = [len(rows[i]) for i in batch]
+            output = self(ids.to(self.model.device), mask.to(self.model.device), lengths)
+            running.append((batch, output))
+            if len(running) > 1:  # a GPU works on the next batch meanwhile
+                finish(*running.pop(0))
+        for done in running:
+            finish(*done)
         return torch.stack(embeddings)
 
 

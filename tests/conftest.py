@@ -13,6 +13,7 @@ import yaml
 
 from revela.config.steps import EncoderModel, Encoding
 from revela.encoder import Encoder, load_encoder
+from tests.attention.reference import varlen_attn
 
 TEXTS = [
     "The parser reads a file line by line. Every line becomes a record. Records are sorted.",
@@ -44,6 +45,36 @@ def encoder_of(folder: Path, **encoding: object) -> Encoder:
     """Return the encoder of a folder as evaluation loads it, in float32."""
     model = EncoderModel(kind="encoder", retriever=str(folder), encoding=Encoding(**encoding))
     return load_encoder(model, "float32", "cpu")
+
+
+def count_host_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that from now on names whatever brings a value to the host, in any library."""
+    reads: list[str] = []
+    for name in ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(self, *args, name=name, original=original, **kwargs):
+            reads.append(name)
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    return reads
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention as on a GPU: on packed rows, by plain loops in place of the kernel."""
+    monkeypatch.setattr("revela.attention.packing.varlen_attn", varlen_attn)
+    for module in ("attention.in_batch", "encoder", "training.objectives.replug"):
+        monkeypatch.setattr(f"revela.{module}.flash_takes", lambda *_: True)
+
+
+@pytest.fixture(params=["padded", "flash"])
+def both_ways(request: pytest.FixtureRequest) -> str:
+    """Attention as on a CPU, and as on a GPU."""
+    if request.param == "flash":
+        request.getfixturevalue("flash")
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Which chunks attend to which: a batch's checks and kept pairs, documents of other processes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch.distributed as distributed
 import torch.nn.functional as F
 from torch import Tensor
 
-from revela.attention.packing import to_device
+from revela.attention.packing import Spans, starts_of, to_device
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,20 @@ class Readers:
     key_mask_NK: Tensor | None  # real tokens; None where all documents have K
     token_NM: Tensor  # of the h rows, in [0, T); arbitrary where there are fewer than M
     weight_NM: Tensor  # similarity of reader and document, with gradient; zero there
+
+
+@dataclass(frozen=True)
+class Reads:
+    """N documents of K tokens in all, and of each the tokens of all chunks that read it, M in all.
+
+    What flash attention needs in place of `Readers`.
+    """
+
+    key_token_K: Tensor  # of all packed tokens
+    keys: Spans
+    token_M: Tensor  # of all packed tokens
+    weight_M: Tensor  # similarity of reader and document, with gradient
+    queries: Spans
 
 
 class Exchange:
@@ -150,9 +165,14 @@ def _documents(
 
 
 def readers_of(
-    kept: np.ndarray, lengths: list[int], similarity: Tensor, all_own: bool, group: Any
-) -> tuple[list[int], list[Readers], Exchange | None]:
-    """Group documents with about as many reading tokens into blocks of about a batch's tokens.
+    kept: np.ndarray,
+    lengths: list[int],
+    similarity: Tensor,
+    all_own: bool,
+    group: Any,
+    flash: bool = False,
+) -> tuple[list[int], Sequence[Readers] | Reads, Exchange | None]:
+    """Find the tokens that read each document.
 
     Args:
         kept: (B, W · B) which pairs are kept.
@@ -160,36 +180,75 @@ def readers_of(
         similarity: (B, W · B).
         all_own: keep an e row for each own chunk, read or not.
         group: the processes whose chunks read each other; None for this one alone.
+        flash: whether flash attention reads.
 
     Returns:
-        This process's chunks that are e rows, in their order; the blocks; and the exchange with
-        other processes, if any.
+        This process's chunks that are e rows, in their order; what reads them, nothing if no pair
+        is kept; and the exchange with other processes, if any.
     """
     own, rows, all_lengths, exchange = _documents(kept, lengths, all_own, group, similarity.device)
-    sizes, starts = np.asarray(lengths), np.cumsum([0, *lengths[:-1]])
-    read = []  # (reading tokens, column, readers)
+    sizes, starts = np.asarray(lengths), starts_of(lengths)
+    read = []
     for column in np.flatnonzero(kept.any(axis=0)):
         readers = np.flatnonzero(kept[:, column])
-        read.append((int(sizes[readers].sum()), int(column), readers))
-    blocks: list[list[Any]] = []
-    for item in sorted(read, key=lambda item: item[0], reverse=True):
-        widest = blocks[-1][0][0] if blocks else 0
-        full = (len(blocks[-1]) + 1) * widest > sum(lengths) if blocks else True
-        if full or item[0] < 0.8 * widest:
+        tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in readers])
+        pairs = np.repeat(readers * kept.shape[1] + column, sizes[readers])
+        read.append(_Read(rows[int(column)], all_lengths[column], tokens, pairs))
+    if not read:
+        return own, (), exchange
+    if flash:
+        return own, _packed(read, starts_of([lengths[j] for j in own]), similarity), exchange
+    return own, _blocks(read, sum(lengths), similarity), exchange
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A document, M tokens that read it, and the pair of each among all similarities."""
+
+    row: int  # of its keys
+    length: int
+    token_M: np.ndarray
+    pair_M: np.ndarray
+
+
+def _packed(read: list[_Read], row_starts: np.ndarray, similarity: Tensor) -> Reads:
+    """Put readers behind each other; `row_starts` are where e rows start, and the h rows."""
+    arrays = [
+        np.concatenate([row_starts[one.row] + np.arange(one.length) for one in read]),
+        np.concatenate([one.token_M for one in read]) + row_starts[-1],
+        np.concatenate([one.pair_M for one in read]),
+        starts_of([one.length for one in read]),
+        starts_of([len(one.token_M) for one in read]),
+    ]
+    key_token_K, token_M, pair_M, keys, queries = to_device(arrays, similarity.device)
+    return Reads(
+        key_token_K=key_token_K,
+        keys=Spans(keys.int(), max(one.length for one in read)),
+        token_M=token_M,
+        weight_M=similarity.flatten().index_select(0, pair_M),
+        queries=Spans(queries.int(), max(len(one.token_M) for one in read)),
+    )
+
+
+def _blocks(read: list[_Read], room: int, similarity: Tensor) -> list[Readers]:
+    """Group documents with about as many reading tokens into blocks of about `room` tokens."""
+    blocks: list[list[_Read]] = []
+    for one in sorted(read, key=lambda one: len(one.token_M), reverse=True):
+        widest = len(blocks[-1][0].token_M) if blocks else 0
+        full = (len(blocks[-1]) + 1) * widest > room if blocks else True
+        if full or len(one.token_M) < 0.8 * widest:
             blocks.append([])
-        blocks[-1].append(item)
+        blocks[-1].append(one)
     arrays = []  # of each block: rows (N,), key lengths (N,), tokens (N, M), their pairs (N, M)
     for block in blocks:
-        tokens = np.zeros((len(block), block[0][0]), np.int64)
-        pairs = np.full_like(tokens, kept.size)  # none
-        for n, (count, column, readers) in enumerate(block):
-            tokens[n, :count] = np.concatenate([np.arange(sizes[i]) + starts[i] for i in readers])
-            pairs[n, :count] = np.repeat(readers * kept.shape[1] + column, sizes[readers])
-        arrays.append(np.array([rows[column] for _, column, _ in block]))
-        arrays.append(np.array([all_lengths[column] for _, column, _ in block]))
+        tokens = np.zeros((len(block), len(block[0].token_M)), np.int64)
+        pairs = np.full_like(tokens, similarity.numel())  # none
+        for n, one in enumerate(block):
+            tokens[n, : len(one.token_M)] = one.token_M
+            pairs[n, : len(one.pair_M)] = one.pair_M
+        arrays.append(np.array([one.row for one in block]))
+        arrays.append(np.array([one.length for one in block]))
         arrays += [tokens, pairs]
-    if not arrays:
-        return own, [], exchange
     moved = iter(to_device(arrays, similarity.device))
     weights = F.pad(similarity.flatten(), (0, 1))  # the last one is for tokens of no pair
     found = []
@@ -206,4 +265,4 @@ def readers_of(
                 weight_NM=weights.index_select(0, pair_NM.flatten()).view(pair_NM.shape),
             )
         )
-    return own, found, exchange
+    return found

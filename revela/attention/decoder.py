@@ -109,6 +109,20 @@ def prepared(language_model: Any, length: int) -> Any:
     return model
 
 
+def packs(model: Any, length: int) -> bool:
+    """Tell whether a model is a causal decoder that `prepared` takes."""
+    adapted = hasattr(model, "get_base_model")
+    decoder = (model.get_base_model() if adapted else model).get_decoder()
+    attention = getattr(getattr(decoder, "layers", [None])[-1], "self_attn", None)
+    if not (getattr(attention, "is_causal", False) and getattr(decoder.config, "is_causal", True)):
+        return False
+    try:
+        prepared(model, length)
+    except ValueError:
+        return False
+    return True
+
+
 def skip_last_mlp(attention: Any, tokens: int) -> None:
     """Have the MLP behind the last layer's attention skip the first tokens in this pass.
 

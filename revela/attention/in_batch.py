@@ -25,10 +25,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from revela.attention.cross_document import Exchange, Readers, checked, own_columns, readers_of
+from revela.attention.cross_document import (
+    Exchange,
+    Readers,
+    Reads,
+    checked,
+    own_columns,
+    readers_of,
+)
 from revela.attention.decoder import prepared, run_packed, skip_last_mlp
 from revela.attention.losses import next_token_loss
-from revela.attention.packing import Packing, attend, causal_attention, to_device
+from revela.attention.packing import (
+    Packing,
+    attend,
+    causal_attention,
+    flash,
+    flash_takes,
+    to_device,
+)
 
 EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
 
@@ -40,7 +54,7 @@ class InBatch:
     packing: Packing
     documents: int = 0  # E
     document_tokens: int = 0  # of all e rows
-    readers: Sequence[Readers] = ()
+    readers: Sequence[Readers] | Reads = ()
     value_norm: bool = False
     last_layer: int = -1  # whose e rows need no output; -1: none
     exchange: Exchange | None = None
@@ -50,7 +64,22 @@ class InBatch:
         last = module.layer_idx == self.last_layer
         if last:
             skip_last_mlp(module, self.document_tokens)
-        first, start = (self.documents if last else 0), self.document_tokens
+        attend = self._flash if self.packing.flash else self._padded
+        return attend(query, key, value, self.documents if last else 0)
+
+    def _flash(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
+        """Attend on packed rows; those before `first` need no output."""
+        start, spans = sum(self.packing.lengths[:first]), self.packing.spans(first)
+        own = flash(query[start:], key[start:], value[start:], spans, spans, causal=True)
+        output_THD = F.pad(own, (0,) * 4 + (start, 0)) if start else own
+        if not isinstance(self.readers, Reads):
+            return output_THD
+        read_MHD = read_packed(query, key, value, self.readers, self.value_norm)
+        return _Add.apply(output_THD, self.readers.token_M, read_MHD)
+
+    def _padded(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
+        """Attend on padded rows; those before `first` need no output."""
+        start = self.document_tokens
         padded = [self.packing.pad(x).transpose(1, 2) for x in (query, key, value)]
         own = causal_attention(*(x[first:] for x in padded))
         output_THD = self.packing.pack(F.pad(own, (0,) * 6 + (first, 0)).transpose(1, 2))
@@ -60,7 +89,7 @@ class InBatch:
             # All processes exchange gradients too, also one whose chunks read nothing.
             output_THD = output_THD + 0 * both.sum()
             key_EGLD, value_EGLD = both.split([key.shape[-1], value.shape[-1]], dim=-1)
-        if not self.readers:
+        if isinstance(self.readers, Reads) or not self.readers:
             return output_THD
         cross = cross_document(query[start:], key_EGLD, value_EGLD, self.readers, self.value_norm)
         return torch.cat([output_THD[:start], output_THD[start:] + cross])
@@ -118,10 +147,12 @@ def in_batch_loss(
     """
     kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group)
     model = prepared(language_model, max(lengths))
-    documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group)
+    # Keys that other processes send come padded.
+    fast = flash_takes(model, input_ids.device) and not group
+    documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group, fast)
     e_lengths = [lengths[j] for j in documents]
     in_batch = InBatch(
-        packing=Packing([*e_lengths, *lengths], input_ids.device),
+        packing=Packing([*e_lengths, *lengths], input_ids.device, fast),
         documents=len(e_lengths),
         document_tokens=sum(e_lengths),
         readers=readers,
@@ -141,7 +172,8 @@ def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -
     """Return the mean next-token loss without in-batch attention; shapes as `in_batch_loss`."""
     lengths = attention_mask.sum(1).tolist()
     model = prepared(language_model, max(lengths))
-    return _loss(model, input_ids[:, : max(lengths)], InBatch(Packing(lengths, input_ids.device)))
+    packing = Packing(lengths, input_ids.device, flash_takes(model, input_ids.device))
+    return _loss(model, input_ids[:, : max(lengths)], InBatch(packing))
 
 
 def in_batch_similarity(cosine: Tensor, temperature: float, group: Any = None) -> Tensor:
@@ -159,9 +191,9 @@ def _loss(model: Any, input_ids_RL: Tensor, rows: InBatch, dual_loss: bool = Fal
     e_index, h_index = to_device(np.split(np.flatnonzero(predicts), [e_count]), ids_T.device)
     hidden_TD = run_packed(model, ids_T, rows.packing.position_T, rows)
     head = model.get_output_embeddings()
-    loss = next_token_loss(hidden_TD[h_index], head, ids_T[h_index + 1])
+    loss = next_token_loss(hidden_TD.index_select(0, h_index), head, ids_T[h_index + 1])
     if dual_loss:
-        loss = loss + next_token_loss(hidden_TD[e_index], head, ids_T[e_index + 1])
+        loss = loss + next_token_loss(hidden_TD.index_select(0, e_index), head, ids_T[e_index + 1])
     return loss
 
 
@@ -181,8 +213,6 @@ def cross_document(
     if value_norm:
         exact = torch.promote_types(value_EGLD.dtype, torch.float32)
         norm = value_EGLD.to(exact).norm(dim=-1, keepdim=True).to(value_EGLD.dtype)
-        # Kernels of a GPU want a multiple of eight columns.
-        norm = F.pad(norm, (0, 7)) if norm.is_cuda else norm
         value_EGLD = torch.cat([value_EGLD, norm], dim=-1)
     total_THD = query_THD.new_zeros(*query_THD.shape[:2], width)
     for block in readers:
@@ -191,6 +221,30 @@ def cross_document(
         read = checkpoint(_read, *inputs, use_reentrant=False, preserve_rng_state=False)
         total_THD = _Add.apply(total_THD, block.token_NM.flatten(), read)
     return total_THD
+
+
+def read_packed(
+    query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, reads: Reads, value_norm: bool
+) -> Tensor:
+    """Return Sim(i, j) · b_ij of each reading token, (M, H, D).
+
+    V-norm is a key bias here: Σ_t p_t v_t / Σ_t p_t ‖v_t‖ is attention to unit values with
+    log ‖v_t‖ added to the scores, by a column of its rounded value and one of the rest. Its ε, far
+    below what bfloat16 rounds, is left out.
+    """
+    query = query_THD.index_select(0, reads.token_M)
+    key, value = (x.index_select(0, reads.key_token_K) for x in (key_TGD, value_TGD))
+    if value_norm:
+        exact = value.to(torch.promote_types(value.dtype, torch.float32))
+        norm = exact.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(exact.dtype).tiny)
+        value, bias = (exact / norm).to(value.dtype), norm.log()
+        rounded = bias.to(key.dtype)
+        rest = (bias - rounded).to(key.dtype)
+        # Eight columns, of which six are zero, as the kernel wants multiples of eight.
+        key = F.pad(torch.cat([key, rounded, rest], dim=-1), (0, 6))
+        query = F.pad(query, (0, 8), value=1.0)
+    read_MHD = flash(query, key, value, reads.queries, reads.keys, causal=False)
+    return read_MHD * reads.weight_M.to(read_MHD.dtype)[:, None, None]
 
 
 class _Add(torch.autograd.Function):

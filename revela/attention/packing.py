@@ -1,40 +1,90 @@
-"""Ragged rows packed into one, and attention on them: linear layers see real tokens only."""
+"""Ragged rows packed into one, and attention on them: linear layers see real tokens only.
 
+On a GPU in bfloat16 flash attention takes packed rows as they are. Everywhere else they are padded
+for attention alone.
+"""
+
+import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from revela.common.sdpa import disable_cudnn_attention
 
 disable_cudnn_attention()
+
+_WIDEST = 256  # columns of a head that flash attention takes, in multiples of 8
+# Older versions are not told of heads that share a key.
+_GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def flash_takes(model: Any, device: torch.device) -> bool:
+    """Tell whether attention of a model runs on packed rows as they are."""
+    autocast = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if autocast else model.dtype
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return device.type == "cuda" and dtype == torch.bfloat16 and width + 8 <= _WIDEST
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where each of N rows starts among packed tokens, and where the last one ends."""
+
+    starts: Tensor  # (N + 1,) int32
+    longest: int
 
 
 class Packing:
     """R rows of different lengths in one row of T tokens, without padding between them.
 
     `width` is L, the longest row's length; `position_T` is each token's position in its own row.
+    With `flash` attention takes the packed rows, else they are padded for it.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.lengths = list(lengths)
+    def __init__(self, lengths: Sequence[int], device: torch.device, flash: bool = False) -> None:
+        self.lengths, self.flash = list(lengths), flash
         sizes = np.asarray(lengths)
         self.rows, self.width, self.tokens = len(sizes), int(sizes.max()), int(sizes.sum())
         row_T = np.repeat(np.arange(self.rows), sizes)
         position_T = np.arange(self.tokens) - np.repeat(sizes.cumsum() - sizes, sizes)
         slot_T = row_T * self.width + position_T
-        self.position_T, self._slot_T = to_device([position_T, slot_T], device)
+        starts = starts_of(lengths)
+        self.position_T, self._slot_T, starts = to_device([position_T, slot_T, starts], device)
+        self.starts = starts.int()
 
     def pad(self, packed: Tensor) -> Tensor:
         """Return (R, L, …) of packed (T, …), zero where a row has ended."""
         padded = packed.new_zeros(self.rows * self.width, *packed.shape[1:])
-        return padded.index_copy(0, self._slot_T, packed).unflatten(0, (self.rows, self.width))
+        return padded.index_copy_(0, self._slot_T, packed).unflatten(0, (self.rows, self.width))
 
     def pack(self, padded: Tensor) -> Tensor:
         """Return (T, …) of padded (R, L, …)."""
         return padded.flatten(0, 1).index_select(0, self._slot_T)
+
+    def spans(self, first: int = 0) -> Spans:
+        """Return where the rows from `first` on start among their own tokens."""
+        before = sum(self.lengths[:first])
+        starts = self.starts[first:] - before if before else self.starts
+        return Spans(starts, max(self.lengths[first:]))
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return causal self-attention (T, H, D) of scaled queries, keys and values (T, G, D)."""
+        if self.flash:
+            return flash(query, key, value, self.spans(), self.spans(), causal=True)
+        padded = (self.pad(x).transpose(1, 2) for x in (query, key, value))
+        return self.pack(causal_attention(*padded).transpose(1, 2))
+
+
+def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return where rows of these lengths start behind each other, and where the last one ends."""
+    return np.cumsum([0, *lengths])
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
@@ -45,6 +95,35 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
     return [tensor.view(array.shape) for tensor, array in zip(split, arrays, strict=True)]
 
 
+def flash(
+    query_THD: Tensor, key_SGD: Tensor, value_SGE: Tensor, queries: Spans, keys: Spans, causal: bool
+) -> Tensor:
+    """Return attention (T, H, E) of scaled queries, each row of them to its own row of keys.
+
+    With more keys than queries the queries of a causal row are the last ones, as after a prefix.
+    """
+    width = max(query_THD.shape[-1], value_SGE.shape[-1])
+    width += -width % 8
+    query, key, value = (
+        F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+        for x in (query_THD, key_SGD, value_SGE)
+    )
+    options: dict[str, Any] = {"enable_gqa": True} if _GROUPED else {}
+    output: Any = varlen_attn(
+        query,
+        key,
+        value,
+        cu_seq_q=queries.starts,
+        cu_seq_k=keys.starts,
+        max_q=queries.longest,
+        max_k=keys.longest,
+        scale=1.0,
+        window_size=(-1, 0) if causal else (-1, -1),
+        **options,
+    )
+    return output[..., : value_SGE.shape[-1]]
+
+
 def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -> Tensor:
     """Return causal attention (R, H, L, D) of scaled queries on padded rows.
 
@@ -52,10 +131,6 @@ def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -
     on the right: real tokens never see it.
     """
     length, keys = query_RHLD.shape[2], key_RGKD.shape[2]
-    if query_RHLD.is_cuda and length == keys:
-        return F.scaled_dot_product_attention(
-            query_RHLD, key_RGKD, value_RGKD, is_causal=True, scale=1.0, enable_gqa=True
-        )
     mask = torch.ones(length, keys, dtype=torch.bool, device=key_RGKD.device).tril(keys - length)
     query = query_RHLD.unflatten(1, (key_RGKD.shape[1], -1)).flatten(2, 3)
     output = attend(query, key_RGKD, value_RGKD, mask.repeat(query.shape[2] // length, 1))
@@ -68,8 +143,7 @@ def attend(query_NGMD: Tensor, key_NGKD: Tensor, value_NGKD: Tensor, mask: Tenso
     On a CPU the fused kernel takes two to three times as long as its parts in bfloat16, and a tenth
     less in float32 (`bench/attention/kernels.py`); there, without gradients, it is the one to take.
     """
-    fused_wins = query_NGMD.dtype == torch.float32 and not torch.is_grad_enabled()
-    if query_NGMD.is_cuda or fused_wins:
+    if query_NGMD.dtype == torch.float32 and not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(
             query_NGMD, key_NGKD, value_NGKD, attn_mask=mask, scale=1.0
         )

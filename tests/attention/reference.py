@@ -8,11 +8,16 @@ from torch import Tensor
 
 
 def in_batch_losses(
-    model: Any, chunks: list[list[int]], similarity: Tensor, value_norm: bool
+    model: Any,
+    chunks: list[list[int]],
+    similarity: Tensor,
+    value_norm: bool,
+    epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean next-token losses of the h rows and of the e rows of a Llama or Qwen2.
 
-    One chunk, one head, one query token and one document at a time; no padding, no batching.
+    One chunk, one head, one query token and one document at a time; no padding, no batching. Values
+    are divided by their weighted norm + `epsilon`.
     """
     body = model.model
     e = [body.embed_tokens(torch.tensor(ids)) for ids in chunks]
@@ -28,11 +33,57 @@ def in_batch_losses(
             attended = _causal(h_projected[i])
             for j in range(len(chunks)):
                 if j != i:
-                    read = _read(h_projected[i], e_projected[j], value_norm)
+                    read = _read(h_projected[i], e_projected[j], value_norm, epsilon)
                     attended = attended + similarity[i, j] * read
             new_h.append(_block(layer, h[i], attended))
         e, h = new_e, new_h
     return _loss(model, h, chunks), _loss(model, e, chunks)
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend as `torch.nn.attention.varlen.varlen_attn` does, one row and one head at a time.
+
+    It refuses what the kernels refuse, but for the precision.
+    """
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256
+    assert query.shape[-1] % 8 == 0
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert len(cu_seq_q) == len(cu_seq_k)
+    query_starts, key_starts = cu_seq_q.numpy(), cu_seq_k.numpy()
+    assert len(query) == query_starts[-1]
+    assert len(key) == len(value) == key_starts[-1]
+    group, rest = divmod(query.shape[1], key.shape[1])
+    assert not rest
+    assert enable_gqa or group == 1
+    rows = []
+    for row in range(len(query_starts) - 1):
+        queries = slice(query_starts[row], query_starts[row + 1])
+        keys = slice(key_starts[row], key_starts[row + 1])
+        length, width = queries.stop - queries.start, keys.stop - keys.start
+        assert 0 < length <= max_q
+        assert 0 < width <= max_k
+        seen = torch.ones(length, width, dtype=torch.bool)
+        if window_size == (-1, 0):
+            seen = seen.tril(width - length)  # the last queries are those of the last keys
+        heads = []
+        for head in range(query.shape[1]):
+            scores = query[queries, head] @ key[keys, head // group].T * scale
+            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            heads.append(weights @ value[keys, head // group])
+        rows.append(torch.stack(heads, dim=1))
+    return torch.cat(rows)
 
 
 def _project(model: Any, attention: Any, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,6 +134,7 @@ def _read(
     reader: tuple[Tensor, Tensor, Tensor],
     document: tuple[Tensor, Tensor, Tensor],
     value_norm: bool,
+    epsilon: float,
 ) -> Tensor:
     query, (_, key, value) = reader[0], document
     heads, length, width = query.shape
@@ -93,7 +145,7 @@ def _read(
             weights = (key[n] @ query[n, t] / math.sqrt(width)).softmax(0)
             read = weights @ value[n]
             if value_norm:
-                read = read / (weights @ value[n].norm(dim=-1) + 1e-6)
+                read = read / (weights @ value[n].norm(dim=-1) + epsilon)
             parts.append(read)
         rows.append(torch.cat(parts))
     return torch.stack(rows)

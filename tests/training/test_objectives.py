@@ -5,13 +5,14 @@ import warnings
 
 import pytest
 import torch
+import transformers
 
 from revela.config.steps import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
 from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, native_dtype, pad
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug, cross_losses
 from revela.training.objectives.revela import Revela, similarity_measures
-from tests.conftest import TEXTS, encoder_of, tiny_llama
+from tests.conftest import TEXTS, count_host_reads, encoder_of, tiny_llama
 
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
 
@@ -20,7 +21,7 @@ def encoder(normalize=True):
     return Encoder(tiny_llama().model, None, Encoding(normalize=normalize))
 
 
-def test_cross_losses_equal_the_naive_form():
+def test_cross_losses_equal_the_naive_form(both_ways):
     model = tiny_llama().double()
     ids, mask = pad(CHUNKS, 0)
     losses = cross_losses(model, ids, mask)
@@ -31,7 +32,7 @@ def test_cross_losses_equal_the_naive_form():
             torch.testing.assert_close(losses[i, j].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_bos_is_no_part_of_what_is_predicted():
+def test_a_bos_is_no_part_of_what_is_predicted(both_ways):
     model = tiny_llama(bos_token_id=1).double()
     with_bos = cross_losses(model, *pad([[1, *chunk] for chunk in CHUNKS], 0))
     for i, chunk in enumerate(CHUNKS):
@@ -40,6 +41,15 @@ def test_a_bos_is_no_part_of_what_is_predicted():
             logits = model(input_ids=ids).logits[0].log_softmax(-1)
             expected = -sum(logits[len(prefix) + t, token] for t, token in enumerate(chunk))
             torch.testing.assert_close(with_bos[i, j].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_replug_reads_the_device_once(monkeypatch):
+    """Each value that the host waits for stops it from running ahead."""
+    model = tiny_llama(bos_token_id=1)
+    ids, mask = pad([[1, *chunk] for chunk in CHUNKS], 0)
+    waits = count_host_reads(monkeypatch)
+    cross_losses(model, ids, mask)
+    assert waits == ["tolist"]
 
 
 @pytest.mark.parametrize("include_self", [True, False])
@@ -99,7 +109,7 @@ def test_replug_warns_where_its_targets_are_the_chunks_themselves(monkeypatch):
 
 
 @pytest.mark.parametrize("encode_batch_size", [1, 2, 3, 100])
-def test_contriever_in_parts_equals_the_whole(encode_batch_size):
+def test_contriever_in_parts_equals_the_whole(encode_batch_size, both_ways):
     generator = torch.Generator().manual_seed(0)
     texts = [
         torch.randint(2, 99, (n,), generator=generator).tolist() for n in (3, 9, 4, 6, 1, 5, 7)
@@ -226,7 +236,7 @@ def test_the_first_half_is_of_prefix_and_text(backbone):
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
-def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch):
+def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch, both_ways):
     monkeypatch.setitem(_TOKENS_PER_BATCH, "cpu", 150)  # several batches
     model = encoder_of(backbone, pooling=pooling)
     texts = [text * n for n, text in enumerate(TEXTS, start=1)]
@@ -234,6 +244,34 @@ def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch
     alone = torch.cat([model.encode([text], "passage", 64) for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(together.norm(dim=1), torch.ones(len(texts)))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+def test_packed_embeddings_equal_padded_ones(pooling, request):
+    ids, mask = pad(CHUNKS, 0)
+    model = Encoder(tiny_llama().model.double(), None, Encoding(pooling=pooling))
+    found = []
+    for way in ("padded", "packed"):
+        if way == "packed":
+            request.getfixturevalue("flash")
+        model.zero_grad()
+        embeddings = model(ids, mask, [4, 3, 5, 1])
+        (embeddings * torch.arange(64).view(4, 16)).sum().backward()
+        found.append([embeddings, *(weight.grad for weight in model.parameters())])
+    for padded, packed in zip(*found, strict=True):
+        torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-6)
+
+
+def test_models_that_look_at_both_sides_are_not_packed(flash):
+    shape = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
+    bert = transformers.BertModel(transformers.BertConfig(**shape, num_attention_heads=2)).eval()
+    decoder = tiny_llama(vocab_size=50).model.eval()
+    decoder.config.is_causal = False
+    for model in (bert, decoder):
+        ids, mask = pad(CHUNKS, 0)
+        embeddings = Encoder(model, None, Encoding(normalize=False, pooling="cls"))(ids, mask)
+        output = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(embeddings, output[:, 0])
 
 
 def test_an_embedding_that_is_not_finite_names_its_text(backbone):

@@ -2,15 +2,25 @@
 
 import warnings
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.attention.decoder import prepared, run_packed
 from revela.attention.losses import token_losses
-from revela.attention.packing import Packing, causal_attention
+from revela.attention.packing import (
+    Packing,
+    Spans,
+    causal_attention,
+    flash,
+    flash_takes,
+    starts_of,
+    to_device,
+)
 from revela.config.steps import ReplugObjective
 from revela.encoder import Encoder
 
@@ -80,66 +90,81 @@ def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor)
     token of D_i is predicted by the last one of D_j. A BOS belongs to D_j alone: within the
     sequence it would be a token that no model expects. The chunks (B, L) are padded on the right.
     """
-    prefix_lengths = attention_mask.sum(1).tolist()
-    model = prepared(language_model, 2 * max(prefix_lengths))
+    bos = language_model.config.bos_token_id
+    starts_B = input_ids[:, 0] == (-1 if bos is None else bos)
+    # All that the host has to know in one transfer: each would wait for the device.
+    known = torch.stack([attention_mask.sum(1), starts_B]).tolist()
+    lengths, device = known[0], input_ids.device
+    model = prepared(language_model, 2 * max(lengths))
     head = model.get_output_embeddings()
-    prefixes = Prefixes(Packing(prefix_lengths, input_ids.device))
-    ids_T = prefixes.packing.pack(input_ids[:, : max(prefix_lengths)])
+    prefixes = Prefixes(Packing(lengths, device, flash_takes(model, device)))
+    ids_T = prefixes.packing.pack(input_ids[:, : max(lengths)])
     hidden_TD = run_packed(model, ids_T, prefixes.packing.position_T, prefixes)
-    last_D = hidden_TD[torch.tensor(prefix_lengths, device=input_ids.device).cumsum(0) - 1]
-    bos = model.config.bos_token_id
-    if bos is not None and bool((input_ids[:, 0] == bos).all()):
+    last_D = hidden_TD.index_select(0, prefixes.packing.starts[1:] - 1)
+    if all(known[1]):
         input_ids, attention_mask = input_ids[:, 1:], attention_mask[:, 1:]
+        lengths = [length - 1 for length in lengths]
     first_BB = -head(last_D).float().log_softmax(-1)[:, input_ids[:, 0]].T
     # The last token of a chunk predicts nothing.
-    lengths = [max(1, n - 1) for n in attention_mask.sum(1).tolist()]
-    packing = Packing(lengths, input_ids.device)
-    rows_T = torch.arange(len(lengths), device=input_ids.device).repeat_interleave(
-        torch.tensor(lengths, device=input_ids.device)
-    )
+    lengths = [max(1, length - 1) for length in lengths]
+    packing = Packing(lengths, device, prefixes.packing.flash)
     ids_T, targets_T = (packing.pack(x[:, : max(lengths)]) for x in (input_ids, input_ids[:, 1:]))
     real_T = packing.pack(attention_mask[:, 1 : max(lengths) + 1])
+    (row_T,) = to_device([np.repeat(np.arange(len(lengths)), lengths)], device)
     columns = []
-    for number, length in enumerate(prefix_lengths):
+    for number, length in enumerate(prefixes.packing.lengths):
         after = AfterPrefix(packing, prefixes, number)
         hidden_TD = run_packed(model, ids_T, packing.position_T + length, after)
         losses_T = token_losses(hidden_TD, head, targets_T) * real_T
-        columns.append(losses_T.new_zeros(len(lengths)).index_add(0, rows_T, losses_T))
+        columns.append(losses_T.new_zeros(len(lengths)).index_add(0, row_T, losses_T))
     return first_BB + torch.stack(columns, dim=1)
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Rows that remember their keys and values at each layer."""
+    """Rows that remember their keys and values at each layer, packed (T, G, D)."""
 
     packing: Packing
     remembered: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal self-attention (T, H, D)."""
-        padded = [self.packing.pad(x).transpose(1, 2) for x in (query, key, value)]
-        self.remembered[module.layer_idx] = (padded[1], padded[2])
-        return self.packing.pack(causal_attention(*padded).transpose(1, 2))
+        self.remembered[module.layer_idx] = (key, value)
+        return self.packing.attend(module, query, key, value)
 
 
-@dataclass(frozen=True)
 class AfterPrefix:
-    """Rows that all stand behind one and the same prefix."""
+    """Rows that all stand behind one and the same prefix, of P tokens."""
 
-    packing: Packing
-    prefixes: Prefixes
-    number: int  # of the prefix
+    def __init__(self, packing: Packing, prefixes: Prefixes, number: int) -> None:
+        self.packing, self.prefixes = packing, prefixes
+        starts = starts_of(prefixes.packing.lengths)
+        self.prefix = slice(starts[number], starts[number + 1])
+        if packing.flash:
+            # For each row the prefix, and behind it the row's own tokens.
+            length = prefixes.packing.lengths[number]
+            joined = [
+                np.r_[:length, length + start : length + end]
+                for start, end in pairwise(starts_of(packing.lengths))
+            ]
+            arrays = [np.concatenate(joined), starts_of([len(row) for row in joined])]
+            self.joined_S, key_starts = to_device(arrays, packing.position_T.device)
+            self.keys = Spans(key_starts.int(), length + packing.width)
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention (T, H, D) to the prefix and the own row, in one softmax."""
+        before = [states[self.prefix] for states in self.prefixes.remembered[module.layer_idx]]
+        if self.packing.flash:
+            key, value = (
+                torch.cat([prefix, own]).index_select(0, self.joined_S)
+                for prefix, own in zip(before, (key, value), strict=True)
+            )
+            return flash(query, key, value, self.packing.spans(), self.keys, causal=True)
         query_RHLD, key_RGLD, value_RGLD = (
             self.packing.pad(x).transpose(1, 2) for x in (query, key, value)
         )
-        length = self.prefixes.packing.lengths[self.number]
         joined = [
-            torch.cat([remembered[self.number, :, :length].expand(len(own), -1, -1, -1), own], 2)
-            for remembered, own in zip(
-                self.prefixes.remembered[module.layer_idx], (key_RGLD, value_RGLD), strict=True
-            )
+            torch.cat([prefix.transpose(0, 1).expand(len(own), -1, -1, -1), own], 2)
+            for prefix, own in zip(before, (key_RGLD, value_RGLD), strict=True)
         ]
         return self.packing.pack(causal_attention(query_RHLD, *joined).transpose(1, 2))
