@@ -14,6 +14,8 @@ from torch import Tensor
 from revela.attention import zero
 
 _LOGITS_AT_A_TIME = 2**25
+_LOGITS_AT_A_TIME_ON_A_GPU = 2**27  # large products, in multiples of what its kernels tile by
+_TILE = 256
 
 
 def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
@@ -23,7 +25,7 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     for its gradients, and freed: neither kept for the backward pass nor computed again in it.
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
-    size, learning = _tokens_at_a_time(head), torch.is_grad_enabled()
+    size, learning = _tokens_at_a_time(head, hidden_TD.device), torch.is_grad_enabled()
     with zero.gathered(head) as logits:
         total = _SummedLoss.apply(hidden_TD, logits, targets_T, size, learning, *weights)
     return total / max(1, len(targets_T))
@@ -32,7 +34,7 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
 @torch.no_grad()
 def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """Return each token's cross-entropy (T,) in float32, the logits of some at a time."""
-    size = _tokens_at_a_time(head)
+    size = _tokens_at_a_time(head, hidden_TD.device)
     with zero.gathered(head) as logits:
         losses = [
             F.cross_entropy(logits(hidden).float(), targets, reduction="none")
@@ -41,8 +43,11 @@ def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     return torch.cat(losses)
 
 
-def _tokens_at_a_time(head: Any) -> int:
-    return max(1, _LOGITS_AT_A_TIME // int(head.out_features))
+def _tokens_at_a_time(head: Any, device: torch.device) -> int:
+    if device.type == "cpu":
+        return max(1, _LOGITS_AT_A_TIME // int(head.out_features))
+    tokens = _LOGITS_AT_A_TIME_ON_A_GPU // int(head.out_features)
+    return max(_TILE, tokens - tokens % _TILE)
 
 
 class _SummedLoss(torch.autograd.Function):

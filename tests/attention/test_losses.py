@@ -33,3 +33,9 @@ def test_no_gradient_is_made_where_none_is_wanted():
     with torch.no_grad():
         loss = next_token_loss(torch.randn(7, 6), head, torch.zeros(7, dtype=torch.long))
     assert not loss.requires_grad
+
+
+def test_a_gpu_takes_whole_tiles_of_tokens():
+    for vocabulary, expected in ((128256, 1024), (49152, 2560), (2**24, 256)):
+        head = torch.nn.Linear(1, vocabulary, device="meta")
+        assert losses._tokens_at_a_time(head, torch.device("cuda")) == expected
