@@ -80,6 +80,7 @@ def checked(
     similarity: Tensor,
     min_similarity: float,
     group: Any,
+    sizes: Sequence[int],
 ) -> tuple[np.ndarray, list[int]]:
     """Return which pairs are kept (B, W · B), and the chunks' lengths, or raise what is wrong.
 
@@ -87,23 +88,25 @@ def checked(
     """
     size = len(input_ids)
     world = distributed.get_world_size(group) if group else 1
-    if size * world < 2:
+    if min(sizes) * world < 2:
         raise ValueError("a batch needs at least two chunks")
+    if sum(sizes) != size or (group and len(sizes) > 1):
+        raise ValueError(f"batches of {list(sizes)} chunks are not {size}, or span processes")
     shape = (size, size * world)
     if tuple(similarity.shape) != shape:
         raise ValueError(f"similarity is {tuple(similarity.shape)}, expected {shape}")
     values = similarity.detach()
-    own = own_columns(values, group)
+    unread = never_read(values, group, sizes)
     length_B = attention_mask.sum(1)
     positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     flags = torch.stack(
         [
             ((positions < length_B[:, None]) != attention_mask.bool()).any(),
-            (values.masked_fill(~own, 0).abs() > 0).any(),
+            (values.masked_fill(~unread, 0).abs() > 0).any(),
             ((values.sum(1) - 1).abs() > 1e-2).any(),
         ]
     )
-    kept = (values >= min_similarity) & ~own
+    kept = (values >= min_similarity) & ~unread
     known = torch.cat([flags.long(), length_B.long(), kept.flatten().long()]).cpu().numpy()
     (left, diagonal, sums), lengths = known[:3], known[3 : 3 + size].tolist()
     if not all(lengths):
@@ -111,18 +114,22 @@ def checked(
     if left:
         raise ValueError("chunks must be padded on the right")
     if diagonal:
-        raise ValueError("similarity has a nonzero diagonal: no chunk reads itself")
+        raise ValueError("similarity has a nonzero diagonal, or is nonzero between batches")
     if sums:
         raise ValueError("rows of similarity must sum to one")
     return known[3 + size :].reshape(shape).astype(bool), lengths
 
 
-def own_columns(similarity: Tensor, group: Any) -> Tensor:
-    """Return where a chunk meets itself, (B, W · B): the diagonal of this process's columns."""
-    columns = torch.arange(similarity.shape[1], device=similarity.device)
-    rank = distributed.get_rank(group) if group else 0
-    rows = torch.arange(len(similarity), device=similarity.device) + rank * len(similarity)
-    return rows[:, None] == columns
+def never_read(similarity: Tensor, group: Any, sizes: Sequence[int]) -> Tensor:
+    """Return where a chunk meets itself or a chunk of another batch, (B, W · B)."""
+    if group or len(sizes) < 2:
+        columns = torch.arange(similarity.shape[1], device=similarity.device)
+        rank = distributed.get_rank(group) if group else 0
+        rows = torch.arange(len(similarity), device=similarity.device) + rank * len(similarity)
+        return rows[:, None] == columns
+    batch = np.repeat(np.arange(len(sizes)), sizes)
+    unread = (batch[:, None] != batch) | np.eye(len(batch), dtype=bool)
+    return to_device([unread], similarity.device)[0].bool()
 
 
 def _documents(

@@ -17,6 +17,7 @@ attention behaves as before.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from revela.attention.cross_document import (
     Readers,
     Reads,
     checked,
-    own_columns,
+    never_read,
     readers_of,
 )
 from revela.attention.decoder import prepared, run_packed, skip_last_mlp
@@ -41,6 +42,7 @@ from revela.attention.packing import (
     causal_attention,
     flash,
     flash_takes,
+    starts_of,
     to_device,
 )
 
@@ -105,6 +107,7 @@ def in_batch_loss(
     min_similarity: float = 1e-12,
     dual_loss: bool = False,
     group: Any = None,
+    sizes: Sequence[int] | None = None,
 ) -> Tensor:
     """Return the mean next-token loss of chunks that attend to each other (equations 1 to 10).
 
@@ -121,10 +124,12 @@ def in_batch_loss(
         dual_loss: add the e rows' own mean loss.
         group: processes (of torch.distributed) whose chunks read each other, B each. Keys and
             values of the pairs kept travel between them, with gradients.
+        sizes: of several batches, whose chunks lie behind each other and sum to B; their
+            similarities are zero between batches. One batch of all B by default.
 
     Returns:
-        A scalar: the mean over all real tokens but each chunk's first, of the h rows; NaN where
-        the similarity is.
+        A scalar: the mean over all real tokens but each chunk's first, of the h rows; of several
+        batches the mean of theirs; NaN where the similarity is.
 
     Raises:
         ValueError: B < 2, an empty chunk, left padding, a similarity matrix that is not as
@@ -145,7 +150,8 @@ def in_batch_loss(
         >>> tuple(cosine.grad.shape)
         (4, 4)
     """
-    kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group)
+    sizes = sizes or [len(input_ids)]
+    kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group, sizes)
     model = prepared(language_model, max(lengths))
     # Keys that other processes send come padded.
     fast = flash_takes(model, input_ids.device) and not group
@@ -162,39 +168,59 @@ def in_batch_loss(
     )
     (own,) = to_device([np.array(documents, np.int64)], input_ids.device)
     rows = torch.cat([input_ids[own], input_ids])[:, : max(lengths)]
-    loss = _loss(model, rows, in_batch, dual_loss)
+    loss = _loss(model, rows, in_batch, sizes, dual_loss)
     # NaN where a similarity is, since no pair of it is kept. And other processes wait for this
     # one's share of the similarities' gradient, also where it is zero.
     return loss + 0 * similarity.sum()
 
 
-def plain_loss(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the mean next-token loss without in-batch attention; shapes as `in_batch_loss`."""
+def plain_loss(
+    language_model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the mean next-token loss without in-batch attention; arguments as `in_batch_loss`."""
     lengths = attention_mask.sum(1).tolist()
     model = prepared(language_model, max(lengths))
     packing = Packing(lengths, input_ids.device, flash_takes(model, input_ids.device))
-    return _loss(model, input_ids[:, : max(lengths)], InBatch(packing))
+    rows = input_ids[:, : max(lengths)]
+    return _loss(model, rows, InBatch(packing), sizes or [len(rows)])
 
 
-def in_batch_similarity(cosine: Tensor, temperature: float, group: Any = None) -> Tensor:
-    """Return Sim (B, W · B): softmax of cosine / temperature over each row but itself (3.3)."""
-    scores = (cosine / temperature).masked_fill(own_columns(cosine, group), float("-inf"))
-    return scores.softmax(dim=-1)
+def in_batch_similarity(
+    cosine: Tensor, temperature: float, group: Any = None, sizes: Sequence[int] | None = None
+) -> Tensor:
+    """Return Sim (B, W · B): softmax of cosine / temperature over each row but itself (3.3).
+
+    Of several batches it is block-diagonal: see `in_batch_loss`.
+    """
+    unread = never_read(cosine, group, sizes or [len(cosine)])
+    return (cosine / temperature).masked_fill(unread, float("-inf")).softmax(dim=-1)
 
 
-def _loss(model: Any, input_ids_RL: Tensor, rows: InBatch, dual_loss: bool = False) -> Tensor:
+def _loss(
+    model: Any, input_ids_RL: Tensor, rows: InBatch, sizes: Sequence[int], dual_loss: bool = False
+) -> Tensor:
     """Run the packed rows through the model and return the loss of the h rows, or of both."""
     ids_T = rows.packing.pack(input_ids_RL)
-    predicts = np.ones(rows.packing.tokens, bool)
-    predicts[np.cumsum(rows.packing.lengths) - 1] = False  # the last token of a row
-    e_count = np.count_nonzero(predicts[: rows.document_tokens])
-    e_index, h_index = to_device(np.split(np.flatnonzero(predicts), [e_count]), ids_T.device)
     hidden_TD = run_packed(model, ids_T, rows.packing.position_T, rows)
+    starts = rows.documents + starts_of(sizes)
+    batches = [range(start, end) for start, end in pairwise(starts)]
+    if dual_loss:  # all chunks have an e row
+        batches += [range(start, end) for start, end in pairwise(starts_of(sizes))]
+    ends = starts_of(rows.packing.lengths)
+    # The last token of a row predicts nothing.
+    predict = [
+        np.concatenate([np.arange(ends[row], ends[row + 1] - 1) for row in batch])
+        for batch in batches
+    ]
     head = model.get_output_embeddings()
-    loss = next_token_loss(hidden_TD.index_select(0, h_index), head, ids_T[h_index + 1])
-    if dual_loss:
-        loss = loss + next_token_loss(hidden_TD.index_select(0, e_index), head, ids_T[e_index + 1])
-    return loss
+    losses = [
+        next_token_loss(hidden_TD.index_select(0, index), head, ids_T[index + 1])
+        for index in to_device(predict, ids_T.device)
+    ]
+    return sum(losses[1:], losses[0]) / len(sizes)
 
 
 def cross_document(

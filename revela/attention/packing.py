@@ -55,8 +55,8 @@ class Packing:
         row_T = np.repeat(np.arange(self.rows), sizes)
         position_T = np.arange(self.tokens) - np.repeat(sizes.cumsum() - sizes, sizes)
         slot_T = row_T * self.width + position_T
-        starts = starts_of(lengths)
-        self.position_T, self._slot_T, starts = to_device([position_T, slot_T, starts], device)
+        arrays = [position_T, slot_T, starts_of(lengths)]
+        self.position_T, self._slot_T, starts = to_device(arrays, device)
         self.starts = starts.int()
 
     def pad(self, packed: Tensor) -> Tensor:

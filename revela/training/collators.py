@@ -14,7 +14,7 @@ from revela.encoder import pad, token_ids
 
 
 class BatchCollator:
-    """Turn one row of a batch file into the ids of retriever and language model.
+    """Turn rows of a batch file into the ids of retriever and language model.
 
     The chunks are shuffled by the seed and the row, so that no place in a batch means anything.
     The retriever sees prefix + chunk + EOS in both roles; the language model sees the bare chunk,
@@ -26,23 +26,44 @@ class BatchCollator:
         self.tokenizer = tokenizer
         self.language_model_tokenizer = language_model_tokenizer
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return ids and masks: retriever (2B, L), query forms first; language model (B, L)."""
-        (row,) = rows
-        texts = list(row["texts"])
-        random.Random(f"{self.experiment.seed} {row['index']}").shuffle(texts)
-        return self.tensors(texts, row["source"])
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
+
+        B chunks are those of all rows, a row's behind another's; `sizes` says how many each has if
+        there are several, and `retriever_lengths` how many tokens the retriever's rows have.
+        """
+        batches = []
+        for row in rows:
+            texts = list(row["texts"])
+            random.Random(f"{self.experiment.seed} {row['index']}").shuffle(texts)
+            batches.append((texts, row["source"]))
+        ids, bare = self._tokenized(batches)
+        lists = {"retriever_lengths": [len(row) for row in ids]}
+        if len(rows) > 1:
+            lists["sizes"] = [len(texts) for texts, _ in batches]
+        return self._tensors(ids, bare) | lists
 
     def tensors(self, texts: list[str], source: str) -> dict[str, torch.Tensor]:
         """Return the tensors of chunks in the order given."""
+        return self._tensors(*self._tokenized([(texts, source)]))
+
+    def _tokenized(
+        self, batches: list[tuple[list[str], str]]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ids of query and passage forms, and of the bare chunks."""
         settings, length = self.experiment.encoding, self.experiment.max_length
-        half = source in self.experiment.first_half
-        queries = token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
-        passages = token_ids(self.tokenizer, texts, "passage", settings, length)
-        tokenize = self.language_model_tokenizer
-        bare = tokenize(texts, truncation=True, max_length=length - 1)["input_ids"]
-        retriever = _padded("retriever", queries + passages, self.tokenizer)
-        return retriever | _padded("language_model", bare, tokenize)
+        queries, passages, bare = [], [], []
+        for texts, source in batches:
+            half = source in self.experiment.first_half
+            queries += token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
+            passages += token_ids(self.tokenizer, texts, "passage", settings, length)
+            tokenize = self.language_model_tokenizer
+            bare += tokenize(texts, truncation=True, max_length=length - 1)["input_ids"]
+        return queries + passages, bare
+
+    def _tensors(self, ids: list[list[int]], bare: list[list[int]]) -> dict[str, torch.Tensor]:
+        retriever = _padded("retriever", ids, self.tokenizer)
+        return retriever | _padded("language_model", bare, self.language_model_tokenizer)
 
 
 class PairCollator:
@@ -52,15 +73,19 @@ class PairCollator:
         self.experiment = experiment
         self.tokenizer = tokenizer
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return ids and masks of queries (Q, L) and passages (Q · G, L')."""
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return ids, masks and lengths of queries (Q, L) and passages (Q · G, L')."""
         settings, length = self.experiment.encoding, self.experiment.max_length
         queries = [row["query"] for row in rows]
         passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
         query_ids = token_ids(self.tokenizer, queries, "query", settings, length)
         passage_ids = token_ids(self.tokenizer, passages, "passage", settings, length)
         query = _padded("query", query_ids, self.tokenizer)
-        return query | _padded("passage", passage_ids, self.tokenizer)
+        lengths = {
+            "query_lengths": [len(ids) for ids in query_ids],
+            "passage_lengths": [len(ids) for ids in passage_ids],
+        }
+        return query | _padded("passage", passage_ids, self.tokenizer) | lengths
 
 
 def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.Tensor]:

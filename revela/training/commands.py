@@ -1,5 +1,7 @@
 """`revela pretrain` and `revela train`."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,8 @@ def pretrain(settings: Backbone, inputs: dict[str, Path], folder: Folder) -> Non
     """Pretrain a small Llama and its tokenizer on chunks."""
     from revela.training.pretraining import pretrain as run
 
-    run(settings, [inputs[name] for name in settings.corpora], folder)
+    with _left_process_group():
+        run(settings, [inputs[name] for name in settings.corpora], folder)
 
 
 @command(app)
@@ -30,20 +33,30 @@ def train(
     folder: Folder,
     checkpoint_minutes: Annotated[float, typer.Option(help="Between checkpoints at most.")] = 15,
     zero: Annotated[int, typer.Option(help="DeepSpeed's ZeRO stage, 2 or 3; 0 is DDP.")] = 0,
+    batches_per_forward: Annotated[
+        int, typer.Option(min=1, help="Revela's batches of one forward pass, at most.")
+    ] = 1,
 ) -> None:
     """Train a retriever.
 
     On several GPUs: python -m revela.training.launch --standalone --nproc_per_node GPUS
     -m revela train …
     """
+    from revela.training.trainer import train as run
+
+    with _left_process_group():
+        run(settings, data, folder, checkpoint_minutes, zero, batches_per_forward)
+
+
+@contextlib.contextmanager
+def _left_process_group() -> Iterator[None]:
+    """Leave the process group in the end: threads of one that is not left may abort the process."""
     from accelerate import PartialState
 
     from revela.training.checkpoints import Stopped
-    from revela.training.trainer import train as run
 
-    # In a process group that is not left, threads now and then abort the process as it ends.
     try:
-        run(settings, data, folder, checkpoint_minutes, zero)
+        yield
     except Stopped:
         PartialState().destroy_process_group()
         raise

@@ -1,5 +1,6 @@
 """Training a retriever: one entry point for the three objectives."""
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def train(
     output: Path,
     checkpoint_minutes: float = 15,
     zero_stage: int = 0,
+    batches_per_forward: int = 1,
 ) -> None:
     """Train a retriever on a batch file, for Contriever a pair file, and write it to a folder.
 
@@ -48,7 +50,7 @@ def train(
             experiment,
             work,
             experiment.batches_per_step,
-            experiment.batches_per_device,
+            _rows_per_forward(experiment, batches_per_forward),
             zero_stage,
             max_steps=experiment.steps or -1,
             num_train_epochs=1,
@@ -95,6 +97,22 @@ def train(
         trainer.finish(output, experiment, inputs, trainable_parameters=trained)
 
 
+def without_casts(model: Any) -> None:
+    """Keep adapters from copying their input to float32, which autocast would copy back."""
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
+
+
+def _rows_per_forward(experiment: Experiment, most: int) -> int:
+    """Return the rows of a forward pass: for Revela up to so many batches that divide its share."""
+    objective = experiment.objective
+    if objective.name != "revela" or objective.gather_across_devices:
+        return experiment.batches_per_device
+    share = experiment.batches_per_step // int(os.environ.get("WORLD_SIZE", "1"))
+    return max([n for n in range(1, most + 1) if share % n == 0], default=1) if share else 1
+
+
 def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
     """Load the models of an experiment and return its objective and its collator."""
     dtype = native_dtype(experiment.precision)
@@ -109,6 +127,7 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
         if not (experiment.lora and trained):
             return model
         model = add_lora(model, experiment.lora, experiment.seed)
+        without_casts(model)
         if zero_stage:  # no autocast: float32 adapters would be computed in float32
             for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
                 weight.data = weight.data.to(dtype)
@@ -158,7 +177,7 @@ class _Trainer(BaseTrainer):
         tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
         every = getattr(self.experiment.objective, "plain_loss_every", 0)
         if every and self.state.global_step % every == 0 and not self.measures:
-            names = ("language_model_ids", "language_model_mask")
+            names = ("language_model_ids", "language_model_mask", "sizes")
             devices = [self.args.device] if self.args.device.type == "cuda" else []
             # A measure must not change the training: dropout draws from a copy of the state.
             with self.accelerator.autocast(), torch.random.fork_rng(devices):

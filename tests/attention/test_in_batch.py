@@ -162,6 +162,40 @@ def test_padding_never_changes_a_result(both_ways):
     torch.testing.assert_close(*both)
 
 
+@pytest.mark.parametrize("dual_loss", [False, True])
+def test_several_batches_in_one_pass_count_alike(both_ways, dual_loss):
+    """Loss and gradients are the mean of those of each batch alone, whatever its size."""
+    sizes, chunks = [3, 2, 4], random_chunks([5, 2, 4, 7, 6, 3, 1, 2, 9])
+    generator = torch.Generator().manual_seed(5)
+    cosine = torch.rand(9, 9, generator=generator, dtype=torch.float64)
+    model = tiny_llama(vocab_size=50).double()
+    found = []
+    for groups in ([range(9)], [range(3), range(3, 5), range(5, 9)]):
+        model.zero_grad()
+        scores, total, plain = cosine.clone().requires_grad_(), 0.0, 0.0
+        for group in groups:
+            own = sizes if len(groups) == 1 else None
+            ids, mask = pad([chunks[i] for i in group], 0)
+            mine = slice(group.start, group.stop)
+            similarity = in_batch_similarity(scores[mine, mine], 0.1, sizes=own)
+            loss = in_batch_loss(
+                model,
+                ids,
+                mask,
+                similarity,
+                value_norm=True,
+                min_similarity=0.0,
+                dual_loss=dual_loss,
+                sizes=own,
+            )
+            (loss / len(groups)).backward()
+            total += loss.detach() / len(groups)
+            plain += plain_loss(model, ids, mask, own).detach() / len(groups)
+        found.append([total, plain, scores.grad, *(p.grad.clone() for p in model.parameters())])
+    for together, apart in zip(*found, strict=True):
+        torch.testing.assert_close(together, apart, rtol=1e-6, atol=1e-9)
+
+
 def test_dual_loss_adds_the_plain_loss(both_ways):
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
     similarity = in_batch_similarity(torch.rand(3, 3), 0.5)
@@ -387,16 +421,30 @@ def test_a_saved_model_forgets_the_attention(tmp_path):
         (lambda b: b["similarity"].copy_(torch.eye(3)), "nonzero diagonal"),
         (lambda b: b["similarity"].mul_(0.5), "sum to one"),
         (lambda b: b.update(similarity=torch.zeros(2, 3)), "expected"),
+        (lambda b: b.update(sizes=[2, 1]), "at least two chunks"),
+        (lambda b: b.update(sizes=[2, 2]), r"batches of \[2, 2\] chunks are not 3"),
     ],
 )
 def test_bad_input_is_refused(change, message):
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
-    batch = {"ids": ids, "mask": mask, "similarity": torch.eye(3).roll(1, 0)}
+    batch = {"ids": ids, "mask": mask, "similarity": torch.eye(3).roll(1, 0), "sizes": None}
     change(batch)
     with pytest.raises(ValueError, match=message):
         in_batch_loss(
-            tiny_llama(), batch["ids"], batch["mask"], batch["similarity"], value_norm=False
+            tiny_llama(),
+            batch["ids"],
+            batch["mask"],
+            batch["similarity"],
+            value_norm=False,
+            sizes=batch["sizes"],
         )
+
+
+def test_a_similarity_between_batches_is_refused():
+    ids, mask = pad(random_chunks([5, 2, 4, 3]), 0)
+    similarity = in_batch_similarity(torch.rand(4, 4), 0.5)
+    with pytest.raises(ValueError, match="nonzero between batches"):
+        in_batch_loss(tiny_llama(), ids, mask, similarity, value_norm=False, sizes=[2, 2])
 
 
 def test_a_similarity_that_is_not_finite_gives_a_loss_that_is_not_finite(both_ways):

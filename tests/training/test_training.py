@@ -22,8 +22,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
-from revela.config.steps import Experiment
-from revela.encoder import load_model, load_tokenizer
+from revela.config.steps import Experiment, Lora
+from revela.encoder import add_lora, load_model, load_tokenizer
 from revela.text import batching, pairs
 from revela.training import trainer as training
 from revela.training.base import BaseTrainer, training_arguments
@@ -152,6 +152,28 @@ def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
     assert difference.abs().max() > 1e-3
 
 
+def test_adapters_do_not_copy_their_input_under_autocast(backbone):
+    """A copy to float32 and back, of every layer's input, is a fifth of what a GPU moves."""
+    found = []
+    for bare in (False, True):
+        model = add_lora(load_model(str(backbone)).bfloat16(), Lora(rank=4, dropout=0.0), 0)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))
+        if bare:
+            training.without_casts(model)
+        kinds = []
+        layer = next(m for name, m in model.named_modules() if name.endswith("q_proj.lora_A"))
+        layer["default"].register_forward_pre_hook(
+            lambda _, inputs, kinds=kinds: kinds.append(inputs[0].dtype)
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(input_ids=torch.arange(2, 9)[None]).last_hidden_state
+        found.append((kinds, output))
+    assert [kinds for kinds, _ in found] == [[torch.float32], [torch.bfloat16]]
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
     train(experiment(backbone, steps=2), data, tmp_path / "m")
     suffixes = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
@@ -167,6 +189,21 @@ def test_accumulated_batches_count_alike(backbone, data, tmp_path):
     mean = sum(entry["loss"] for entry in apart) / 4
     assert together["loss"] == pytest.approx(mean, rel=1e-4)
     assert together["gradient_norm"] < max(entry["gradient_norm"] for entry in apart)
+
+
+@pytest.mark.parametrize("most", [2, 3, 8])
+def test_several_batches_in_a_forward_pass_change_nothing(backbone, data, tmp_path, most):
+    settings = experiment(backbone, steps=3, batches_per_step=4)
+    train(settings, data, tmp_path / "one")
+    train(settings, data, tmp_path / "more", batches_per_forward=most)
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("one", "more")]
+    for one, more in zip(*logs, strict=True):
+        for name in ("loss", "gradient_norm", "top_similarity", "rows_learning"):
+            assert more[name] == pytest.approx(one[name], rel=1e-4)
+    one, more = (weights_of(tmp_path / name) for name in ("one", "more"))
+    for name, weight in one.items():
+        # Adam's first steps are of one length, whatever the gradient's: rounding shows.
+        torch.testing.assert_close(more[name], weight, atol=1e-3, rtol=0, msg=name)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

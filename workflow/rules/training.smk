@@ -43,10 +43,12 @@ rule train:
     resources:
         nodes=1,
         zero=0,
+        batches_per_forward=1,
     params:
         settings=lambda w: settings("experiments", w.experiment),
         folder=subpath(output.log, parent=True),
         version=lambda w: version("train", "experiments", w.experiment),
     shell:
         "launch {resources.nodes} revela train --settings {params.settings:q} --data {input.data:q}"
-        " --output {params.folder:q} --zero {resources.zero} | record {log:q}"
+        " --output {params.folder:q} --zero {resources.zero}"
+        " --batches-per-forward {resources.batches_per_forward} | record {log:q}"

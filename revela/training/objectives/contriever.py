@@ -1,12 +1,15 @@
 """Contriever: InfoNCE over own and in-batch negatives (paper, section 5 and appendix D.1)."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from revela.attention.packing import to_device
 from revela.config.steps import ContrieverObjective
 from revela.encoder import Encoder
 
@@ -24,15 +27,21 @@ class Contriever(nn.Module):
         self.settings = settings
 
     def forward(
-        self, query_ids: Tensor, query_mask: Tensor, passage_ids: Tensor, passage_mask: Tensor
+        self,
+        query_ids: Tensor,
+        query_mask: Tensor,
+        passage_ids: Tensor,
+        passage_mask: Tensor,
+        query_lengths: Sequence[int] | None = None,
+        passage_lengths: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """Return the InfoNCE loss of queries (Q, L), and its accuracy.
 
         Passages (Q · G, L') are each query's positive, then its G − 1 negatives; those of all
-        queries are negatives of each other's.
+        queries are negatives of each other's. The lengths spare reading them from the device.
         """
-        query_QD = self._embed(query_ids, query_mask)
-        passage_PD = self._embed(passage_ids, passage_mask)
+        query_QD = self._embed(query_ids, query_mask, query_lengths)
+        passage_PD = self._embed(passage_ids, passage_mask, passage_lengths)
         group = len(passage_PD) // len(query_QD)
         positive_Q = torch.arange(len(query_QD), device=query_QD.device) * group
         with torch.autocast(query_QD.device.type, enabled=False):
@@ -46,7 +55,9 @@ class Contriever(nn.Module):
             },
         }
 
-    def _embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def _embed(
+        self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None
+    ) -> Tensor:
         """Return embeddings (N, D), encoded in batches of `encode_batch_size`.
 
         Each batch is encoded again in the backward pass, when the gradients of all embeddings are
@@ -54,18 +65,16 @@ class Contriever(nn.Module):
         """
         size = self.settings.encode_batch_size
         if size is None or len(input_ids) <= size:
-            return self.retriever(input_ids, attention_mask)
-        length_N = attention_mask.sum(1)
-        order_N = length_N.argsort(stable=True)
-        longest = length_N[order_N][size - 1 :: size].tolist()
-        longest += [int(length_N.max())] if len(input_ids) % size else []
-        batches = [
-            checkpoint(
-                self.retriever,
-                input_ids[rows, :width],
-                attention_mask[rows, :width],
-                use_reentrant=False,
+            return self.retriever(input_ids, attention_mask, lengths)
+        lengths_N = np.asarray(lengths or attention_mask.sum(1).tolist())
+        order = lengths_N.argsort(kind="stable")
+        order_N, place_N = to_device([order, order.argsort()], input_ids.device)
+        embeddings = []
+        for rows_R in order_N.split(size):
+            own, order = lengths_N[order[:size]].tolist(), order[size:]
+            ids_RL, mask_RL = (
+                tensor.index_select(0, rows_R)[:, : max(own)]
+                for tensor in (input_ids, attention_mask)
             )
-            for rows, width in zip(order_N.split(size), longest, strict=True)
-        ]
-        return torch.cat(batches)[order_N.argsort()]
+            embeddings.append(checkpoint(self.retriever, ids_RL, mask_RL, own, use_reentrant=False))
+        return torch.cat(embeddings).index_select(0, place_N)

@@ -1,6 +1,7 @@
 """REPLUG: the retriever learns a frozen language model's preferences (paper, appendix B.3)."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -48,13 +49,17 @@ class Replug(nn.Module):
         retriever_mask: Tensor,
         language_model_ids: Tensor,
         language_model_mask: Tensor,
+        retriever_lengths: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """Return mean_i KL(P_LM(·|i) ‖ P_retriever(·|i)) of a batch, and the targets' sharpness.
 
         The retriever's ids (2B, L) are the query forms above the passage forms; those of the
-        language model (B, L) are the chunks, padded on the right.
+        language model (B, L) are the chunks, padded on the right. `retriever_lengths` spare
+        reading them from the device.
         """
-        query_BD, passage_BD = self.retriever(retriever_ids, retriever_mask).chunk(2)
+        query_BD, passage_BD = self.retriever(
+            retriever_ids, retriever_mask, retriever_lengths
+        ).chunk(2)
         with torch.autocast(query_BD.device.type, enabled=False):
             scores_BB = query_BD @ passage_BD.T / self.settings.retriever_temperature
         loss_BB = cross_losses(self.language_model, language_model_ids, language_model_mask)
