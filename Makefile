@@ -4,6 +4,7 @@
 #   make test    set up, lint, types, tests
 #   make rehearsal    run a job of each kind of config.yaml in miniature, offline; ALL=--all: every one
 #   make life-size    the paper's steps at their real sizes, offline; an hour or two on two cores
+#   make gpu     what a GPU shows of training and encoding, offline, in bench/RESULTS-<device>.md
 #   make test-cluster    run the pipeline on a real Slurm of one host; root and Debian packages
 
 PYTHON ?= python3.11
@@ -14,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := true
 export TQDM_MININTERVAL := 5
 
-.PHONY: demo rehearsal life-size test test-cluster lint lock bench clean help
+.PHONY: demo rehearsal life-size gpu test test-cluster lint lock bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -33,6 +34,9 @@ rehearsal: .venv/installed
 
 life-size: .venv/installed
 	python -m bench.life_size
+
+gpu: .venv/installed
+	python -m bench.gpu
 
 test: lint
 	pytest

@@ -17,8 +17,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from revela.text.chunking import chunk_text, train_punkt
-
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -75,6 +73,8 @@ def chunk_lengths(count: int, longest: int) -> list[int]:
 
 def real_chunks(count: int) -> list[str]:
     """Return so many chunks of at most 120 words of the installed packages' descriptions."""
+    from revela.text.chunking import chunk_text, train_punkt  # wants nltk
+
     described = (package.metadata["Description"] for package in metadata.distributions())
     texts = sorted({text for text in described if text and len(text) > 2000})
     punkt = train_punkt(texts)

@@ -1,0 +1,74 @@
+"""Encoding texts of mixed lengths: ours, beside sentence-transformers where it is installed."""
+
+import random
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from bench.gpu.steps import model_of, synchronize
+from revela.encoder import Encoder, load_tokenizer
+
+ENCODING = SimpleNamespace(
+    pooling="mean", append_eos=False, normalize=True, query_prefix="", passage_prefix=""
+)
+BACKBONE = Path(__file__).parents[2] / "data/backbone"  # for its tokenizer
+MAX_LENGTH = 512
+
+
+def measure(device: torch.device, tiny: bool) -> list[dict[str, str]]:
+    """Return texts a second of both, and how far apart they are."""
+    tokenizer = load_tokenizer(str(BACKBONE))
+    # Of a tiny model the vocabulary is cut as well: this one's goes on being large enough.
+    model = model_of("Llama-3.2-1B" if tiny else "SmolLM2-135M", device, tiny).model.eval()
+    model.config.eos_token_id = tokenizer.eos_token_id
+    words = Path(__file__).with_name("steps.py").read_text().split()
+    random.seed(0)
+    lengths = [
+        round(5 * (10 if tiny else 60) ** random.random()) for _ in range(16 if tiny else 8192)
+    ]
+    texts = [" ".join(random.choices(words, k=length)) for length in lengths]
+    ours = Encoder(model, tokenizer, ENCODING).eval()
+    runs = {"ours": lambda: ours.encode(texts, "passage", MAX_LENGTH)}
+    try:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer import modules
+
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            stages = [
+                modules.Transformer(folder, max_seq_length=MAX_LENGTH),
+                modules.Pooling(model.config.hidden_size, "mean"),
+                modules.Normalize(),
+            ]
+        theirs = SentenceTransformer(modules=stages, device=str(device)).bfloat16()
+        runs["sentence-transformers"] = lambda: (
+            theirs.encode(texts, convert_to_tensor=True, batch_size=128).float().cpu()
+        )
+        missing = []
+    except ImportError as error:
+        missing = [{"": f"sentence-transformers: {error}"}]
+    rows, expected = [], None
+    for name, run in runs.items():
+        run()  # warms up
+        synchronize(device)
+        start = time.perf_counter()
+        embeddings = run()
+        seconds = time.perf_counter() - start
+        expected = embeddings if expected is None else expected
+        rows.append(
+            {
+                "": name,
+                "texts/s": f"{len(texts) / seconds:,.0f}",
+                "tokens/s": f"{_tokens(tokenizer, texts) / seconds:,.0f}",
+                "largest difference": f"{float((embeddings - expected).abs().max()):.0e}",
+            }
+        )
+    return rows + missing
+
+
+def _tokens(tokenizer: object, texts: list[str]) -> int:
+    return sum(map(len, tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]))

@@ -1,0 +1,135 @@
+"""Whether a device computes what float64 on the CPU does.
+
+Plain functions: no test runner is needed. A section fails where a bound is passed.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.common import random_model
+from revela.attention import packing
+from revela.attention.cross_document import Reads
+from revela.attention.in_batch import in_batch_loss, in_batch_similarity, read_packed
+from revela.attention.packing import Spans, flash, flash_takes, starts_of
+from tests.attention.reference import varlen_attn
+
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of errors, to the largest value
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    """Return the largest error relative to the largest value expected."""
+    largest = expected.abs().max().clamp_min(1e-12)
+    return float((found.detach().cpu().double() - expected.double()).abs().max() / largest)
+
+
+def spans(lengths: list[int], device: torch.device) -> Spans:
+    """Return where rows of these lengths start."""
+    starts = torch.from_numpy(starts_of(lengths)).int()
+    return Spans(starts.to(device), max(lengths))
+
+
+def attention(device: torch.device) -> list[dict[str, str]]:
+    """Compare flash attention on packed rows, forward and backward, with plain loops in float64."""
+    if device.type != "cuda":  # the kernel has no other home
+        return _attention(torch.device("cpu"), torch.float64, [(8, 4, 2)])
+    return _attention(device, torch.bfloat16, [(64, 32, 8), (64, 9, 3), (128, 16, 8)])
+
+
+def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> list[dict[str, str]]:
+    kernel = packing.varlen_attn
+    rows = []
+    for (width, many, few), what in itertools.product(heads, ("causal", "prefix", "cross, V-norm")):
+        torch.manual_seed(0)
+        queries, keys = [3, 160, 1, 97], [3, 160, 1, 97]
+        if what == "prefix":
+            keys = [length + 50 for length in queries]
+        elif what == "cross, V-norm":
+            keys = [40, 7, 160, 1]
+        shapes = [(sum(queries), many), (sum(keys), few), (sum(keys), few)]
+        given = [torch.randn(*shape, width, dtype=torch.float64).to(dtype) for shape in shapes]
+        given[0] = given[0] * width**-0.5
+        outer = torch.randn(sum(queries), many, width)
+        found = []
+        for exact in (True, False):
+            place = torch.device("cpu") if exact else device
+            kind = torch.float64 if exact else dtype
+            inputs = [x.to(place, kind).requires_grad_() for x in given]
+            packing.varlen_attn = varlen_attn if exact or device.type == "cpu" else kernel
+            try:
+                of = spans(queries, place), spans(keys, place)
+                if what == "cross, V-norm":
+                    tokens = [
+                        torch.arange(sum(lengths), device=place) for lengths in (keys, queries)
+                    ]
+                    weight = torch.ones(sum(queries), device=place)
+                    reads = Reads(tokens[0], of[1], tokens[1], weight, of[0])
+                    output = read_packed(*inputs, reads, value_norm=True)
+                else:
+                    output = flash(*inputs, *of, causal=True)
+                output.backward(outer.to(place, output.dtype))
+            finally:
+                packing.varlen_attn = kernel
+            found.append([output, *(x.grad for x in inputs)])
+        errors = [far(ours, theirs) for theirs, ours in zip(*found, strict=True)]
+        assert max(errors) < BOUNDS[torch.bfloat16], (what, width, errors)
+        names = ("output", "of queries", "of keys", "of values")
+        rows.append(
+            {"attention": f"{what}, {many} heads of {width}, {few} keys"}
+            | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
+        )
+    return rows
+
+
+def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
+    """Compare in-batch attention's loss and gradients with those of float64 on the CPU."""
+    lengths, sizes = [40, 64, 7, 25, 3, 33, 50, 64], [5, 3]
+    ids = torch.randint(2, 300, (8, 64), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(64) < torch.tensor(lengths)[:, None]).long()
+    cosine = torch.rand(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    small = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2}  # heads of 32 columns
+    rows = []
+    temperatures = (0.05,) if tiny else (1e6, 0.05, 1e-4)
+    for temperature, value_norm in itertools.product(temperatures, (True, False)):
+        found: dict[Any, list[Tensor]] = {}
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            place = torch.device("cpu") if dtype == torch.float64 else device
+            model = random_model("SmolLM2-135M", **small)
+            model = model.to(place, torch.float32 if dtype == torch.bfloat16 else dtype)
+            scores = cosine.to(place, torch.promote_types(dtype, torch.float32), copy=True)
+            similarity = in_batch_similarity(scores.requires_grad_(), temperature, sizes=sizes)
+            with torch.autocast(place.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+                packed = flash_takes(model, place)
+                loss = in_batch_loss(
+                    model, ids.to(place), mask.to(place), similarity,
+                    value_norm=value_norm, sizes=sizes,
+                )  # fmt: skip
+            loss.backward()
+            weights = torch.cat([p.grad.flatten() for p in model.parameters()])
+            found[dtype] = [loss.detach(), scores.grad, weights]
+            if dtype == torch.float64:
+                continue
+            assert packed == (dtype == torch.bfloat16 and device.type == "cuda")
+            expected = found[torch.float64]
+            errors = [
+                far(ours, theirs) for ours, theirs in zip(found[dtype], expected, strict=True)
+            ]
+            bounds = [BOUNDS[dtype], 10 * BOUNDS[dtype], 5 * BOUNDS[dtype]]
+            if temperature == 1e-4:  # one-hot: the cosines' gradients are nothing but rounding
+                bounds[1] = float("inf")
+            bad = [e for e, bound in zip(errors, bounds, strict=True) if not e < bound]
+            assert not bad, (temperature, value_norm, dtype, errors)
+            names = ("loss", "of cosines", "of weights")
+            rows.append(
+                {
+                    "precision": str(dtype).removeprefix("torch."),
+                    "temperature": f"{temperature:g}",
+                    "V-norm": "yes" if value_norm else "no",
+                    "attention": "packed" if packed else "padded",
+                }
+                | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
+            )
+    return rows

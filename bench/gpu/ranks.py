@@ -1,0 +1,49 @@
+"""Two processes that share a device compute the gradients that one does.
+
+By gloo: NCCL takes one process a GPU.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing as multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.gpu.exact import BOUNDS, far
+from bench.gpu.steps import ENCODING, REVELA, adapted, batches_of, learning, model_of
+from revela.encoder import Encoder
+from revela.training.objectives.revela import Revela
+
+
+def measure(device: torch.device) -> list[dict[str, str]]:
+    """Compare the mean gradient of two batches, one a process, with both in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        _gradients(0, 1, str(device), folder)
+        multiprocessing.spawn(_gradients, (2, str(device), folder), nprocs=2)
+        one, first, second = (torch.load(Path(folder) / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
+    assert torch.equal(first, second), "the processes' gradients differ"
+    error = far(first, one)
+    assert error < BOUNDS[torch.bfloat16], error
+    return [{"processes": "2", "backend": "gloo", "error of gradients": f"{error:.0e}"}]
+
+
+def _gradients(rank: int, world: int, device: str, folder: str) -> None:
+    place = torch.device(device)
+    torch.manual_seed(0)
+    retriever = adapted(model_of("SmolLM2-135M", place, True).model, True, False)
+    causal = adapted(model_of("SmolLM2-135M", place, True), True, False)
+    module: Any = Revela(Encoder(retriever, None, ENCODING), causal, REVELA).eval()  # no dropout
+    batches = batches_of(4, 1, causal.config.vocab_size, place, True)[:2]
+    if world > 1:
+        distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world)
+        module = DistributedDataParallel(module, find_unused_parameters=True)
+    for batch in batches[rank::world]:
+        learning(module, place)(batch)
+    share = 1 if world > 1 else len(batches)
+    gradients = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
+    torch.save(torch.cat(gradients).cpu() / share, Path(folder) / f"{world}-{rank}.pt")
+    if world > 1:
+        distributed.destroy_process_group()

@@ -1,0 +1,350 @@
+"""Training steps at the paper's shapes, against the device's own rate of matrix products.
+
+Retriever and language model of one shape with random weights, LoRA of rank 256 on both, bfloat16,
+chunks whose lengths differ from step to step, as real ones do. A batch is a forward and backward
+pass; AdamW counts once in 32 batches, as in the paper.
+"""
+
+import random
+import time
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from bench.attention.dense import plain_pass
+from bench.common import medians, ragged_batch, random_model
+from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
+from revela.encoder import Encoder, add_lora
+from revela.training.objectives.replug import Replug
+from revela.training.objectives.revela import Revela
+
+CHUNKS = 320_000 * 16  # of the paper's training
+BATCHES_A_STEP = 32
+STEPS = 12
+TINY = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+}
+PARTS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
+ENCODING = SimpleNamespace(pooling="last", normalize=True, append_eos=True)
+REVELA = SimpleNamespace(
+    temperature=1e-4,
+    value_norm=True,
+    min_similarity=1e-12,
+    similarity_precision="float32",
+    language_model_loss=False,
+    freeze_language_model=False,
+    gather_across_devices=False,
+)
+REPLUG = SimpleNamespace(
+    retriever_temperature=1e-3, language_model_temperature=1e-3, include_self=False
+)
+
+
+def matmul_rate(device: torch.device, size: int) -> float:
+    """Return FLOP/s of large matrix products in bfloat16."""
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    seconds = medians({"matmul": lambda: [left @ right for _ in range(10)]})["matmul"] / 10
+    return 2 * size**3 / seconds
+
+
+def rate_of(device: torch.device, tiny: bool) -> float:
+    """Return the rate that shares are of."""
+    return matmul_rate(device, 256 if tiny else 8192)
+
+
+def matmul(device: torch.device, tiny: bool) -> list[dict[str, str]]:
+    """Return the rates of products of the sizes that a step has."""
+    sizes = [64, 128] if tiny else [1024, 2048, 4096, 8192]
+    return [
+        {"size": str(size), "TFLOP/s": f"{matmul_rate(device, size) / 1e12:.1f}"} for size in sizes
+    ]
+
+
+def layer_flops(model: nn.Module, tokens: int) -> float:
+    """Return FLOPs of the layers' products: two a token of a frozen weight, three of a trained."""
+    named = [item for item in model.named_parameters() if "embed" not in item[0]]
+    frozen = sum(weight.numel() for _, weight in named if not weight.requires_grad)
+    trained = sum(weight.numel() for _, weight in named if weight.requires_grad)
+    return tokens * (4.0 * frozen + 6.0 * trained)
+
+
+def model_of(shape: str, device: torch.device, tiny: bool) -> Any:
+    """Return a causal language model in bfloat16, made on the device."""
+    with torch.device(device):
+        return random_model(shape, **(TINY if tiny else {})).to(torch.bfloat16)
+
+
+def adapted(model: Any, tiny: bool, checkpointing: bool) -> Any:
+    """Put LoRA on a model as a training does."""
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    lora = SimpleNamespace(rank=8 if tiny else 256, alpha=64, dropout=0.1, targets=PARTS)
+    model = add_lora(model, lora, seed=0)
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False  # as `trainer.without_casts`
+    return model
+
+
+def lengths_of(count: int, tiny: bool) -> list[int]:
+    """Return lengths in tokens of chunks of at most 120 words: most are nearly full."""
+    full = random.choices((True, False), (85, 15), k=count)
+    lengths = [random.randint(120, 156) if one else random.randint(20, 120) for one in full]
+    return [length // 8 for length in lengths] if tiny else lengths
+
+
+def batches_of(
+    size: int, together: int, vocabulary: int, device: torch.device, tiny: bool
+) -> list[dict[str, Any]]:
+    """Return what a collator does, for each step another."""
+    random.seed(size)
+    found = []
+    for _ in range(2 if tiny else STEPS):
+        lengths = lengths_of(size * together, tiny)
+        of_retriever = [length + 4 for length in lengths] * 2
+        ids, mask = ragged_batch(of_retriever, vocabulary)
+        bare, bare_mask = ragged_batch(lengths, vocabulary)
+        found.append(
+            {
+                "retriever_ids": ids.to(device),
+                "retriever_mask": mask.to(device),
+                "language_model_ids": bare.to(device),
+                "language_model_mask": bare_mask.to(device),
+                "retriever_lengths": of_retriever,
+                "sizes": [size] * together if together > 1 else None,
+            }
+        )
+    return found
+
+
+def timed(step: Callable[[Any], Any], batches: list[Any], device: torch.device) -> float:
+    """Return the seconds of a step; the host may run ahead, as it does in a training."""
+    for batch in batches[:2]:
+        step(batch)
+    synchronize(device)
+    start = time.perf_counter()
+    for batch in batches:
+        step(batch)
+    synchronize(device)
+    return (time.perf_counter() - start) / len(batches)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def waits_of(step: Callable[[Any], Any], batch: Any, device: torch.device) -> str:
+    """Return how often the host waits for the device in a step."""
+    if device.type != "cuda":
+        return ""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return str(sum("synchroniz" in str(one.message) for one in caught))
+
+
+def tokens_in(batch: dict[str, Any]) -> tuple[int, int]:
+    """Return the real tokens of the retriever and of the language model."""
+    return sum(batch["retriever_lengths"]), int(batch["language_model_mask"].sum())
+
+
+def learning(module: nn.Module, device: torch.device) -> Callable[[dict[str, Any]], None]:
+    """Return a forward and backward pass under autocast."""
+
+    def step(batch: dict[str, Any]) -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = module(**batch)["loss"]
+        loss.backward()
+
+    return step
+
+
+def optimizer_seconds(module: nn.Module, device: torch.device) -> float:
+    """Return the seconds of an optimizer's step, gradients being there."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    optimizer = torch.optim.AdamW(weights, lr=1e-4, fused=True)
+    return timed(lambda _: optimizer.step(), [None] * 4, device)
+
+
+def peak(device: torch.device) -> str:
+    """Return the peak of a GPU's memory."""
+    if device.type != "cuda":
+        return ""
+    return f"{torch.cuda.max_memory_allocated() / 1024**3:.1f}"
+
+
+def revela(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
+    """Measure whole batches as they grow, one or several in a forward pass."""
+    rate, rows = rate_of(device, tiny), []
+    grown = [(2, 1), (2, 2)] if tiny else [(16, 1), (16, 2), (16, 4), (32, 1), (64, 1), (128, 1)]
+    plans = [(size, together, False) for size, together in grown]
+    plans.insert(1, (*grown[0], True))
+    for size, together, checkpointing in plans:
+        try:
+            row = _revela(shape, device, tiny, size, together, checkpointing, rate)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            row = _revela(shape, device, tiny, size, together, True, rate)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def _revela(
+    shape: str,
+    device: torch.device,
+    tiny: bool,
+    size: int,
+    together: int,
+    checkpointing: bool,
+    rate: float,
+) -> dict[str, str]:
+    retriever = adapted(model_of(shape, device, tiny).model, tiny, checkpointing)
+    causal = model_of(shape, device, tiny)
+    language_model = adapted(causal, tiny, checkpointing)
+    module = Revela(Encoder(retriever, None, ENCODING), language_model, REVELA).train()
+    batches = batches_of(size, together, causal.config.vocab_size, device, tiny)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = learning(module, device)
+    seconds = timed(step, batches, device)
+    memory = peak(device)
+    waits = waits_of(step, batches[0], device)
+    rows: list[int] = []  # tokens of e and h rows that went through the language model
+    hook = causal.model.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    for batch in batches:
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+            module(**batch)
+    hook.remove()
+    tokens = [tokens_in(batch) for batch in batches]
+    flops = layer_flops(retriever, sum(one for one, _ in tokens))
+    flops += layer_flops(causal.model, sum(rows))
+    # Of the h rows alone; a frozen head has no gradient.
+    flops += 4.0 * causal.get_output_embeddings().weight.numel() * sum(other for _, other in tokens)
+    chunks = size * together
+    whole = seconds + optimizer_seconds(module, device) * together / BATCHES_A_STEP
+    return {
+        "B": str(size),
+        "batches a forward": str(together),
+        "checkpointing": "yes" if checkpointing else "no",
+        "ms a batch": f"{1000 * seconds / together:.1f}",
+        "tokens/s": f"{sum(map(sum, tokens)) / len(batches) / seconds:,.0f}",
+        "of matmul rate": f"{flops / len(batches) / seconds / rate:.0%}",
+        "GB": memory,
+        "waits": waits,
+        "hours of the paper's run": f"{whole / chunks * CHUNKS / 3600:.1f}",
+    }
+
+
+def beside_plain(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
+    """Measure the language model's part beside plain passes over the same e and h rows."""
+    rows = []
+    for size in (2, 4) if tiny else (16, 32, 64):
+        causal = model_of(shape, device, tiny)
+        adapted(causal, tiny, False).train()
+        batches = batches_of(size, 1, causal.config.vocab_size, device, tiny)
+        ids = [(b["language_model_ids"], b["language_model_mask"]) for b in batches]
+
+        def ours(batch: Any, causal: Any = causal, size: int = size) -> None:
+            with torch.autocast(device.type, torch.bfloat16):
+                similarity = in_batch_similarity(torch.rand(size, size, device=device), 1e-4)
+                in_batch_loss(causal, *batch, similarity, value_norm=True).backward()
+
+        def packed(batch: Any, causal: Any = causal) -> None:
+            twice = [torch.cat([tensor, tensor]) for tensor in batch]
+            with torch.autocast(device.type, torch.bfloat16):
+                plain_loss(causal, *twice).backward()
+
+        def stock(batch: Any, causal: Any = causal) -> None:
+            with torch.autocast(device.type, torch.bfloat16):
+                plain_pass(causal, *batch).backward()
+
+        row = {"B": str(size)}
+        for name, run in {"ours": ours, "plain, packed": packed, "plain, stock": stock}.items():
+            try:
+                row[f"{name}, ms"] = f"{1000 * timed(run, ids, device):.1f}"
+            except torch.OutOfMemoryError:
+                row[f"{name}, ms"] = "out of memory"
+            causal.zero_grad()
+        rows.append(row)
+    return rows
+
+
+def replug(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
+    """Measure REPLUG's batches, whose cost is quadratic in B."""
+    rows = []
+    for size in (2, 4) if tiny else (8, 16, 32):
+        retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
+        causal = model_of(shape, device, tiny)
+        module = Replug(Encoder(retriever, None, ENCODING), causal, REPLUG).train()
+        batches = batches_of(size, 1, causal.config.vocab_size, device, tiny)
+        for batch in batches:
+            del batch["sizes"]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        step = learning(module, device)
+        seconds = timed(step, batches[: STEPS // 2], device)
+        scored = sum(size * tokens_in(batch)[1] for batch in batches) / len(batches)
+        rows.append(
+            {
+                "B": str(size),
+                "ms a batch": f"{1000 * seconds:.1f}",
+                "scored tokens/s": f"{scored / seconds:,.0f}",
+                "GB": peak(device),
+                "waits": waits_of(step, batches[0], device),
+            }
+        )
+    return rows
+
+
+def operators(device: torch.device, tiny: bool) -> list[dict[str, str]]:
+    """Return the operators that take most of a forward and backward pass of two batches."""
+    shape = "SmolLM2-135M" if tiny else "Llama-3.2-1B"
+    retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
+    language_model = adapted(model_of(shape, device, tiny), tiny, False)
+    module = Revela(Encoder(retriever, None, ENCODING), language_model, REVELA).train()
+    vocabulary = language_model.config.vocab_size
+    batches = batches_of(2 if tiny else 16, 2, vocabulary, device, tiny)
+    step = learning(module, device)
+    for batch in batches[:2]:
+        step(batch)
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as profiled:
+        step(batches[-1])
+        synchronize(device)
+
+    def own(event: Any) -> float:
+        return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
+
+    events = sorted(profiled.key_averages(), key=own, reverse=True)
+    total = sum(map(own, events))
+    return [
+        {
+            "operator": event.key[:60].replace("|", "/"),
+            "calls": str(event.count),
+            "ms": f"{own(event) / 1000:.2f}",
+            "share": f"{own(event) / max(total, 1e-9):.0%}",
+        }
+        for event in events[: 5 if tiny else 25]
+    ]
