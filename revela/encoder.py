@@ -91,7 +91,7 @@ class Encoder(nn.Module):
         else:
             rows, width = hidden_NLD.shape[:2]
             starts = torch.arange(rows, device=input_ids.device) * width
-            last = starts + attention_mask.sum(1) - 1
+            last = starts + (attention_mask.sum(1) - 1).clamp_min(0)
             embeddings_ND = hidden_NLD.flatten(0, 1).index_select(0, last).float()
         return F.normalize(embeddings_ND, dim=-1) if self.encoding.normalize else embeddings_ND
 
@@ -101,8 +101,9 @@ class Encoder(nn.Module):
         """Return the last hidden states (N, L, D); without padding inside where flash takes it."""
         width, device = input_ids.shape[1], input_ids.device
         if flash_takes(self.model, device) and packs(self.model, width):
-            lengths = lengths or attention_mask.sum(1).tolist()
-            packing = Packing(lengths, device, flash=True)
+            # A row without a token takes its first pad token for one.
+            known = [max(1, n) for n in lengths or attention_mask.sum(1).tolist()]
+            packing = Packing(known, device, flash=True)
             ids_T = packing.pack(input_ids[:, : packing.width])
             model = prepared(self.model, width)
             return packing.pad(run_packed(model, ids_T, packing.position_T, packing))

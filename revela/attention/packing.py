@@ -26,11 +26,14 @@ _GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 def flash_takes(model: Any, device: torch.device) -> bool:
     """Tell whether attention of a model runs on packed rows as they are."""
+    if device.type != "cuda":
+        return False
     autocast = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if autocast else model.dtype
     config = model.config.get_text_config()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return device.type == "cuda" and dtype == torch.bfloat16 and width + 8 <= _WIDEST
+    heads = getattr(config, "num_attention_heads", 1)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return dtype == torch.bfloat16 and width + 8 <= _WIDEST  # V-norm takes eight
 
 
 @dataclass(frozen=True)

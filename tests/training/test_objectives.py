@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from revela.attention.packing import flash_takes
 from revela.config.steps import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
 from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, native_dtype, pad
 from revela.training.objectives.contriever import Contriever
@@ -260,6 +261,20 @@ def test_packed_embeddings_equal_padded_ones(pooling, request):
         found.append([embeddings, *(weight.grad for weight in model.parameters())])
     for padded, packed in zip(*found, strict=True):
         torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-6)
+
+
+def test_a_text_without_a_token_has_an_embedding(both_ways):
+    model = Encoder(tiny_llama().model, None, Encoding(pooling="last"))
+    assert model(*pad([[], [5, 6]], 0)).isfinite().all()
+
+
+def test_flash_takes_half_precision_on_a_gpu():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    model = tiny_llama(num_attention_heads=1, num_key_value_heads=1, hidden_size=248).bfloat16()
+    wide = tiny_llama(num_attention_heads=1, num_key_value_heads=1, hidden_size=256).bfloat16()
+    takes = [flash_takes(model, gpu), flash_takes(model, cpu), flash_takes(wide, gpu)]
+    assert takes == [True, False, False]
+    assert not flash_takes(model.float(), gpu)
 
 
 def test_models_that_look_at_both_sides_are_not_packed(flash):
