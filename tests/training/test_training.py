@@ -206,6 +206,39 @@ def test_several_batches_in_a_forward_pass_change_nothing(backbone, data, tmp_pa
         torch.testing.assert_close(more[name], weight, atol=1e-3, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("objective", ["revela", "replug", "contriever"])
+def test_a_training_as_on_a_gpu_is_near_one_on_a_cpu(
+    backbone, data, pair_data, tmp_path, monkeypatch, request, objective
+):
+    """In bfloat16, with adapters, recomputed activations and several batches at a time."""
+    own = {
+        "revela": {"temperature": 0.1, "plain_loss_every": 2},
+        "replug": REPLUG,
+        "contriever": {"temperature": 0.1, "encode_batch_size": 4},
+    }
+    contriever = objective == "contriever"
+    settings = experiment(
+        backbone,
+        objective={"name": objective} | own[objective],
+        lora={"rank": 4, "dropout": 0.0},
+        gradient_checkpointing=True,
+        precision="bfloat16",
+        batches_per_step=2,
+        batches_per_device=2 if contriever else 1,
+        steps=1,
+    )
+    monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
+    rows = pair_data if contriever else data
+    train(settings, rows, tmp_path / "cpu")
+    request.getfixturevalue("flash")
+    train(settings, rows, tmp_path / "gpu", batches_per_forward=2)
+    cpu, gpu = (read_log(tmp_path / name / "log.jsonl") for name in ("cpu", "gpu"))
+    assert gpu[0]["loss"] == pytest.approx(cpu[0]["loss"], rel=2e-2)
+    assert gpu[0]["gradient_norm"] == pytest.approx(cpu[0]["gradient_norm"], rel=0.1)
+    manifest = json.loads((tmp_path / "gpu" / "manifest.json").read_text())
+    assert manifest["precision"] == "bfloat16"
+
+
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return {
         f"{file.parent.name}/{name}": tensor
