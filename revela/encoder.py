@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.attention.decoder import packs, prepared, run_packed
+from revela.attention.decoder import causal_decoder, run_packed
 from revela.attention.packing import Packing, flash_takes
 from revela.common.errors import RevelaError, check_name
 from revela.common.hub import converted_revision, explained
@@ -99,13 +99,13 @@ class Encoder(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None
     ) -> Tensor:
         """Return the last hidden states (N, L, D); without padding inside where flash takes it."""
-        width, device = input_ids.shape[1], input_ids.device
-        if flash_takes(self.model, device) and packs(self.model, width):
+        device = input_ids.device
+        flash = flash_takes(self.model, device)
+        if flash and (model := causal_decoder(self.model, input_ids.shape[1])):
             # A row without a token takes its first pad token for one.
             known = [max(1, n) for n in lengths or attention_mask.sum(1).tolist()]
-            packing = Packing(known, device, flash=True)
+            packing = Packing(known, device, flash)
             ids_T = packing.pack(input_ids[:, : packing.width])
-            model = prepared(self.model, width)
             return packing.pad(run_packed(model, ids_T, packing.position_T, packing))
         # A decoder's cache would be a copy of the keys and values of every layer.
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)

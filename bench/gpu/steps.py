@@ -339,7 +339,9 @@ def operators(device: torch.device, tiny: bool) -> list[dict[str, str]]:
 
     events = sorted(profiled.key_averages(), key=own, reverse=True)
     total = sum(map(own, events))
-    return [
+    calls = sum(event.count for event in events if own(event))
+    every = {"operator": "all", "calls": str(calls), "ms": f"{total / 1000:.2f}", "share": "100%"}
+    return [every] + [
         {
             "operator": event.key[:60].replace("|", "/"),
             "calls": str(event.count),

@@ -109,18 +109,16 @@ def prepared(language_model: Any, length: int) -> Any:
     return model
 
 
-def packs(model: Any, length: int) -> bool:
-    """Tell whether a model is a causal decoder that `prepared` takes."""
-    adapted = hasattr(model, "get_base_model")
-    decoder = (model.get_base_model() if adapted else model).get_decoder()
+def causal_decoder(model: Any, length: int) -> Any | None:
+    """Return what `prepared` does of a model; None if it is no causal decoder, or is refused."""
+    decoder = (model.get_base_model() if hasattr(model, "get_base_model") else model).get_decoder()
     attention = getattr(getattr(decoder, "layers", [None])[-1], "self_attn", None)
     if not (getattr(attention, "is_causal", False) and getattr(decoder.config, "is_causal", True)):
-        return False
+        return None
     try:
-        prepared(model, length)
+        return prepared(model, length)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def skip_last_mlp(attention: Any, tokens: int) -> None:
