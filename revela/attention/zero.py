@@ -72,6 +72,17 @@ def _is_sharded(weight: Tensor) -> bool:
 
 
 @contextlib.contextmanager
+def unsharded() -> Iterator[None]:
+    """Have models that are loaded while the block runs whole in this process, also at stage 3."""
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    yield
+    vars(deepspeed)["_hf_deepspeed_config_weak_ref"] = kept
+
+
+@contextlib.contextmanager
 def gathered(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
     """Yield the function of a module whose weights are gathered while the block runs.
 

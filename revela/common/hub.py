@@ -1,13 +1,14 @@
 """What the Hugging Face hub has; one line for what cannot be loaded and what to do about it."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 
 _SECONDS = 10  # that the hub may take for an answer
 _KINDS = {"model": "model", "data set": "dataset"}  # as the hub's client calls them
@@ -77,6 +78,27 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def read_json(name: str, file: str, revision: str | None = None) -> Any | None:
+    """Return a JSON file of a model, which is a folder or of the hub; None if it has no such file.
+
+    Raises:
+        RevelaError: the file cannot be read, or the hub refuses it.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    path = Path(name, file)
+    if not Path(name).is_dir():
+        with explained("model", name):
+            try:
+                path = Path(hf_hub_download(name, file, revision=revision))
+            except errors.EntryNotFoundError:  # offline: or it was never downloaded
+                return None
+    if not path.exists():
+        return None
+    with reading(path, "JSON"):
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def commit(name: str, revision: str | None) -> str | None:

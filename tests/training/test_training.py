@@ -7,6 +7,7 @@ import os
 import pty
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,10 @@ from safetensors.torch import load_file, save_file
 from revela.common.errors import RevelaError
 from revela.config.steps import Experiment
 from revela.encoder import load_model, load_tokenizer
+from revela.encoding import write_encoding
+from revela.release import check
 from revela.text import batching, pairs
+from revela.training import callbacks
 from revela.training import trainer as training
 from revela.training.base import BaseTrainer, training_arguments
 from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
@@ -150,6 +154,34 @@ def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
     untouched = encoder_of(backbone)
     difference = trained.encode(TEXTS, "query", 32) - untouched.encode(TEXTS, "query", 32)
     assert difference.abs().max() > 1e-3
+
+
+def test_a_folder_that_encodes_otherwise_elsewhere_is_kept_apart(
+    backbone, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "check_folder", check.check_folder)
+    settings = experiment(backbone, steps=2, warmup_steps=1, encoding={"pooling": "mean"})
+
+    def other(folder, tokenizer, encoding, *more):
+        write_encoding(folder, tokenizer, encoding.model_copy(update={"pooling": "cls"}), *more)
+
+    monkeypatch.setattr(callbacks, "write_encoding", other)
+    with pytest.raises(RevelaError, match=r"retriever-unchecked: .* the query short another"):
+        train(settings, data, tmp_path / "m")
+    assert not (tmp_path / "m" / "retriever").exists()
+    assert (tmp_path / "m" / "retriever-unchecked" / "model.safetensors").exists()
+    monkeypatch.setattr(callbacks, "write_encoding", write_encoding)
+    train(settings, data, tmp_path / "m")  # from its last checkpoint
+    assert encoder_of(tmp_path / "m" / "retriever").encoding == settings.encoding
+    assert not (tmp_path / "m" / "retriever-unchecked").exists()
+
+
+def test_lora_on_an_adapter_is_refused(backbone, data, tmp_path):
+    shutil.copytree(backbone, tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    settings = experiment(backbone, lora=LORA, retriever=str(tmp_path / "adapter"))
+    with pytest.raises(RevelaError, match="is an adapter: make it whole by `revela export`"):
+        train(settings, data, tmp_path / "m")
 
 
 def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
