@@ -74,7 +74,7 @@ def appends_eos(tokenizer: Any) -> bool:
 
 
 def write_encoding(
-    folder: Path, tokenizer: Any, encoding: Encoding, positions: int, longest: int = 0
+    folder: Path, tokenizer: Any, encoding: Encoding, positions: int, longest: int
 ) -> None:
     """Add to a folder of weights what makes it a model of sentence-transformers.
 

@@ -80,22 +80,35 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def read_json(name: str, file: str, revision: str | None = None) -> Any | None:
-    """Return a JSON file of a model, which is a folder or of the hub; None if it has no such file.
+def find_file(name: str, file: str, revision: str | None = None) -> Path | None:
+    """Return where a file of a model is, which is a folder or of the hub; None if it has none such.
 
     Raises:
-        RevelaError: the file cannot be read, or the hub refuses it.
+        RevelaError: the hub refuses it.
     """
     from huggingface_hub import errors, hf_hub_download
 
-    path = Path(name, file)
-    if not Path(name).is_dir():
-        with explained("model", name):
-            try:
-                path = Path(hf_hub_download(name, file, revision=revision))
-            except errors.EntryNotFoundError:  # offline: or it was never downloaded
-                return None
-    if not path.exists():
+    if Path(name).is_dir():
+        path = Path(name, file)
+        return path if path.is_file() else None
+    with explained("model", name):
+        try:
+            return Path(hf_hub_download(name, file, revision=revision))
+        except errors.LocalEntryNotFoundError:
+            print(f"model {name!r}: {file} is not in the local cache, if the model has one")
+        except errors.EntryNotFoundError:
+            pass
+    return None
+
+
+def read_json(name: str, file: str, revision: str | None = None) -> Any | None:
+    """Return what a JSON file of a model holds, see `find_file`; None if there is none.
+
+    Raises:
+        RevelaError: the hub refuses the file, or it cannot be read.
+    """
+    path = find_file(name, file, revision)
+    if path is None:
         return None
     with reading(path, "JSON"):
         return json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A retriever that others can use: checked in sentence-transformers, merged into one folder."""
+"""A retriever that others can use: checked in sentence-transformers, merged, on the hub."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ from revela.common.lazy import find
 _HOMES = {
     "check_folder": "check",
     "export": "merge",
+    "push": "upload",
 }
 __all__ = list(_HOMES)
 __getattr__ = partial(find, __name__, _HOMES)

@@ -8,6 +8,7 @@ from revela.common.outputs import atomic_output
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel
 from revela.encoder import load_encoder
+from revela.release.card import make_card
 from revela.release.check import check_folder
 
 
@@ -28,4 +29,6 @@ def export(model: Path, output: Path) -> dict[str, float]:
     with atomic_output(output) as folder:
         shutil.copytree(model, folder, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors*"))
         merged.save_pretrained(folder)
+        if card := make_card(model, str(output)):
+            (folder / "README.md").write_text(card, encoding="utf-8")
         return check_folder(folder, trained)

@@ -11,6 +11,7 @@ from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.config.steps import EncoderModel, Experiment
 from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
+from revela.release.card import make_card
 from revela.release.check import check_folder
 from revela.training.base import BaseTrainer, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
@@ -104,6 +105,9 @@ def train(
             outputs.replace(unchecked, output / "retriever")
         trained = get_model_param_count(module, trainable_only=True)
         trainer.finish(output, experiment, inputs, trainable_parameters=trained)
+        if writes:
+            final = output / "retriever"
+            outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
 
 
 def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
