@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ scores = model.similarity(model.encode_query(queries), model.encode_document(doc
 print(scores)
 ```
 
-Texts of more than {max_length} tokens are truncated. Pooling: {pooling}; prefixes: {prefixes}.
+Texts of more than {max_length} tokens are truncated. Pooling: {pooling}; prefixes: {prefixes};
+made with sentence-transformers {version}.
 
 ## Training
 
@@ -105,6 +107,7 @@ def make_card(folder: Path, location: str) -> str | None:
         location=location,
         max_length=_max_length(folder),
         pooling=encoding.pooling,
+        version=version("sentence-transformers"),
         prefixes=f"`{encoding.query_prefix}` and `{encoding.passage_prefix}`",
         trained=f"{manifest['steps']} steps, {spent}; revela {manifest['revela']}, "
         f"commit {manifest['git_commit']}.",
