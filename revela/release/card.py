@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from revela.common.errors import RevelaError
 from revela.common.hub import find_file
 from revela.common.outputs import read_manifest
-from revela.config.names import ModelRef
+from revela.config.names import ModelName, ModelRef
 from revela.config.steps import Experiment
 
 _TEXT = """---
@@ -22,7 +22,7 @@ _TEXT = """---
 # {name}
 
 A dense retriever for sentence-transformers, trained by {objective} on raw text alone, without
-queries and labels. {based_on}
+queries and labels. Its backbone is {backbone}.
 
 ## Usage
 
@@ -71,15 +71,18 @@ def make_card(folder: Path, location: str) -> str | None:
         folder: as a training leaves it, in the folder of its manifest and beside its scores.
         location: where the usage example loads the model from: a folder or a name on the hub.
     """
-    home = folder.resolve().parent
-    if not (home / "manifest.json").is_file():
+    above = folder.resolve().parents[:2]  # those of a step are one folder deeper
+    home = next((one for one in above if (one / "manifest.json").is_file()), None)
+    if home is None:
         return None
+    name = home.name if home == above[0] else str(ModelName(home.name, step=int(folder.name)))
     manifest = read_manifest(home / "manifest.json")
     experiment = Experiment.model_validate(manifest["settings"])
     sources = list(_sources(Path(next(iter(manifest["inputs"])))))
-    scores = _scores(home.parents[1] / "scores" / home.name)
+    scores = _scores(home.parents[1] / "scores" / name)
     base, encoding = experiment.retriever, experiment.encoding
-    on_hub = ModelRef(base).is_hub_name
+    on_hub = base.is_hub_name
+    hub_page = f"https://huggingface.co/{base}"
     data = ModelCardData(
         base_model=base if on_hub else None,
         base_model_relation=("adapter" if experiment.lora else "finetune") if on_hub else None,
@@ -88,7 +91,7 @@ def make_card(folder: Path, location: str) -> str | None:
         pipeline_tag="sentence-similarity",
         tags=["sentence-transformers", "feature-extraction", "dense-retrieval", "revela"],
         datasets=sorted({one["dataset"] for one in sources if "dataset" in one}) or None,
-        model_name=home.name,
+        model_name=name,
         eval_results=[
             EvalResult("Retrieval", task, task, "ndcg_at_10", score, metric_name="nDCG@10")
             for task, score in scores.items()
@@ -97,13 +100,16 @@ def make_card(folder: Path, location: str) -> str | None:
     )
     spent = f"{manifest['gpu_hours']:.2f} GPU-hours" if manifest.get("gpus") else "no GPU"
     dumped = experiment.model_dump(mode="json", exclude_defaults=True)
+    for key, used in experiment:
+        if isinstance(used, ModelRef) and not used.is_hub_name:
+            dumped[key] = Path(used).name  # where it was is nothing to others
     rows = [f"| {task} | {100 * score:.1f} |\n" for task, score in scores.items()]
     table = ["\n## Evaluation\n\n", "| Task | nDCG@10 |\n|---|---:|\n", *rows] if rows else []
     return _TEXT.format(
         data=data.to_yaml(),
-        name=home.name,
+        name=name,
         objective=experiment.objective.name.capitalize(),
-        based_on=f"Its backbone is [{base}](https://huggingface.co/{base})." if on_hub else "",
+        backbone=f"[{base}]({hub_page})" if on_hub else f"{Path(base).name}, not on the hub",
         location=location,
         max_length=_max_length(folder),
         pooling=encoding.pooling,

@@ -27,7 +27,9 @@ def export(model: Path, output: Path) -> dict[str, float]:
     trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
     merged = load_encoder(trained, "float32", "cpu").model
     with atomic_output(output) as folder:
-        shutil.copytree(model, folder, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors*"))
+        shutil.copytree(
+            model, folder, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors*", ".*")
+        )
         merged.save_pretrained(folder)
         if card := make_card(model, str(output)):
             (folder / "README.md").write_text(card, encoding="utf-8")

@@ -40,7 +40,9 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
     check_folder(folder)
     card = make_card(folder, repository) or _card_at(folder / "README.md", repository)
     files: dict[str, Path | bytes] = {
-        str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()
+        str(path.relative_to(folder)): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")  # as Snakemake's .snakemake_timestamp
     }
     files["README.md"] = card.encode()
     if not dry_run:

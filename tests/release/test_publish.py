@@ -77,6 +77,9 @@ def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path)
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
     assert re.fullmatch(r"tensor\(\[\[\S+, +\S+\]\]\)\n", ran.stdout), ran.stderr
+    assert "retriever: small" in text
+    step = shutil.copytree(retriever, retriever.parent / "steps" / "3")
+    assert ModelCard(make_card(step, "x")).data.model_name == "mine@3"
     shutil.copytree(retriever, tmp_path / "elsewhere" / "copy")
     assert make_card(tmp_path / "elsewhere" / "copy", "x") is None
 
@@ -91,7 +94,9 @@ def push(*arguments: object) -> str:
 def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(upload, "HfApi", None)
+    (retriever / ".snakemake_timestamp").touch()
     told = push(retriever, "some/mine", "--dry-run").splitlines()
+    assert ".snakemake_timestamp" not in str(told)
     assert {line.split()[1] for line in told[:-1]} >= {
         "README.md",
         "model.safetensors",
