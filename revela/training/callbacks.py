@@ -11,20 +11,15 @@ from safetensors.torch import load_file
 from revela.attention import zero
 from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.config.steps import Experiment
-from revela.encoding import write_encoding
 from revela.training.objectives.revela import similarity_measures
 
 ADAPTER = "adapter_model.safetensors"
 
 
-def save_model(
-    model: Any, tokenizer: Any, path: Path, writes: bool, retriever: Experiment | None = None
-) -> None:
+def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
     """Write a model to a folder: adapter or weights in safetensors, and its tokenizer.
 
-    That of a `retriever` becomes a model of sentence-transformers, with the encoding of its
-    experiment. All processes call it, since weights may be sharded; the one that `writes` writes.
+    All processes call it, since weights may be sharded; the one that `writes` writes.
 
     Raises:
         RevelaError: an adapter in the file is not the one in memory.
@@ -34,11 +29,7 @@ def save_model(
         return
     with outputs.atomic_output(path) as folder:
         model.save_pretrained(folder, state_dict=state)
-        if retriever:
-            positions = model.config.max_position_embeddings
-            write_encoding(folder, tokenizer, retriever.encoding, positions, retriever.max_length)
-        else:
-            tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         if hasattr(model, "peft_config"):
             trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
             check_adapter(folder / ADAPTER, {name: state[name] for name in trained})

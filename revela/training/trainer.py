@@ -11,6 +11,7 @@ from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.config.steps import EncoderModel, Experiment
 from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
+from revela.encoding import write_encoding
 from revela.release.card import make_card
 from revela.release.check import check_folder
 from revela.training.base import BaseTrainer, start, training_arguments
@@ -82,7 +83,13 @@ def train(
         retriever, writes = module.retriever, trainer.is_world_process_zero()
 
         def save(path: Path) -> None:
-            save_model(retriever.model, retriever.tokenizer, path, writes, experiment)
+            model, tokenizer = retriever.model, retriever.tokenizer
+            save_model(model, tokenizer, path, writes)
+            if writes:
+                positions = model.config.max_position_embeddings
+                write_encoding(
+                    path, tokenizer, experiment.encoding, positions, experiment.max_length
+                )
 
         snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
         trainer.add_callback(

@@ -16,6 +16,7 @@ from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_json
 from revela.encoder import load_model, load_tokenizer
+from revela.encoding import write_encoding
 from revela.release import upload
 from revela.release.card import make_card
 from revela.training.callbacks import save_model
@@ -37,7 +38,8 @@ def retriever(backbone, tmp_path, monkeypatch) -> Path:
     settings = experiment(Path("backbone/small"), lora=None)
     folder = results / "models" / "mine" / "retriever"
     tokenizer = load_tokenizer("backbone/small")
-    save_model(load_model("backbone/small"), tokenizer, folder, writes=True, retriever=settings)
+    save_model(load_model("backbone/small"), tokenizer, folder, writes=True)
+    write_encoding(folder, tokenizer, settings.encoding, 512, settings.max_length)
     write_json(
         folder.parent / "manifest.json",
         {

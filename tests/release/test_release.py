@@ -25,6 +25,7 @@ from revela.encoder import (
     load_model,
     load_tokenizer,
 )
+from revela.encoding import write_encoding
 from revela.release import check, export
 from revela.training.callbacks import save_model
 from tests.conftest import TEXTS
@@ -130,7 +131,8 @@ def saved(settings: Experiment, path: Path) -> Encoder:
             if weight.requires_grad:
                 weight += 0.3 * torch.randn_like(weight)
     encoder = Encoder(model, load_tokenizer(settings.retriever), settings.encoding).eval()
-    save_model(model, encoder.tokenizer, path, writes=True, retriever=settings)
+    save_model(model, encoder.tokenizer, path, writes=True)
+    write_encoding(path, encoder.tokenizer, settings.encoding, 256, settings.max_length)
     return encoder
 
 

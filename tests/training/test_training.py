@@ -28,7 +28,6 @@ from revela.encoder import load_model, load_tokenizer
 from revela.encoding import write_encoding
 from revela.release import check
 from revela.text import batching, pairs
-from revela.training import callbacks
 from revela.training import trainer as training
 from revela.training.base import BaseTrainer, training_arguments
 from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
@@ -165,12 +164,12 @@ def test_a_folder_that_encodes_otherwise_elsewhere_is_kept_apart(
     def other(folder, tokenizer, encoding, *more):
         write_encoding(folder, tokenizer, encoding.model_copy(update={"pooling": "cls"}), *more)
 
-    monkeypatch.setattr(callbacks, "write_encoding", other)
+    monkeypatch.setattr(training, "write_encoding", other)
     with pytest.raises(RevelaError, match=r"retriever-unchecked: .* the query short another"):
         train(settings, data, tmp_path / "m")
     assert not (tmp_path / "m" / "retriever").exists()
     assert (tmp_path / "m" / "retriever-unchecked" / "model.safetensors").exists()
-    monkeypatch.setattr(callbacks, "write_encoding", write_encoding)
+    monkeypatch.setattr(training, "write_encoding", write_encoding)
     train(settings, data, tmp_path / "m")  # from its last checkpoint
     assert encoder_of(tmp_path / "m" / "retriever").encoding == settings.encoding
     assert not (tmp_path / "m" / "retriever-unchecked").exists()
