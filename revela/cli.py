@@ -15,6 +15,7 @@ from revela.common.errors import RevelaError
 from revela.config.commands import app as config
 from revela.evaluation.commands import app as evaluation
 from revela.plan.commands import app as plan
+from revela.release.commands import app as release
 from revela.report.commands import app as report
 from revela.search.commands import app as search
 from revela.text.commands import app as text
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for folder in (config, plan, text, training, evaluation, search, report):
+for folder in (config, plan, text, training, release, evaluation, search, report):
     app.add_typer(folder)
 
 

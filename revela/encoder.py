@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from revela.attention.decoder import causal_decoder, run_packed
 from revela.attention.packing import Packing, flash_takes
 from revela.common.errors import RevelaError, check_name
-from revela.common.hub import converted_revision, explained
+from revela.common.hub import converted_revision, explained, read_json
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel, Encoding, Lora
+from revela.encoding import appends_eos, read_encoding
 
 Role = Literal["query", "passage"]
 
@@ -39,15 +40,16 @@ def token_ids(
     first half of the ids of prefix + text (paper, appendix C).
     """
     prefix = encoding.query_prefix if role == "query" else encoding.passage_prefix
-    room = max_length - int(encoding.append_eos)
+    # A tokenizer that appends the EOS keeps room for it.
+    room = max_length - int(encoding.append_eos and not appends_eos(tokenizer))
     whole = [(prefix + text).strip() for text in texts]
     rows = tokenizer(whole, truncation=True, max_length=room)["input_ids"]
+    end = [tokenizer.eos_token_id] if encoding.append_eos else []
+    if end:
+        rows = [ids[:-1] if ids[-1:] == end else ids for ids in rows]
     if first_half:
         rows = [ids[: max(1, len(ids) // 2)] for ids in rows]
-    if not encoding.append_eos:
-        return rows
-    eos = tokenizer.eos_token_id
-    return [ids if ids and ids[-1] == eos else [*ids, eos] for ids in rows]
+    return [ids + end for ids in rows]
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
@@ -228,8 +230,26 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
     backbone = load_model(model.retriever, revision=revision, dtype=native_dtype(precision))
     if model.adapter:
         backbone = load_adapter(backbone, model.adapter, model.revision)
-    tokenizer = load_tokenizer(model.retriever, revision)
-    return Encoder(backbone, tokenizer, model.encoding).to(device).eval()
+    tokenizer, encoding, _ = load_encoding(model)
+    return Encoder(backbone, tokenizer, encoding).to(device).eval()
+
+
+def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:
+    """Return a model's tokenizer, its encoding, and its maximum length if it has one.
+
+    The encoding is what its files of sentence-transformers say, if it has such, else that of an
+    experiment; keys that are set in the configuration come first.
+
+    Raises:
+        RevelaError: as `load_model`, or the files describe an encoding that there is not.
+    """
+    source, revision = model.retriever, None if model.adapter else model.revision
+    if model.adapter and read_json(model.adapter, "modules.json", model.revision):
+        source, revision = model.adapter, model.revision
+    tokenizer = load_tokenizer(source, revision)
+    own, length = read_encoding(source, revision, tokenizer) or (Encoding(), None)
+    given = model.encoding.model_dump(exclude_none=True)
+    return tokenizer, own.model_copy(update=given), model.max_length or length
 
 
 def add_lora(model: Any, lora: Lora, seed: int) -> Any:

@@ -11,7 +11,7 @@ import torch
 import transformers
 import yaml
 
-from revela.config.steps import EncoderModel, Encoding
+from revela.config.steps import EncoderModel, EncodingKeys
 from revela.encoder import Encoder, load_encoder
 from tests.attention.reference import varlen_attn
 
@@ -43,7 +43,7 @@ def tiny_llama(**changes: object) -> transformers.LlamaForCausalLM:
 
 def encoder_of(folder: Path, **encoding: object) -> Encoder:
     """Return the encoder of a folder as evaluation loads it, in float32."""
-    model = EncoderModel(kind="encoder", retriever=str(folder), encoding=Encoding(**encoding))
+    model = EncoderModel(kind="encoder", retriever=str(folder), encoding=EncodingKeys(**encoding))
     return load_encoder(model, "float32", "cpu")
 
 

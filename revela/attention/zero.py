@@ -10,6 +10,7 @@ computes under autocast.
 import contextlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -69,6 +70,22 @@ def _prepare_deepspeed() -> None:
 
 def _is_sharded(weight: Tensor) -> bool:
     return hasattr(weight, "ds_id")  # by ZeRO-3
+
+
+@contextlib.contextmanager
+def unsharded() -> Iterator[None]:
+    """Have models that are loaded while the block runs whole in this process, also at stage 3."""
+    if "deepspeed" not in sys.modules:
+        yield
+        return
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        vars(deepspeed)["_hf_deepspeed_config_weak_ref"] = kept
 
 
 @contextlib.contextmanager

@@ -1,13 +1,14 @@
 """What the Hugging Face hub has; one line for what cannot be loaded and what to do about it."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 
 _SECONDS = 10  # that the hub may take for an answer
 _KINDS = {"model": "model", "data set": "dataset"}  # as the hub's client calls them
@@ -77,6 +78,40 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def find_file(name: str, file: str, revision: str | None = None) -> Path | None:
+    """Return where a file of a model is, which is a folder or of the hub; None if it has none such.
+
+    Raises:
+        RevelaError: the hub refuses it.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    if Path(name).is_dir():
+        path = Path(name, file)
+        return path if path.is_file() else None
+    with explained("model", name):
+        try:
+            return Path(hf_hub_download(name, file, revision=revision))
+        except errors.LocalEntryNotFoundError:
+            print(f"model {name!r}: {file} is not in the local cache, if the model has one")
+        except errors.EntryNotFoundError:
+            pass
+    return None
+
+
+def read_json(name: str, file: str, revision: str | None = None) -> Any | None:
+    """Return what a JSON file of a model holds, see `find_file`; None if there is none.
+
+    Raises:
+        RevelaError: the hub refuses the file, or it cannot be read.
+    """
+    path = find_file(name, file, revision)
+    if path is None:
+        return None
+    with reading(path, "JSON"):
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def commit(name: str, revision: str | None) -> str | None:

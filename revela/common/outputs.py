@@ -46,9 +46,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
         for file in (temporary, *temporary.rglob("*")):
             if file.is_file():
                 file.chmod(0o666 & ~_UMASK)
-        if path.is_dir():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+        replace(temporary, path)
     except OSError as error:
         # Only errors of this output: an unreadable input keeps its own message.
         own = error.filename is None or str(error.filename).startswith(str(path.parent))
@@ -57,6 +55,13 @@ def atomic_output(path: Path) -> Iterator[Path]:
         raise
     finally:
         _remove(temporary)
+
+
+def replace(source: Path, path: Path) -> None:
+    """Rename a file or folder to `path`, in place of what is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    os.replace(source, path)
 
 
 def _remove(path: Path) -> None:

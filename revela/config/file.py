@@ -95,9 +95,11 @@ class Config(steps.Settings):
         """Return how to load a model for evaluation; an experiment is its trained encoder."""
         if name in self.models:
             return self.models[name]
+        # Folders of older trainings do not say it themselves.
         encoding = self.experiments[ModelName.parse(name).training].encoding
+        own = steps.EncodingKeys(**encoding.model_dump(exclude_defaults=True))
         folder = ModelRef(paths.retriever(name))
-        return steps.EncoderModel(kind="encoder", retriever=folder, encoding=encoding)
+        return steps.EncoderModel(kind="encoder", retriever=folder, encoding=own)
 
     def table(self, name: str) -> Table:
         """Return a table with its columns spelt out, and the seeds of its experiments.

@@ -238,18 +238,19 @@ PREFIXES = {
 }
 
 
-class Encoding(Settings):
-    """How a text becomes a vector; one and the same for training and evaluation.
+class EncodingKeys(Settings):
+    """Keys of an encoding in place of what the model's sentence-transformers files say.
 
-    `prefixes` names both prefixes at once: the `paper`'s, those of the authors' training code
-    (`train`), and those that they evaluated with (`authors`, two spaces).
+    A model without such files has the defaults of an experiment for the others. `prefixes` names
+    both prefixes at once: the `paper`'s, those of the authors' training code (`train`), and those
+    that they evaluated with (`authors`, two spaces).
     """
 
-    query_prefix: str = Field("Query: ", description="{instruction}: the task's own prompt")
-    passage_prefix: str = "Passage: "
-    pooling: Literal["last", "mean", "cls"] = "last"
-    append_eos: bool = True
-    normalize: bool = Field(True, description="cosine similarity; else dot product")
+    query_prefix: str | None = Field(None, description="{instruction}: the task's own prompt")
+    passage_prefix: str | None = None
+    pooling: Literal["last", "mean", "cls"] | None = None
+    append_eos: bool | None = None
+    normalize: bool | None = Field(None, description="cosine similarity; else dot product")
 
     @model_validator(mode="before")
     @classmethod
@@ -262,6 +263,16 @@ class Encoding(Settings):
             raise ValueError(f"prefixes must be one of {', '.join(PREFIXES)}; got {name!r}")
         query, passage = PREFIXES[name]
         return {"query_prefix": query, "passage_prefix": passage} | own
+
+
+class Encoding(EncodingKeys):
+    """How a text becomes a vector; one and the same for training and evaluation."""
+
+    query_prefix: str = "Query: "
+    passage_prefix: str = "Passage: "
+    pooling: Literal["last", "mean", "cls"] = "last"
+    append_eos: bool = True
+    normalize: bool = Field(True, description="cosine similarity; else dot product")
 
 
 class TrainingObjective(Settings):
@@ -396,8 +407,10 @@ class EncoderModel(Settings):
     retriever: Weights
     adapter: Weights | None = Field(None, description="LoRA weights on it: a hub name or a folder")
     revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
-    encoding: Encoding = Encoding()
-    max_length: Positive | None = Field(None, description="tokens that the model can take")
+    encoding: EncodingKeys = EncodingKeys()
+    max_length: Positive | None = Field(
+        None, description="tokens that the model can take, else as its files say"
+    )
     times_bm25: bool = Field(
         False, description="multiply scores with BM25's, over BM25's first 1,000 (LaPraDoR)"
     )
@@ -537,7 +550,7 @@ RENAMED = {
 
 NESTED: dict[str, tuple[type[Settings], ...]] = {
     "objective": get_args(Objective),
-    "encoding": (Encoding,),
+    "encoding": (EncodingKeys,),
     "lora": (Lora,),
 }
 """Keys of an experiment that hold settings of their own."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from revela.common.errors import RevelaError
 from revela.config.steps import EncoderModel, Encoding, MtebBenchmark, RetrievalBenchmark
-from revela.encoder import Encoder, devices, load_encoder, native_dtype
+from revela.encoder import Encoder, devices, load_encoder, load_encoding, native_dtype
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
 
@@ -36,7 +36,7 @@ class DenseSearch:
         folder: Path,
         similar: Path | None = None,
     ) -> None:
-        """Load nothing yet.
+        """Load no weights yet.
 
         Args:
             model: which encoder.
@@ -52,7 +52,8 @@ class DenseSearch:
         self.suite = suite
         self.folder, self.similar = folder, similar
         self.revision = revision
-        self.max_length = min(suite.max_length, model.max_length or suite.max_length)
+        _, self.encoding, longest = load_encoding(model)
+        self.max_length = min(suite.max_length, longest or suite.max_length)
         self.bm25 = Bm25s() if model.times_bm25 else None
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": f"revela/{name}", "revision": revision}
@@ -66,7 +67,8 @@ class DenseSearch:
     def index(self, corpus: Any, *, hf_split: str, hf_subset: str, **rest: Any) -> None:
         """Encode a corpus into shards, or reuse those that an interrupted call left."""
         dtype = native_dtype(self.suite.precision)
-        made_by = f"{self.revision}\n{self.model.dump()}\n{dtype}\n{self.max_length}"
+        facts = (self.revision, self.model.dump(), self.encoding.dump(), dtype, self.max_length)
+        made_by = "\n".join(map(str, facts))
         self.shards: list[Shard] = []
         numbers: Sequence[int] = range(len(corpus))
         if self.similar:
@@ -113,7 +115,7 @@ class DenseSearch:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
             lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
             top_ranked = lexical
-        encoding = encoding_for(self.model.encoding, task_metadata, self.suite)
+        encoding = encoding_for(self.encoding, task_metadata, self.suite)
         embeddings = Encoder(self.encoder.model, self.encoder.tokenizer, encoding).encode(
             texts, "query", self.max_length
         )

@@ -86,12 +86,13 @@ def last_line(log: Path) -> str:
 
 
 def clean(results: Path, model: str) -> int:
-    """Remove the checkpoints and shards of a model that is not done; return how many bytes.
+    """Remove what a training or evaluation that is not done has left; return how many bytes.
 
     Raises:
         RevelaError: there are none, or it is running.
     """
-    folders = [results / "models" / model / "checkpoints", results / "shards" / model]
+    left = [results / "models" / model / name for name in ("checkpoints", "retriever-unchecked")]
+    folders = [*left, results / "shards" / model]
     there = [folder for folder in folders if folder.is_dir()]
     if not there:
         raise RevelaError(f"{results}: no checkpoints and no shards of {model!r}")

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from transformers.trainer_pt_utils import get_model_param_count
 
+from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.config.steps import Experiment
+from revela.config.steps import EncoderModel, Experiment
 from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
+from revela.encoding import write_encoding
+from revela.release.card import make_card
+from revela.release.check import check_folder
 from revela.training.base import BaseTrainer, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
 from revela.training.collators import BatchCollator, PairCollator, load_rows
@@ -33,14 +37,16 @@ def train(
     The processes that a launcher started train together. A step has the same batches, dropout
     included, on any number of them, so that they change the result by rounding only.
 
-    Writes `retriever/` (adapter or weights in safetensors, tokenizer), `language_model/` where one
-    is trained, `log.jsonl` (one line a step) and `manifest.json`. While it runs, checkpoints are
-    in `output/checkpoints/`, in a folder of these settings and data, `checkpoint_minutes` apart at
-    most: another call resumes from the last one. `zero_stage` is DeepSpeed's, 2 or 3; 0 is DDP.
+    Writes `retriever/` (a model of sentence-transformers: adapter or weights in safetensors,
+    tokenizer, encoding), `language_model/` where one is trained, `log.jsonl` (one line a step) and
+    `manifest.json`. While it runs, checkpoints are in `output/checkpoints/`, in a folder of these
+    settings and data, `checkpoint_minutes` apart at most: another call resumes from the last one.
+    `zero_stage` is DeepSpeed's, 2 or 3; 0 is DDP.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
-            written or is in use, or a signal stopped the training (a checkpoint is saved).
+            written or is in use, a signal stopped the training (a checkpoint is saved), or
+            sentence-transformers encodes otherwise (the weights are in `retriever-unchecked/`).
     """
     folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
     inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
@@ -79,7 +85,13 @@ def train(
         retriever, writes = module.retriever, trainer.is_world_process_zero()
 
         def save(path: Path) -> None:
-            save_model(retriever.model, retriever.tokenizer, path, writes)
+            model, tokenizer = retriever.model, retriever.tokenizer
+            save_model(model, tokenizer, path, writes)
+            if writes:
+                positions = model.config.max_position_embeddings
+                write_encoding(
+                    path, tokenizer, experiment.encoding, positions, experiment.max_length
+                )
 
         snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
         trainer.add_callback(
@@ -89,12 +101,22 @@ def train(
             )
         )
         trainer.run(checkpoint_minutes)
-        save(output / "retriever")
+        unchecked = output / "retriever-unchecked"
+        save(unchecked)
         if isinstance(module, Revela) and not module.settings.freeze_language_model:
             tokenizer = load_tokenizer(str(experiment.language_model))
             save_model(module.language_model, tokenizer, output / "language_model", writes)
+        if writes:
+            made = EncoderModel(
+                kind="encoder", retriever=str(unchecked), encoding=experiment.encoding
+            )
+            check_folder(unchecked, made)
+            outputs.replace(unchecked, output / "retriever")
         trained = get_model_param_count(module, trainable_only=True)
         trainer.finish(output, experiment, inputs, trainable_parameters=trained)
+        if writes:
+            final = output / "retriever"
+            outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
 
 
 def without_casts(model: Any) -> None:
@@ -120,6 +142,8 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
     weights = dtype if experiment.lora else torch.float32
 
     def load(name: str, causal: bool, trained: bool = True) -> Any:
+        if experiment.lora and trained and Path(name, "adapter_config.json").exists():
+            raise RevelaError(f"model {name!r} is an adapter: make it whole by `revela export`")
         model = load_model(name, causal=causal, dtype=weights)
         if experiment.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})

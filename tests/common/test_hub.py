@@ -26,6 +26,7 @@ from revela.text.batching import _download
 from revela.text.corpora import Skipped, read_documents
 from revela.encoder import load_model, load_tokenizer
 from revela.common.errors import RevelaError
+from revela.common.hub import read_json
 from revela.config.steps import Batches, HubCorpus
 
 def told(call):
@@ -41,6 +42,9 @@ def texts(name, **more):
 print(json.dumps({
     "weights": told(lambda: sum(p.numel() for p in load_model("some/model").parameters())),
     "ids": told(lambda: load_tokenizer("some/model", "COMMIT")("mud")["input_ids"]),
+    "position": told(lambda: read_json("some/model", "config.json")["max_position_embeddings"]),
+    "modules": told(lambda: read_json("some/model", "modules.json", "COMMIT")),
+    "folder": told(lambda: read_json("some/sentences", "1_Pooling/config.json")),
     "streamed": told(lambda: texts("some/texts")),
     "file": told(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
     "ready-made": told(lambda: _download(Batches(hub="some/batches")).read_text()),
@@ -63,6 +67,9 @@ def address(tmp_path_factory, backbone):
     """A hub with a model, two data sets, and gated ones."""
     folder = tmp_path_factory.mktemp("hub")
     shutil.copytree(backbone, folder / "models" / "some" / "model")
+    pooling = folder / "models" / "some" / "sentences" / "1_Pooling"
+    pooling.mkdir(parents=True)
+    (pooling / "config.json").write_text('{"pooling_mode": "mean"}')
     old = shutil.copytree(backbone, folder / "models" / "some" / "old")
     (old / ".pulls" / "1").mkdir(parents=True)
     (old / "pytorch_model.bin").write_bytes(b"a pickle")
@@ -109,6 +116,8 @@ def loaded(address, tmp_path_factory):
 def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
     assert loaded["weights"] > 1000
     assert loaded["ids"]
+    assert (loaded["position"], loaded["modules"]) == (512, None)
+    assert loaded["folder"] == {"pooling_mode": "mean"}
     assert loaded["pull requests"] == [1]
     assert loaded["converted"] == loaded["weights"]
     assert loaded["streamed"] == ["One.", "Two."]

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import math
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,8 @@ from revela.config.steps import (
     MtebBenchmark,
     PydocsBenchmark,
 )
+from revela.encoder import load_tokenizer
+from revela.encoding import write_encoding
 from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task, local_task
 from revela.evaluation.pydocs import standard_library_functions, write_task
@@ -167,6 +170,17 @@ def test_scores_are_those_of_sentence_transformers(backbone, collection, tmp_pat
     for measure, value in task_result.scores["test"][0].items():
         if isinstance(value, float) and value == value:  # some are not defined here
             assert ours.scores[measure] == pytest.approx(value, abs=1e-4), measure
+
+
+def test_a_folder_that_says_its_encoding_needs_none(backbone, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(backbone, folder)
+    tokenizer, mean = load_tokenizer(str(backbone)), Encoding(pooling="mean", query_prefix="q: ")
+    write_encoding(folder, tokenizer, mean, positions=100, longest=33)
+    found = searcher_of(model_of(folder), tmp_path)
+    assert (found.encoding, found.encoder.encoding, found.max_length) == (mean, mean, 64)
+    short = searcher_of(model_of(folder, max_length=50), tmp_path)
+    assert (short.encoding, short.max_length) == (mean, 50)
 
 
 def test_bm25_finds_what_shares_words(collection, tmp_path):

@@ -163,7 +163,10 @@ def test_a_failure_is_named_with_its_line_and_what_it_left_can_be_removed(result
     assert "failed" in told
     assert "`revela clean under-way` removes them" in told
     segment(results / "models/under-way/checkpoints/0123", now - 50, now, ended=True)
+    unchecked = results / "models" / "under-way" / "retriever-unchecked"
+    unchecked.mkdir()
     assert status.clean(results, "under-way") > 0
+    assert not unchecked.exists()
     assert not (results / "models/under-way/checkpoints").exists()
     with pytest.raises(RevelaError, match="no checkpoints and no shards of 'under-way'"):
         status.clean(results, "under-way")

@@ -3,9 +3,11 @@
 It serves `models/<organisation>/<name>/…` and `datasets/<organisation>/<name>/…` of a folder, the
 same files for every revision asked for. With `HF_ENDPOINT` set to its address, huggingface_hub,
 transformers, datasets and mteb load from it as they load from the real one. A repository with a
-file `.gated` in it is gated; what `.pulls/<number>/` holds is what a pull request adds to it.
+file `.gated` in it is gated; what `.pulls/<number>/` holds is what a pull request adds to it. A
+model that is uploaded is written below `models/`.
 """
 
+import base64
 import functools
 import hashlib
 import json
@@ -20,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _API = re.compile(
-    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|commits|discussions)(?:/([^/]+)(.*))?)?"
+    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|commits|discussions|preupload|commit)(?:/([^/]+)(.*))?)?"
 )
 _BLOCK = 1 << 20  # bytes of a file in memory
 _FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -80,7 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if url.netloc:  # asked as a proxy: for something that is not on this machine
                 raise _Refusal(HTTPStatus.FORBIDDEN, "Offline")
-            if match := _API.fullmatch(url.path):
+            if url.path == "/api/repos/create":
+                self._send_json({"url": _create(self.folder, self.headers, json.loads(body))})
+            elif url.path == "/api/validate-yaml":
+                self._send_json({"errors": [], "warnings": []})
+            elif match := _API.fullmatch(url.path):
                 kind, name, question, revision, rest = map(unquote, match.groups(""))
                 repository = self._repository(kind, name)
                 if question == "tree":
@@ -89,6 +95,12 @@ class _Handler(BaseHTTPRequestHandler):
                 elif question == "paths-info":
                     wanted = parse_qs(body.decode())["paths"]
                     answer = [_entry(repository, p) for p in wanted if (repository / p).exists()]
+                elif question == "preupload":
+                    answer = {"files": [_as_it_is(file) for file in json.loads(body)["files"]]}
+                elif question == "commit":
+                    commit = _write(repository, body, _commit(name, revision))
+                    address = f"http://{self.headers['Host']}/{name}/commit/{commit}"
+                    answer = {"commitUrl": address, "commitOid": commit}
                 elif question == "commits":
                     answer = _commits(name, revision)
                 elif question == "discussions":
@@ -174,6 +186,30 @@ def _place(repository: Path, name: str, revision: str, file: str) -> Path:
         if revision in (reference, _commit(name, reference)) and (pull / file).is_file():
             return (pull / file).resolve()
     return (repository / file).resolve()
+
+
+def _create(folder: Path, headers: Any, asked: dict[str, Any]) -> str:
+    """Make a repository for a model if a token was sent, and return its address."""
+    if headers.get("Authorization") != "Bearer hf_right":
+        raise _Refusal(HTTPStatus.UNAUTHORIZED, "Unauthorized")
+    name = f"{asked['organization']}/{asked['name']}"
+    (folder / "models" / name).mkdir(parents=True, exist_ok=True)
+    return f"http://{headers['Host']}/{name}"
+
+
+def _as_it_is(file: dict[str, Any]) -> dict[str, Any]:
+    """Ask for a file in the commit itself, not in a storage for large ones."""
+    return {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+
+
+def _write(repository: Path, body: bytes, commit: str) -> str:
+    """Write the files of a commit, a line of JSON each, and return the commit."""
+    for line in map(json.loads, body.splitlines()):
+        if line["key"] == "file":
+            path = repository / line["value"]["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(line["value"]["content"]))
+    return commit
 
 
 def _pull_requests(repository: Path, name: str, kind: str) -> dict[str, Any]:

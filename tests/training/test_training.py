@@ -7,6 +7,7 @@ import os
 import pty
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from safetensors.torch import load_file, save_file
 from revela.common.errors import RevelaError
 from revela.config.steps import Experiment, Lora
 from revela.encoder import add_lora, load_model, load_tokenizer
+from revela.encoding import write_encoding
+from revela.release import check
 from revela.text import batching, pairs
 from revela.training import trainer as training
 from revela.training.base import BaseTrainer, training_arguments
@@ -172,6 +175,34 @@ def test_adapters_do_not_copy_their_input_under_autocast(backbone):
         found.append((kinds, output))
     assert [kinds for kinds, _ in found] == [[torch.float32], [torch.bfloat16]]
     assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_folder_that_encodes_otherwise_elsewhere_is_kept_apart(
+    backbone, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "check_folder", check.check_folder)
+    settings = experiment(backbone, steps=2, warmup_steps=1, encoding={"pooling": "mean"})
+
+    def other(folder, tokenizer, encoding, *more):
+        write_encoding(folder, tokenizer, encoding.model_copy(update={"pooling": "cls"}), *more)
+
+    monkeypatch.setattr(training, "write_encoding", other)
+    with pytest.raises(RevelaError, match=r"retriever-unchecked: .* the query short another"):
+        train(settings, data, tmp_path / "m")
+    assert not (tmp_path / "m" / "retriever").exists()
+    assert (tmp_path / "m" / "retriever-unchecked" / "model.safetensors").exists()
+    monkeypatch.setattr(training, "write_encoding", write_encoding)
+    train(settings, data, tmp_path / "m")  # from its last checkpoint
+    assert encoder_of(tmp_path / "m" / "retriever").encoding == settings.encoding
+    assert not (tmp_path / "m" / "retriever-unchecked").exists()
+
+
+def test_lora_on_an_adapter_is_refused(backbone, data, tmp_path):
+    shutil.copytree(backbone, tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    settings = experiment(backbone, lora=LORA, retriever=str(tmp_path / "adapter"))
+    with pytest.raises(RevelaError, match="is an adapter: make it whole by `revela export`"):
+        train(settings, data, tmp_path / "m")
 
 
 def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):

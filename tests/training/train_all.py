@@ -12,8 +12,9 @@ from revela import cli
 from revela.attention import losses
 from revela.common.errors import RevelaError
 from revela.config.steps import Experiment
+from revela.release import check_folder
+from revela.training import trainer
 from revela.training.objectives.revela import Revela
-from revela.training.trainer import train
 
 
 def diverge(rank: int) -> None:
@@ -34,8 +35,9 @@ for job in json.loads(Path(sys.argv[1]).read_text()):
     if "diverging_rank" in job:
         diverge(job["diverging_rank"])
     settings = Experiment.model_validate(job["settings"])
+    trainer.check_folder = check_folder if job.get("checked") else lambda *_: {}
     try:
-        train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
+        trainer.train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
     except RevelaError as error:
         PartialState().destroy_process_group()
         cli._fail(f"revela: error: {error}")

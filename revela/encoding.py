@@ -1,0 +1,140 @@
+"""How a text becomes a vector, as the files beside a model's weights say it.
+
+They are those of sentence-transformers, so that a folder gives the same vectors there: modules,
+prompts and similarity. The end-of-sequence token and the maximum length are the tokenizer's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from revela.attention import zero
+from revela.common.errors import RevelaError
+from revela.common.hub import read_json
+from revela.config.steps import Encoding
+
+_POOLING = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+# Until version 5 of sentence-transformers each mode had a switch of its own.
+_SWITCHES = {
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+}
+_SIMILARITIES = {"cosine": True, "dot": False, None: True}  # whether embeddings are normalized
+_MAX_LENGTH = 2048  # tokens of a text in evaluation, as in the paper
+_NO_LIMIT = 1_000_000  # a tokenizer without a maximum length has a larger one
+
+
+def read_encoding(
+    name: str, revision: str | None, tokenizer: Any
+) -> tuple[Encoding, int | None] | None:
+    """Return what the files of a folder or a hub model say: its encoding, and its maximum length.
+
+    None if it has no files of sentence-transformers.
+
+    Raises:
+        RevelaError: the files describe an encoding that `Encoder` does not have.
+    """
+    modules = read_json(name, "modules.json", revision)
+    if modules is None:
+        return None
+    folders = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+    known = {"Transformer", "Pooling", "Normalize"}
+    if wrong := (set(folders) - known) or ({"Transformer", "Pooling"} - set(folders)):
+        verb = "is not supported" if wrong <= set(folders) else "is missing"
+        raise RevelaError(f"model {name!r}: sentence-transformers module {min(wrong)} {verb}")
+    pooling = read_json(name, f"{folders['Pooling']}/config.json", revision) or {}
+    switched = [_SWITCHES.get(key, key) for key, on in pooling.items() if "mode_" in key and on]
+    mode = str(pooling.get("pooling_mode") or ", ".join(switched))
+    settings = read_json(name, "config_sentence_transformers.json", revision) or {}
+    similarity = settings.get("similarity_fn_name")
+    for what, value, allowed in (
+        ("pooling", mode, _POOLING),
+        ("similarity", similarity, _SIMILARITIES),
+        ("include_prompt", pooling.get("include_prompt", True), {True}),
+    ):
+        if value not in allowed:
+            raise RevelaError(f"model {name!r}: {what} {value!r} is not supported")
+    prompts = settings.get("prompts") or {}
+    passages = [prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)]
+    length = (read_json(name, "sentence_bert_config.json", revision) or {}).get("max_seq_length")
+    encoding = Encoding(
+        query_prefix=prompts.get("query") or "",
+        passage_prefix=passages[0] if passages else "",
+        pooling=_POOLING[mode],
+        append_eos=appends_eos(tokenizer),
+        normalize="Normalize" in folders or _SIMILARITIES[similarity],
+    )
+    length = length or tokenizer.model_max_length
+    return encoding, length if length < _NO_LIMIT else None
+
+
+def appends_eos(tokenizer: Any) -> bool:
+    """Tell whether a tokenizer itself ends every text with its end-of-sequence token."""
+    return tokenizer("")["input_ids"][-1:] == [tokenizer.eos_token_id]
+
+
+def write_encoding(
+    folder: Path, tokenizer: Any, encoding: Encoding, positions: int, longest: int
+) -> None:
+    """Add to a folder of weights what makes it a model of sentence-transformers.
+
+    Args:
+        folder: weights or an adapter, as `save_pretrained` leaves them.
+        tokenizer: of the backbone; the folder gets a copy that strips texts and appends the EOS.
+        encoding: of the model.
+        positions: that the backbone has.
+        longest: text in tokens that the model was trained on.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    limit = min(positions, tokenizer.model_max_length, max(longest, _MAX_LENGTH))
+    _standalone(tokenizer, encoding.append_eos, limit).save_pretrained(folder)
+    with zero.unsharded():
+        transformer = modules.Transformer(
+            str(folder),
+            # The weights are in the folder already, their shapes suffice.
+            model_kwargs={"device_map": "meta"},
+            # Without it texts become chat messages where the tokenizer has a template for them.
+            modality_config={
+                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+            },
+            module_output_name="token_embeddings",
+        )
+    vars(transformer)["save"] = transformer.save_config
+    mode = next(theirs for theirs, ours in _POOLING.items() if ours == encoding.pooling)
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), mode)
+    SentenceTransformer(
+        modules=[transformer, pooling, *([modules.Normalize()] if encoding.normalize else [])],
+        prompts={"query": encoding.query_prefix, "document": encoding.passage_prefix},
+        similarity_fn_name="cosine" if encoding.normalize else "dot",
+        device="meta",
+    ).save(str(folder), create_model_card=False)
+
+
+def _standalone(tokenizer: Any, append_eos: bool, max_length: int) -> Any:
+    """Return a copy of a fast tokenizer that needs no code around it: it strips and appends."""
+    from tokenizers import Tokenizer, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    strip = normalizers.Strip()
+    backend.normalizer = normalizers.Sequence([strip, *filter(None, [backend.normalizer])])
+    if append_eos and not appends_eos(tokenizer):
+        # What comes before a text, and the EOS behind it, must be one template.
+        encoded = backend.encode("x")
+        before = encoded.tokens[: encoded.special_tokens_mask.index(0)]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", tokenizer.eos_token],
+            special_tokens=[(t, backend.token_to_id(t)) for t in {*before, tokenizer.eos_token}],
+        )
+    copy = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=max_length,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+        **tokenizer.special_tokens_map,
+    )
+    # Else AutoProcessor takes Qwen2's own class, whose normalizer is not that of the file.
+    copy._set_processor_class("PreTrainedTokenizerFast")
+    return copy

@@ -1,0 +1,107 @@
+"""Whether sentence-transformers alone gives a retriever's folder the vectors that Revela gives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from revela.attention import zero
+from revela.common.errors import RevelaError
+from revela.config.names import ModelRef
+from revela.config.steps import EncoderModel
+from revela.encoder import load_encoder, load_encoding, token_ids
+
+_SAME = 0.9999  # cosine
+_TIED = 1e-4  # similarities that differ less are ties, as a share of the largest
+_ROLES: tuple[Literal["query", "passage"], ...] = ("query", "passage")
+_SENTENCE = "The queue holds jobs until a worker is free; naïve workers take the oldest (作业 №7)."
+_LENGTH = 8192  # tokens of a text that no model without a maximum length needs to exceed
+
+
+def texts_to_compare(length: int) -> dict[str, str]:
+    """Return texts of all kinds, by what they are; the last one has more tokens than `length`."""
+    return {
+        "short": "jobs",
+        "with spaces around it": "  how to close a socket \n",
+        "of one sentence": _SENTENCE,
+        "of whitespace": " \n\t ",
+        "that is empty": "",
+        "that is code": "def first(rows):\n    return rows[0] if rows else None\n",
+        "long": " ".join(f"{n}. {_SENTENCE}" for n in range(12)),
+        "that is truncated": " ".join(map(str, range(length))),
+    }
+
+
+def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[str, float]:
+    """Encode a few texts here and in a process that has sentence-transformers alone.
+
+    Both compute in float32 on the CPU, so that the GPUs of a training may be full.
+
+    Args:
+        folder: a model of sentence-transformers.
+        reference: what is loaded here; the folder itself by default.
+
+    Returns:
+        The cosine of each text's two vectors; lower where their lengths differ.
+
+    Raises:
+        RevelaError: sentence-transformers cannot load the folder, gives a text another vector, or
+            ranks the texts in another order.
+    """
+    model = reference or EncoderModel(kind="encoder", retriever=ModelRef(str(folder)))
+    with zero.unsharded():
+        encoder = load_encoder(model, "float32", "cpu")
+    length = load_encoding(model)[2] or _LENGTH
+    texts = texts_to_compare(length)
+    for role in _ROLES:  # neither encodes a text without a single token
+        ids = token_ids(encoder.tokenizer, list(texts.values()), role, encoder.encoding, length)
+        texts = {name: text for (name, text), row in zip(texts.items(), ids, strict=True) if row}
+    ours = {role: encoder.encode(list(texts.values()), role, length) for role in _ROLES}
+    (theirs,) = encode_alone([folder], list(texts.values()))
+    cosines = {
+        f"{role} {name}": value
+        for role in _ROLES
+        for name, value in zip(texts, _alike(ours[role], theirs[role]).tolist(), strict=True)
+    }
+    for text, cosine in cosines.items():
+        if not cosine >= _SAME:  # NaN is not either
+            raise RevelaError(
+                f"{folder}: sentence-transformers gives the {text} another vector than Revela "
+                f"(cosine {cosine:.5f})"
+            )
+    order = (ours["query"] @ ours["passage"].T).argsort(dim=1, descending=True)
+    scores = theirs["similarity"].gather(1, order)
+    risen = (scores.diff(dim=1) > _TIED * scores.abs().max()).any(dim=1)
+    if bool(risen.any()):
+        query = list(texts)[int(risen.nonzero()[0])]
+        raise RevelaError(
+            f"{folder}: sentence-transformers ranks passages for the query {query} otherwise than "
+            "Revela"
+        )
+    return cosines
+
+
+def _alike(ours_ND: Tensor, theirs_ND: Tensor) -> Tensor:
+    """Return (N,) cosines, times how much alike the lengths are."""
+    squares = ours_ND.square().sum(1) + theirs_ND.square().sum(1)
+    return 2 * (ours_ND * theirs_ND).sum(1) / squares
+
+
+def encode_alone(folders: list[Path], texts: list[str]) -> list[dict[str, Tensor]]:
+    """Return what `alone.py` prints of each folder: embeddings (N, D), similarities (N, N).
+
+    Raises:
+        RevelaError: it fails.
+    """
+    script = Path(__file__).with_name("alone.py")
+    command = [sys.executable, "-P", str(script), *map(str, folders)]  # -P: without this folder
+    ran = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True)
+    if ran.returncode:
+        why = ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"]
+        raise RevelaError(f"{folders[-1]}: sentence-transformers cannot load it: {why[-1]}")
+    lines = ran.stdout.splitlines()[-len(folders) :]
+    return [{k: torch.tensor(v) for k, v in json.loads(line).items()} for line in lines]

@@ -1,0 +1,35 @@
+"""`revela export` and `revela push`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+Model = Annotated[Path, typer.Argument(help="Folder of a trained retriever.")]
+
+
+@app.command()
+def export(model: Model, output: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
+    """Write a retriever as one folder for sentence-transformers, LoRA merged into the backbone."""
+    from revela.release.merge import export as run
+
+    cosines = run(model, output)
+    print(f"{output}: as here in sentence-transformers, cosines ≥ {min(cosines.values()):.6f}")
+
+
+@app.command()
+def push(
+    model: Model,
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="As ORGANISATION/NAME.")],
+    private: Annotated[bool, typer.Option("--private", help="Create it as private.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files only.")] = False,
+) -> None:
+    """Upload a retriever to the Hugging Face hub, with HF_TOKEN of the environment."""
+    from revela.release.upload import push as run
+
+    files = run(model, repository, private, dry_run)
+    for name, size in files.items():
+        print(f"{size:>13,}  {name}")
+    print(f"{repository}: {len(files)} files", "would be uploaded" if dry_run else "uploaded")

@@ -1,0 +1,36 @@
+"""A retriever's folder that needs no other one: LoRA weights are merged into the backbone."""
+
+import shutil
+from pathlib import Path
+
+from revela.common.errors import RevelaError
+from revela.common.outputs import atomic_output
+from revela.config.names import ModelRef
+from revela.config.steps import EncoderModel
+from revela.encoder import load_encoder
+from revela.release.card import make_card
+from revela.release.check import check_folder
+
+
+def export(model: Path, output: Path) -> dict[str, float]:
+    """Write a trained retriever with all its weights, in float32.
+
+    Returns:
+        The cosines of `check_folder`: the new folder in sentence-transformers, the old one here.
+
+    Raises:
+        RevelaError: the folder is no retriever, or sentence-transformers encodes otherwise; nothing
+            is written then.
+    """
+    if not (model / "modules.json").is_file():
+        raise RevelaError(f"{model}: no retriever of `revela train`: it has no modules.json")
+    trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
+    merged = load_encoder(trained, "float32", "cpu").model
+    with atomic_output(output) as folder:
+        shutil.copytree(
+            model, folder, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors*", ".*")
+        )
+        merged.save_pretrained(folder)
+        if card := make_card(model, str(output)):
+            (folder / "README.md").write_text(card, encoding="utf-8")
+        return check_folder(folder, trained)

@@ -1,0 +1,65 @@
+"""A retriever's folder on the Hugging Face hub."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from revela.common.errors import RevelaError
+from revela.common.hub import explained
+from revela.config.names import ModelRef
+from revela.release.card import make_card
+from revela.release.check import check_folder
+
+
+def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[str, int]:
+    """Upload a retriever in one commit, with a card that says how to load it from the hub.
+
+    Returns:
+        The size in bytes of each file.
+
+    Raises:
+        RevelaError: the folder is no retriever, sentence-transformers encodes otherwise, its
+            adapter belongs to a backbone that others cannot load, HF_TOKEN is not set, or the hub
+            refuses.
+    """
+    if not (folder / "modules.json").is_file():
+        raise RevelaError(f"{folder}: no retriever of `revela train`: it has no modules.json")
+    token = os.environ.get("HF_TOKEN")
+    if not (token or dry_run):
+        raise RevelaError("set HF_TOKEN in the environment to upload")
+    if (folder / "adapter_config.json").is_file():
+        base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        if not ModelRef(base).is_hub_name:
+            raise RevelaError(
+                f"{folder}: is an adapter of {base!r}, which is not on the hub: "
+                "push what `revela export` writes"
+            )
+    check_folder(folder)
+    card = make_card(folder, repository) or _card_at(folder / "README.md", repository)
+    files: dict[str, Path | bytes] = {
+        str(path.relative_to(folder)): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")  # as Snakemake's .snakemake_timestamp
+    }
+    files["README.md"] = card.encode()
+    if not dry_run:
+        api = HfApi(token=token)
+        added = [CommitOperationAdd(name, content) for name, content in files.items()]
+        with explained("model", repository):
+            api.create_repo(repository, private=private, exist_ok=True)
+            api.create_commit(repository, added, commit_message="Upload a retriever")
+    return {
+        name: len(content) if isinstance(content, bytes) else content.stat().st_size
+        for name, content in files.items()
+    }
+
+
+def _card_at(file: Path, repository: str) -> str:
+    """Return a folder's own card, its usage example made for the hub."""
+    if not file.is_file():
+        raise RevelaError(f"{file}: a model card is missing")
+    text = file.read_text(encoding="utf-8")
+    return re.sub(r'SentenceTransformer\("[^"]*"\)', f'SentenceTransformer("{repository}")', text)

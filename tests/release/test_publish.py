@@ -1,0 +1,164 @@
+"""A retriever's model card, and its upload to a hub."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from typer.testing import CliRunner
+
+from revela.cli import app
+from revela.common.errors import RevelaError
+from revela.common.outputs import write_json
+from revela.encoder import load_model, load_tokenizer
+from revela.encoding import write_encoding
+from revela.release import upload
+from revela.release.card import make_card
+from revela.training.callbacks import save_model
+from tests.rehearsal import hub
+from tests.release.test_release import experiment
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def retriever(backbone, tmp_path, monkeypatch) -> Path:
+    """A retriever as a training leaves it, with the manifests of its data, and a score."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backbone").mkdir()
+    shutil.copytree(backbone, tmp_path / "backbone" / "small")
+    card = "---\nlicense: apache-2.0\n---\nSmall."
+    (tmp_path / "backbone" / "small" / "README.md").write_text(card)
+    results = tmp_path / "results"
+    settings = experiment(Path("backbone/small"), lora=None)
+    folder = results / "models" / "mine" / "retriever"
+    tokenizer = load_tokenizer("backbone/small")
+    save_model(load_model("backbone/small"), tokenizer, folder, writes=True)
+    write_encoding(folder, tokenizer, settings.encoding, 512, settings.max_length)
+    write_json(
+        folder.parent / "manifest.json",
+        {
+            "settings": settings.model_dump(mode="json"),
+            "inputs": {"results/batches/b.parquet": "0"},
+            "steps": 7,
+            "gpus": 2,
+            "gpu_hours": 1.25,
+            "revela": "0.1.0",
+            "git_commit": "abc",
+        },
+    )
+    made = {
+        "batches/b": ({"corpora": ["c", "d"]}, ["chunks/c.parquet", "chunks/d.parquet"]),
+        "chunks/c": ({"source": "hub", "dataset": "some/texts"}, []),
+        "chunks/d": ({"source": "files", "path": "/home/me/texts"}, []),
+    }
+    for name, (of, inputs) in made.items():
+        found = {"settings": of, "inputs": {f"results/{path}": "0" for path in inputs}}
+        write_json(results / f"{name}.manifest.json", found)
+    write_json(results / "scores/mine/SciFact.json", {"task": "SciFact", "ndcg_at_10": 0.5})
+    write_json(results / "scores/mine/SciFact.manifest.json", {})
+    return folder
+
+
+def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path):
+    text = make_card(retriever, str(retriever))
+    data = ModelCard(text).data
+    assert (data.license, data.base_model) == ("apache-2.0", None)
+    assert (data.library_name, data.datasets) == ("sentence-transformers", ["some/texts"])
+    (result,) = data.eval_results
+    assert (result.dataset_name, result.metric_value) == ("SciFact", 0.5)
+    assert "| SciFact | 50.0 |" in text
+    assert "Data: c (some/texts); d (files)." in text
+    assert "7 steps, 1.25 GPU-hours; revela 0.1.0, commit abc." in text
+    assert "/home/me" not in text
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
+    assert re.fullmatch(r"tensor\(\[\[\S+, +\S+\]\]\)\n", ran.stdout), ran.stderr
+    assert "retriever: small" in text
+    step = shutil.copytree(retriever, retriever.parent / "steps" / "3")
+    assert ModelCard(make_card(step, "x")).data.model_name == "mine@3"
+    shutil.copytree(retriever, tmp_path / "elsewhere" / "copy")
+    assert make_card(tmp_path / "elsewhere" / "copy", "x") is None
+
+
+def push(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["push", *map(str, arguments)])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(upload, "HfApi", None)
+    (retriever / ".snakemake_timestamp").touch()
+    told = push(retriever, "some/mine", "--dry-run").splitlines()
+    assert ".snakemake_timestamp" not in str(told)
+    assert {line.split()[1] for line in told[:-1]} >= {
+        "README.md",
+        "model.safetensors",
+        "modules.json",
+        "1_Pooling/config.json",
+    }
+    assert told[-1] == f"some/mine: {len(told) - 1} files would be uploaded"
+    with pytest.raises(RevelaError, match="set HF_TOKEN in the environment to upload"):
+        push(retriever, "some/mine")
+
+
+def test_what_others_could_not_load_is_not_pushed(retriever, tmp_path):
+    with pytest.raises(RevelaError, match=r"no retriever of `revela train`"):
+        push(tmp_path / "backbone" / "small", "some/mine", "--dry-run")
+    (retriever / "adapter_config.json").write_text('{"base_model_name_or_path": "results/x"}')
+    with pytest.raises(RevelaError, match=r"an adapter of 'results/x', which is not on the hub"):
+        push(retriever, "some/mine", "--dry-run")
+    (retriever / "adapter_config.json").unlink()
+    (retriever / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(RevelaError, match="pooling '' is not supported"):
+        push(retriever, "some/mine", "--dry-run")
+    copy = tmp_path / "copy"
+    shutil.copytree(retriever, copy)
+    with pytest.raises(RevelaError, match=r"README\.md: a model card is missing"):
+        upload._card_at(copy / "README.md", "some/mine")
+
+
+def test_an_upload_loads_from_the_hub(retriever, tmp_path):
+    with hub.serving(tmp_path / "hub") as address:
+        environment = os.environ | {
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "PYTHONPATH": str(ROOT),
+        }
+
+        def run(token: str, *command: str) -> subprocess.CompletedProcess:
+            return subprocess.run(
+                [sys.executable, *command],
+                capture_output=True,
+                text=True,
+                env=environment | {"HF_TOKEN": token},
+            )
+
+        command = ["-m", "revela", "push", str(retriever), "some/mine"]
+        refused = run("hf_wrong", *command)
+        assert refused.returncode == 1
+        assert refused.stderr.splitlines()[-1].startswith("revela: error: model 'some/mine'")
+        pushed = run("hf_right", *command)
+        assert pushed.returncode == 0, pushed.stderr
+        assert "uploaded" in pushed.stdout
+        assert "hf_" not in pushed.stdout + pushed.stderr + refused.stdout + refused.stderr
+        there = tmp_path / "hub" / "models" / "some" / "mine"
+        for file in retriever.rglob("*.*"):
+            if file.is_file():
+                assert (there / file.relative_to(retriever)).read_bytes() == file.read_bytes()
+        (example,) = re.findall(
+            r"```python\n(.*?)```", (there / "README.md").read_text(), re.DOTALL
+        )
+        assert 'SentenceTransformer("some/mine")' in example
+        assert run("", "-c", example).stdout.startswith("tensor([[")
+    assert json.loads((there / "modules.json").read_text())
