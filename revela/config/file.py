@@ -226,7 +226,7 @@ class Config(steps.Settings):
         if section == "models" and not entry:
             return self.local_models("experiments", ModelName.parse(name).training)
         refs = [ref for _, ref in entry or () if isinstance(ref, ModelRef) and ref.is_folder]
-        return [Path(ref) for ref in refs if not ref.startswith("results/")]
+        return [Path(ref) for ref in refs if not paths.is_made_here(ref)]
 
     def check_local(self) -> None:
         """Look for the files and folders that the entries name.

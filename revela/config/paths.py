@@ -22,6 +22,11 @@ embeddings = "results/embeddings/{}/{}".format  # of a model and a task; kept wh
 bench = "results/bench/{}.csv".format  # the measurements that a figure is drawn from
 
 
+def is_made_here(path: str) -> bool:
+    """Tell whether a path is one of a result."""
+    return path.startswith("results/")
+
+
 def made(section: str, name: str) -> str:
     """Return what an entry makes."""
     return MADE[section].format(name)

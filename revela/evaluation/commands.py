@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from revela.common.outputs import write_json, write_text
+from revela.common.outputs import atomic_output, write_json, write_text
 from revela.config import steps
 from revela.step import Made, Output, step
 
@@ -43,6 +43,7 @@ def evaluate(
     run: Annotated[Path | None, typer.Option(help="TREC run to write.")] = None,
     queries: Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The task's collection, if local.")] = None,
+    mteb: Annotated[Path | None, typer.Option(help="Folder to write: mteb's own results.")] = None,
     embeddings: Annotated[
         Path | None, typer.Option(help="Folder to move embeddings to, which are else deleted.")
     ] = None,
@@ -52,6 +53,8 @@ def evaluate(
     name: Name = "model",
 ) -> Made:
     """Evaluate a retriever on a task."""
+    from mteb import ResultCache
+
     from revela.common.hub import commit
     from revela.config.local import collection_files
     from revela.evaluation import measure
@@ -64,6 +67,9 @@ def evaluate(
     for path, text in ((run, found.run), (queries, found.queries)):
         if path:
             write_text(path, text)
+    if mteb:
+        with atomic_output(mteb) as temporary:
+            ResultCache(temporary).save_to_cache(found.result, searcher.mteb_model_meta)
     write_json(output, found.scores)
     if model.kind == "encoder":
         if embeddings:

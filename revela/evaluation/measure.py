@@ -78,12 +78,14 @@ class Measured:
         run: lines of a TREC run; a query of several subsets is called `split/subset/query`.
         queries: CSV of each query's nDCG@10: subset, query, ndcg_at_10.
         unjudged: queries without a relevant document, which do not count.
+        result: mteb's own result of the task.
     """
 
     scores: dict[str, Any]
     run: str
     queries: str
     unjudged: int
+    result: Any
 
 
 def evaluate(searcher: Any, task: Any) -> Measured:
@@ -145,6 +147,7 @@ def evaluate(searcher: Any, task: Any) -> Measured:
         "".join(run),
         table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
         unjudged,
+        result,
     )
 
 

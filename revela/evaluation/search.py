@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from revela.common.errors import RevelaError
+from revela.config import paths
 from revela.config.steps import EncoderModel, Encoding, MtebBenchmark, RetrievalBenchmark
 from revela.encoder import Encoder, devices, load_encoder, load_encoding, native_dtype
 from revela.evaluation.bm25 import Bm25s
@@ -46,7 +47,7 @@ class DenseSearch:
             folder: where the shards are kept for a restart.
             similar: shards of another corpus, whose passages are not encoded again.
         """
-        from mteb.models.model_meta import ModelMeta
+        from mteb.models.model_meta import ModelMeta, ScoringFunction
 
         self.model = model
         self.suite = suite
@@ -55,14 +56,31 @@ class DenseSearch:
         _, self.encoding, longest = load_encoding(model)
         self.max_length = min(suite.max_length, longest or suite.max_length)
         self.bm25 = Bm25s() if model.times_bm25 else None
+        similarity = "cosine" if self.encoding.normalize else "dot"
         self.mteb_model_meta = ModelMeta.create_empty(
-            {"name": f"revela/{name}", "revision": revision}
+            {
+                "name": f"revela/{name}",
+                "revision": revision,
+                "max_tokens": self.max_length,
+                "open_weights": True,
+                "framework": ["PyTorch", "Transformers", "safetensors"],
+                "similarity_fn_name": ScoringFunction(similarity),
+                "use_instructions": bool(self.encoding.query_prefix),
+                # What is trained here has seen raw text alone; of others it is not known.
+                "training_datasets": set() if paths.is_made_here(model.retriever) else None,
+            }
         )
 
     @functools.cached_property
     def encoder(self) -> Encoder:
         """The encoder on the first device."""
-        return load_encoder(self.model, self.suite.precision, devices()[0])
+        encoder = load_encoder(self.model, self.suite.precision, devices()[0])
+        size = {
+            "n_parameters": sum(weight.numel() for weight in encoder.model.parameters()),
+            "embed_dim": encoder.model.config.hidden_size,
+        }
+        self.mteb_model_meta = self.mteb_model_meta.model_copy(update=size)
+        return encoder
 
     def index(self, corpus: Any, *, hf_split: str, hf_subset: str, **rest: Any) -> None:
         """Encode a corpus into shards, or reuse those that an interrupted call left."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 import mteb
 import pytest
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
+from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
@@ -30,6 +31,7 @@ from revela.config.steps import (
 )
 from revela.encoder import load_tokenizer
 from revela.encoding import write_encoding
+from revela.evaluation import commands
 from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task, local_task
 from revela.evaluation.pydocs import standard_library_functions, write_task
@@ -112,6 +114,36 @@ def test_a_run_keeps_the_best_hundred_and_ties_as_trec_eval_ranks_them(collectio
     even, odd = ([f"d{n:03}" for n in range(start, -1, -2)] for start in (148, 149))
     assert [row[2] for row in rows] == [*even, *odd][:100]
     assert found.scores["ndcg_at_10"] == 1
+
+
+def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
+    model, folder = model_of(backbone), tmp_path / "mteb"
+    commands.evaluate(
+        "tiny-task",
+        model,
+        SUITE,
+        tmp_path / "scores.json",
+        tmp_path / "cache",
+        folder=collection,
+        mteb=folder,
+        name="mine",
+    )
+    (found,) = mteb.ResultCache(folder).load_results(include_remote=False).model_results
+    (result,) = found.task_results
+    own = json.loads((tmp_path / "scores.json").read_text())
+    assert result.task_name == "tiny-task"
+    assert result.scores["test"][0]["ndcg_at_10"] == own["ndcg_at_10"]
+    assert (found.model_name, found.model_revision) == (
+        "revela/mine",
+        evaluation.revision_of(model),
+    )
+    (path,) = folder.rglob("model_meta.json")
+    meta = json.loads(path.read_text())
+    weights = load_file(backbone / "model.safetensors").values()
+    assert meta["n_parameters"] == sum(weight.size for weight in weights)
+    assert (meta["embed_dim"], meta["max_tokens"]) == (16, 64)
+    assert meta["similarity_fn_name"] == "cosine"
+    assert meta["training_datasets"] is None  # not known of what is not trained here
 
 
 def test_subsets_are_told_apart_and_their_mean_is_the_score(collection, tmp_path):

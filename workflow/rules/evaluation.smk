@@ -33,6 +33,7 @@ rule evaluate:
         scores="results/scores/{model}/{task}.json",
         queries="results/scores/{model}/{task}.queries.csv",
         run="results/runs/{model}/{task}.trec",
+        mteb=directory("results/mteb/{model}/{task}"),
     log:
         "results/logs/evaluate/{model}.{task}.log",
     wildcard_constraints:
@@ -51,6 +52,7 @@ rule evaluate:
         "revela evaluate {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
         " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
         " --scores {output.scores:q} --queries {output.queries:q} --run {output.run:q}"
+        " --mteb {output.mteb:q}"
         " {params.sharing} | record {log:q} && mkdir -p {output.embeddings:q}"
 
 
