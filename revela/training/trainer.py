@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.trainer_pt_utils import get_model_param_count
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.config.steps import Experiment
 from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
 from revela.training.base import BaseTrainer, start, training_arguments
@@ -16,7 +16,7 @@ from revela.training.collators import BatchCollator, PairCollator, load_rows
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
-from revela.training.schedule import check_steps, warmup_decay
+from revela.training.schedule import warmup_decay
 
 
 def train(
@@ -58,18 +58,15 @@ def train(
             label_names=[],
             average_tokens_across_devices=False,
         )
-        rows = load_rows(data)
+        on_pairs = experiment.objective.on_pairs
+        rows = load_rows(data, ("query", "positive") if on_pairs else ("source", "texts"))
         if len(rows) < experiment.batches_per_step:
             raise RevelaError(
                 f"{data}: {len(rows)} rows are fewer than the {experiment.batches_per_step} of one "
                 "step (batches_per_step)"
             )
-        check_steps(
-            experiment.steps or len(rows) // experiment.batches_per_step,
-            experiment.warmup_steps,
-            similarity_snapshot_steps=experiment.similarity_snapshot_steps,
-            save_retriever_steps=experiment.save_retriever_steps,
-        )
+        with reading(data, "enough for this schedule"):
+            experiment.check_steps(experiment.steps or len(rows) // experiment.batches_per_step)
         module, collate = _build(experiment, zero_stage)
         trainer = _Trainer(
             experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
