@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from revela.common.errors import RevelaError, check_name, errors_at, reading
+from revela.common.outputs import read_json
 from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
 from revela.config.expand import expand
@@ -255,6 +256,21 @@ class Config(steps.Settings):
                 for folder in self.local_models(section, name):
                     with errors_at(f"{section}.{name}"):
                         model_files(folder)
+
+    def check_trained(self) -> None:
+        """Look for all files of the trainings that are done, which Snakemake sees as folders.
+
+        Raises:
+            RevelaError: one is gone.
+        """
+        for name in self.experiments:
+            retriever = Path(paths.made("experiments", name))
+            folder = retriever.parent
+            done = retriever.is_dir() and (folder / "manifest.json").exists()
+            for file in read_json(folder / "manifest.json").get("files", []) if done else ():
+                if not (folder / file).exists():
+                    advice = f"put it back, or remove {retriever} to train again"
+                    raise RevelaError(f"{folder / file}: is gone: {advice}")
 
 
 def _weights(entry: steps.Settings | None) -> dict[str, ModelRef]:

@@ -101,7 +101,8 @@ def draw_pretraining(figure: PretrainingFigure, logs: dict[str, Path]) -> Figure
     _plot(axis, training, "training")
     _plot(axis, log["held_out_loss"].dropna(), "held out")
     axis.set(xlabel="million tokens", ylabel="loss (nats per token)")
-    axis.set_ylim(top=training.iloc[:51].iloc[-1])
+    if len(training) > 51:  # else its steep beginning is all there is
+        axis.set_ylim(top=training.iloc[50])
     axis.legend()
     return drawing
 

@@ -18,6 +18,9 @@ from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
 from revela.training.schedule import warmup_decay
 
+MADE = ("retriever", "language_model", "steps")
+"""Folders that a training writes."""
+
 
 def train(
     experiment: Experiment,
@@ -89,7 +92,9 @@ def train(
             tokenizer = load_tokenizer(str(experiment.language_model))
             save_model(module.language_model, tokenizer, output / "language_model", writes)
         trained = get_model_param_count(module, trainable_only=True)
-        trainer.finish(output, experiment, inputs, trainable_parameters=trained)
+        made = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
+        files = sorted(str(file.relative_to(output)) for file in made)
+        trainer.finish(output, experiment, inputs, trainable_parameters=trained, files=files)
 
 
 def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
