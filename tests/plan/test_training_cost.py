@@ -105,5 +105,5 @@ def test_the_settings_change_with_these_trainings_only(monkeypatch):
     assert len(trained) == 13
     raw["experiments"]["revela-fineweb-1b"]["seed"] = 7
     assert parse_config(raw, "config.yaml").resolved("costs", "training_cost").dump() == settings
-    raw["experiments"]["revela-wiki-3b"]["steps"] = 7
+    raw["experiments"]["revela-wiki-3b"]["steps"] = 7000
     assert parse_config(raw, "config.yaml").resolved("costs", "training_cost").dump() != settings
