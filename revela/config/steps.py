@@ -509,7 +509,7 @@ class TextsBenchmark(Benchmark):
     corpus: CorpusName
     tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
     max_queries: Positive = 500
-    max_length: Positive = 512
+    max_length: Tokens = 512
     seed: Natural = 0
 
 
