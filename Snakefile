@@ -5,9 +5,6 @@ snakemake --cores 8 results/tables/coir.csv
 """
 
 
-configfile: "config.yaml"
-
-
 include: "workflow/rules/common.smk"
 include: "workflow/rules/text.smk"
 include: "workflow/rules/training.smk"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
@@ -24,7 +25,6 @@ from revela.training.commands import app as training
 app = typer.Typer(
     help="Dense retriever learning via language modeling: raw text in, retriever out.",
     epilog="`revela settings CONFIG SECTION NAME` prints what --settings of a step expects.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -33,19 +33,20 @@ for folder in (config, plan, text, training, release, evaluation, search, report
 
 
 def main() -> None:
-    """Run the command line; a `RevelaError` becomes one line and exit code 1."""
+    """Run the command line; a `RevelaError` or a wrong option becomes one line and exit code 1."""
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except RevelaError as error:
         _fail(f"revela: error: {error}")
-    except SystemExit as stop:
-        if stop.code == 128 + signal.SIGINT:  # typer has caught a Ctrl-C
-            print("revela: interrupted", file=sys.stderr)
-        raise
+    except TyperException as error:
+        _fail(f"revela: error: {error.format_message()}")
     except Exception as error:
         if outputs.could_not_write(error):
             _fail(f"revela: error: cannot write: {' '.join(str(error).split())}")
         raise
+    if code == 128 + signal.SIGINT:  # typer has caught a Ctrl-C
+        print("revela: interrupted", file=sys.stderr)
+    sys.exit(code)
 
 
 def _fail(message: str) -> NoReturn:

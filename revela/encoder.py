@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from revela.attention.decoder import causal_decoder, run_packed
 from revela.attention.packing import Packing, flash_takes
-from revela.common.errors import RevelaError, check_name
-from revela.common.hub import converted_revision, explained, read_json
+from revela.common.errors import RevelaError, check_name, errors_at
+from revela.common.hub import converted_revision, explained, read_model_json
+from revela.config.local import model_files
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel, Encoding, Lora
 from revela.encoding import appends_eos, read_encoding
@@ -166,6 +167,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Load a backbone's tokenizer; see `load_model` for the errors."""
     from transformers import AutoTokenizer
 
+    _check_folder(name)
     with explained("model", name):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     if tokenizer.pad_token_id is None:
@@ -190,19 +192,29 @@ def load_model(
     if (Path(name) / "adapter_config.json").exists():
         base = json.loads((Path(name) / "adapter_config.json").read_text())
         return load_adapter(load_model(base["base_model_name_or_path"], causal, dtype=dtype), name)
-    if ModelRef(name).is_folder and not Path(name).is_dir():
-        raise RevelaError(f"model {name!r}: no such folder")
+    _check_folder(name)
     loader = AutoModelForCausalLM if causal else AutoModel
-    options = {"dtype": dtype, "use_safetensors": True}
+    options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     with explained("model", name):
         try:
-            return loader.from_pretrained(name, revision=revision, **options)
+            model, info = loader.from_pretrained(name, revision=revision, **options)
         except OSError as error:
             # Older models have pickled weights only; the hub's own bot has converted most.
             converted = "safetensors" in str(error) and not revision and converted_revision(name)
             if not converted:
                 raise
-            return loader.from_pretrained(name, revision=converted, **options)
+            model, info = loader.from_pretrained(name, revision=converted, **options)
+    # transformers fills them with random numbers; a pooler is not used here.
+    missing = sorted(weight for weight in info["missing_keys"] if "pooler" not in weight)
+    if missing:
+        raise RevelaError(f"model {name!r} lacks {len(missing)} of its weights, e.g. {missing[0]}")
+    return model
+
+
+def _check_folder(name: str) -> None:
+    if (ref := ModelRef(name)).is_folder:
+        with errors_at(f"model {name!r}"):
+            model_files(Path(ref))
 
 
 def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
@@ -244,7 +256,7 @@ def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:
         RevelaError: as `load_model`, or the files describe an encoding that there is not.
     """
     source, revision = model.retriever, None if model.adapter else model.revision
-    if model.adapter and read_json(model.adapter, "modules.json", model.revision):
+    if model.adapter and read_model_json(model.adapter, "modules.json", model.revision):
         source, revision = model.adapter, model.revision
     tokenizer = load_tokenizer(source, revision)
     own, length = read_encoding(source, revision, tokenizer) or (Encoding(), None)
@@ -256,7 +268,8 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
 
     Raises:
-        RevelaError: a target matches no module, or the rank is larger than all of them.
+        RevelaError: a target matches no module or none that can have an adapter, or the rank is
+            larger than all of them.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -273,7 +286,10 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets
     )
-    return get_peft_model(model, config)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise RevelaError(f"lora.targets: {error}") from error
 
 
 def devices() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from revela.attention import zero
 from revela.common.errors import RevelaError
-from revela.common.hub import read_json
+from revela.common.hub import read_model_json
 from revela.config.steps import Encoding
 
 _POOLING = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
@@ -34,7 +34,7 @@ def read_encoding(
     Raises:
         RevelaError: the files describe an encoding that `Encoder` does not have.
     """
-    modules = read_json(name, "modules.json", revision)
+    modules = read_model_json(name, "modules.json", revision)
     if modules is None:
         return None
     folders = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
@@ -42,10 +42,10 @@ def read_encoding(
     if wrong := (set(folders) - known) or ({"Transformer", "Pooling"} - set(folders)):
         verb = "is not supported" if wrong <= set(folders) else "is missing"
         raise RevelaError(f"model {name!r}: sentence-transformers module {min(wrong)} {verb}")
-    pooling = read_json(name, f"{folders['Pooling']}/config.json", revision) or {}
+    pooling = read_model_json(name, f"{folders['Pooling']}/config.json", revision) or {}
     switched = [_SWITCHES.get(key, key) for key, on in pooling.items() if "mode_" in key and on]
     mode = str(pooling.get("pooling_mode") or ", ".join(switched))
-    settings = read_json(name, "config_sentence_transformers.json", revision) or {}
+    settings = read_model_json(name, "config_sentence_transformers.json", revision) or {}
     similarity = settings.get("similarity_fn_name")
     for what, value, allowed in (
         ("pooling", mode, _POOLING),
@@ -56,7 +56,9 @@ def read_encoding(
             raise RevelaError(f"model {name!r}: {what} {value!r} is not supported")
     prompts = settings.get("prompts") or {}
     passages = [prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)]
-    length = (read_json(name, "sentence_bert_config.json", revision) or {}).get("max_seq_length")
+    length = (read_model_json(name, "sentence_bert_config.json", revision) or {}).get(
+        "max_seq_length"
+    )
     encoding = Encoding(
         query_prefix=prompts.get("query") or "",
         passage_prefix=passages[0] if passages else "",

@@ -5,6 +5,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+_SHOWN = 30  # of the names that are allowed
+
 
 class RevelaError(Exception):
     """A mistake in the input, the settings or the surroundings, told in one line.
@@ -15,11 +17,13 @@ class RevelaError(Exception):
 
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
     """Say that `name` is not one of `allowed`, nearest names first."""
-    names = sorted(allowed)
+    names = sorted(set(allowed))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return f"unknown {what} {name!r}; did you mean {' or '.join(map(repr, near))}?"
-    return f"unknown {what} {name!r}; allowed: {', '.join(names) or 'none is defined'}"
+    shown = ", ".join(names[:_SHOWN]) or "none is defined"
+    more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return f"unknown {what} {name!r}; allowed: {shown}{more}"
 
 
 def check_name(where: str, what: str, name: str, allowed: Iterable[str]) -> None:
@@ -39,12 +43,14 @@ def errors_at(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path | str, what: str) -> Iterator[None]:
-    """Name the file in the errors of reading it, as one that is not `what`."""
+    """Name the file in the errors of reading it and its content, as one that is not `what`."""
     try:
         yield
     except OSError as error:
-        raise RevelaError(f"{path}: {error.strerror}") from error
+        raise RevelaError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise RevelaError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
-    except ValueError as error:
+    except KeyError as error:
+        raise RevelaError(f"{path}: not {what}: it lacks {error}") from error
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise RevelaError(f"{path}: not {what}: {' '.join(str(error).split())}") from error

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,7 +63,9 @@ def explain(what: str, name: str, error: BaseException) -> str:
     # Errors of a data set whose fields have changed hold no more than a name.
     if isinstance(error, KeyError) or caused_by(CastError):
         return f"{it} lacks the fields that are expected: {' '.join(text.split())[:200]}"
-    return f"{it} cannot be loaded: {text.splitlines()[0]}"
+    if "ignore_mismatched_sizes" in text:
+        return f"{it} cannot be loaded: its weights have other sizes than its config.json says"
+    return f"{it} cannot be loaded: {textwrap.shorten(text, 300, placeholder=' …')}"
 
 
 def converted_revision(name: str) -> str | None:
@@ -101,7 +104,7 @@ def find_file(name: str, file: str, revision: str | None = None) -> Path | None:
     return None
 
 
-def read_json(name: str, file: str, revision: str | None = None) -> Any | None:
+def read_model_json(name: str, file: str, revision: str | None = None) -> Any | None:
     """Return what a JSON file of a model holds, see `find_file`; None if there is none.
 
     Raises:

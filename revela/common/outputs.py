@@ -39,6 +39,9 @@ def atomic_output(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RevelaError(f"cannot write {path}: {error.strerror}") from error
+    try:
         for stale in path.parent.glob(f".{path.name}.[0-9]*.part"):
             _remove(stale)  # of a process that was killed
         yield temporary
@@ -46,6 +49,9 @@ def atomic_output(path: Path) -> Iterator[Path]:
         for file in (temporary, *temporary.rglob("*")):
             if file.is_file():
                 file.chmod(0o666 & ~_UMASK)
+        if path.exists() and path.is_dir() != temporary.is_dir():
+            kind = "folder" if path.is_dir() else "file"
+            raise RevelaError(f"cannot write {path}: a {kind} of this name is there")
         replace(temporary, path)
     except OSError as error:
         # Only errors of this output: an unreadable input keeps its own message.
@@ -109,14 +115,17 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Read a manifest.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, such as a manifest.
 
     Raises:
-        RevelaError: it cannot be read.
+        RevelaError: it cannot be read, or is none.
     """
-    with reading(path, "JSON"):
-        return json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "a JSON object"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it begins with {json.dumps(found)[:20]}")
+    return found
 
 
 def write_manifest(

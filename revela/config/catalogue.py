@@ -5,6 +5,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from revela.common.errors import reading
+
 
 @functools.cache
 def mteb_task_names() -> frozenset[str]:
@@ -46,8 +48,13 @@ def lm_eval_task_files(folder: str | None = None) -> dict[str, Path]:
 
 
 def lm_eval_data_set(file: Path) -> str | None:
-    """Return the data set that a task's YAML file, or the one that it includes, names."""
-    text = file.read_text(encoding="utf-8")
+    """Return the data set that a task's YAML file, or the one that it includes, names.
+
+    Raises:
+        RevelaError: a file cannot be read.
+    """
+    with reading(file, "a task"):
+        text = file.read_text(encoding="utf-8")
     named = re.search(r"""^dataset_path: *["']?([^\s"']+)""", text, re.MULTILINE)
     included = re.search(r"""^include: *["']?([^\s"']+)""", text, re.MULTILINE)
     if named:

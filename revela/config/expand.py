@@ -73,7 +73,8 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
     A key is one of the experiment or, in brief, of its objective, encoding or lora.
     """
     where, axes = f"experiments.{name}.grid", entry["grid"]
-    if not isinstance(axes, dict) or not all(isinstance(v, list) and v for v in axes.values()):
+    lists = list(axes.values()) if isinstance(axes, dict) else []
+    if not lists or not all(isinstance(values, list) and values for values in lists):
         raise RevelaError(f"{where}: expected keys with lists of values; got {axes!r}")
     points: Grid = {}
     for values in itertools.product(*axes.values()):
@@ -155,7 +156,7 @@ def _with_seeds(experiments: dict[str, Any]) -> dict[str, Any]:
     for name, entry in experiments.items():
         fields = entry if isinstance(entry, dict) else {}
         seeds, first = fields.get("seeds", 1), fields.get("seed", 0)
-        if type(seeds) is not int or type(first) is not int:
+        if type(seeds) is not int or type(first) is not int or seeds > 100:
             continue  # refused by the schema
         for seed in range(first + 1, first + seeds):
             other = str(ModelName(name, seed))

@@ -11,6 +11,7 @@ import graphlib
 import itertools
 import os
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from revela.common.errors import RevelaError, check_name, errors_at, reading
+from revela.common.outputs import read_json
 from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
 from revela.config.expand import expand
@@ -26,7 +28,7 @@ from revela.config.names import ModelName, ModelRef, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import AnyFigure, CostTable, DynamicsFigure, Listing, Table
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
 
 
 class Config(steps.Settings):
@@ -257,6 +259,21 @@ class Config(steps.Settings):
                     with errors_at(f"{section}.{name}"):
                         model_files(folder)
 
+    def check_trained(self) -> None:
+        """Look for all files of the trainings that are done, which Snakemake sees as folders.
+
+        Raises:
+            RevelaError: one is gone.
+        """
+        for name in self.experiments:
+            retriever = Path(paths.made("experiments", name))
+            folder = retriever.parent
+            done = retriever.is_dir() and (folder / "manifest.json").exists()
+            for file in read_json(folder / "manifest.json").get("files", []) if done else ():
+                if not (folder / file).exists():
+                    advice = f"put it back, or remove {retriever} to train again"
+                    raise RevelaError(f"{folder / file}: is gone: {advice}")
+
 
 def _weights(entry: steps.Settings | None) -> dict[str, ModelRef]:
     """Return the weights of this file's entries that an entry uses, by the keys that name them."""
@@ -280,6 +297,8 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                return super().construct_mapping(node, deep)  # which refuses it
             if key in seen:
                 problem = f"key {key!r} stands there twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
@@ -326,8 +345,8 @@ def parse_config(raw: dict[str, Any], source: str) -> Config:
             for name in entries if isinstance(entries, dict) else ():
                 if not isinstance(name, str) or not _NAME.fullmatch(name):
                     raise RevelaError(
-                        f"{section}: a name must be letters, digits, '.', '_' and '-' and begin "
-                        f"with a letter or digit; got {name!r}"
+                        f"{section}: a name must be letters, digits, '.', '_' and '-', begin with "
+                        f"a letter or digit and have 150 at most; got {name!r}"
                         + (" (quote a number)" if isinstance(name, int | float) else "")
                     )
         try:
@@ -373,8 +392,11 @@ def _check(config: Config) -> None:
     for name, suite in config.benchmarks.items():
         _check_tasks(f"benchmarks.{name}", suite)
         for task in suite.tasks:
-            if (other := benchmark_of.setdefault(task, name)) != name:
-                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is a task of {other!r} too")
+            if task in benchmark_of:
+                other = benchmark_of[task]
+                where = "there twice" if other == name else f"a task of {other!r} too"
+                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is {where}")
+            benchmark_of[task] = name
     for name in config.tables:
         _check_table(f"tables.{name}", config, name)
     for name, listing in config.listings.items():

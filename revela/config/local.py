@@ -5,9 +5,11 @@ import hashlib
 from pathlib import Path
 
 from revela.common.errors import RevelaError
+from revela.common.outputs import read_json
 
 PLAIN_TEXT = (".txt", ".md")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+ROWS = (*JSON_LINES, ".parquet")
 _BLOCKS, _BLOCK_BYTES = 64, 16_384
 
 
@@ -15,13 +17,15 @@ def text_files(path: Path) -> list[Path]:
     """Return the files that a corpus reads, in order.
 
     Raises:
-        RevelaError: the path does not exist, or is a folder without a file to read.
+        RevelaError: the path does not exist, has another format, or is a folder without such files.
     """
     if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
     if not path.is_dir():
+        if not path.name.endswith(ROWS):
+            raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}, a folder")
         return [path]
-    read = (*PLAIN_TEXT, *JSON_LINES, ".parquet")
+    read = (*PLAIN_TEXT, *ROWS)
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
     if not files:
         raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
@@ -48,6 +52,7 @@ def model_files(folder: Path) -> list[Path]:
         RevelaError: it lacks a configuration, weights in safetensors or a tokenizer.
     """
     described = _one_of(folder, "config.json", "adapter_config.json")
+    read_json(described)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickled = any(folder.glob("*.bin"))

@@ -60,6 +60,8 @@ def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Nam
     elsewhere = isinstance(name, ModelRef) and not name.is_entry
     if known is not None and name not in known and not elsewhere:
         raise ValueError(unknown_name(what, name, known))
+    if isinstance(name, ModelRef) and name.is_hub_name and name.count("/") > 1:
+        raise ValueError(f"{name!r} is no folder, and no name on the hub such as org/model")
     return name
 
 

@@ -23,6 +23,8 @@ def read_reported(table: Table) -> "pd.DataFrame":
     file = str(table.reported)
     with reading(file, "a CSV of figures"):
         figures = pd.read_csv(file, index_col=0).astype(float)
+        if twice := list(figures.index[figures.index.duplicated()]):
+            raise ValueError(f"{twice[0]!r} is there twice")
     if figures.index.name not in ("task", "model"):
         raise RevelaError(
             f"{file}: the first column is headed {figures.index.name!r}; allowed: task, model"

@@ -6,14 +6,17 @@ are in `revela.config.report`.
 
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -38,6 +41,16 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keys(cls, given: Any) -> Any:
+        for key, value in given.items() if isinstance(given, dict) else ():
+            if key not in cls.model_fields:
+                raise ValueError(_unknown_key(str(key), cls.model_fields))
+            if isinstance(value, bool) and cls.model_fields[key].annotation is float:
+                raise ValueError(f"{key} must be a number; got {value}")
+        return given
+
     def dump(self) -> str:
         """Return the settings as one line of JSON with sorted keys, as rules pass them on.
 
@@ -49,6 +62,8 @@ class Settings(BaseModel):
 # Strict: `true` is no number.
 Positive = Annotated[int, Field(gt=0, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
+Tokens = Annotated[int, Field(ge=8, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Temperature = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Precision = Annotated[
@@ -66,7 +81,10 @@ class First(Settings):
     first: Positive
 
 
-Count = Positive | First
+Count = Annotated[
+    Annotated[Positive, Tag("number")] | Annotated[First, Tag("first")],
+    Discriminator(lambda given: "first" if isinstance(given, dict | First) else "number"),
+]
 
 
 class Corpus(Settings):
@@ -125,7 +143,7 @@ class RowCorpus(Corpus):
         return self
 
 
-LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
+LocalPath = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
 
 
 class FilesCorpus(RowCorpus):
@@ -203,7 +221,7 @@ class Backbone(Settings):
     """A small Llama with its own tokenizer, pretrained on the chunks of corpora."""
 
     corpora: list[CorpusName] = Field(min_length=1)
-    vocabulary: Positive = 8192
+    vocabulary: int = Field(8192, ge=258, strict=True, description="all 256 bytes at least")
     hidden_size: Positive = 256
     intermediate_size: Positive = 688
     layers: Positive = 4
@@ -211,12 +229,20 @@ class Backbone(Settings):
     sequence_length: Positive = 256
     sequences_per_step: Positive = 16
     tokens: Positive = Field(description="token passes in all")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-3, gt=0, le=1)
     warmup_steps: Natural = 50
     precision: Precision = "bfloat16"
     compile: bool = Field(False, description="torch.compile: pays off on a GPU")
     checkpoint_steps: Positive = Field(200, description="and steps between held-out losses")
-    seed: Natural = 0
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _pairs_of_each_head(self) -> Self:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by twice the {self.heads} heads"
+            )
+        return self
 
 
 # ---------------------------------------------------------------------------- experiments
@@ -228,7 +254,9 @@ class Lora(Settings):
     rank: Positive = 256
     alpha: Positive = 64
     dropout: float = Field(0.1, ge=0, lt=1)
-    targets: list[str] = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
+    targets: list[str] = Field(
+        [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")], min_length=1
+    )
 
 
 PREFIXES = {
@@ -334,15 +362,16 @@ class Experiment(Settings):
     language_model: Weights | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: int = Field(157, ge=8, strict=True, description="tokens of a chunk, EOS included")
+    max_length: Tokens = Field(157, description="tokens of a chunk, EOS included")
     first_half: list[SourceName] = Field([], description="corpora whose query form is a first half")
     batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
     steps: Positive | None = Field(None, description="one epoch if not given")
-    learning_rate: float = Field(1e-4, gt=0)
-    warmup_steps: Natural | Annotated[float, Field(gt=0, lt=1)] = Field(
-        100, description="steps, or a share of all steps"
-    )
+    learning_rate: float = Field(1e-4, gt=0, le=1)
+    warmup_steps: Annotated[
+        Annotated[Natural, Tag("steps")] | Annotated[float, Field(gt=0, lt=1), Tag("share")],
+        Discriminator(lambda given: "share" if isinstance(given, float) else "steps"),
+    ] = Field(100, description="steps, or a share of all steps")
     warmup: Literal["logarithmic", "linear"] = Field(
         "logarithmic", description="as DeepSpeed's WarmupDecayLR by default, or in equal steps"
     )
@@ -354,10 +383,15 @@ class Experiment(Settings):
     checkpoints_kept: int = Field(2, ge=2, strict=True)
     similarity_snapshot_steps: list[Natural] = Field([], description="whose similarities are kept")
     save_retriever_steps: list[Natural] = Field([], description="kept too, as <experiment>@<step>")
-    seed: Natural = 0
+    seed: Seed = 0
     # Left out of `dump`: what one training is told does not depend on how many there are.
-    seeds: Positive = Field(
-        1, exclude=True, description="trainings, from `seed` on; a row of a table is their mean"
+    seeds: int = Field(
+        1,
+        gt=0,
+        le=100,
+        strict=True,
+        exclude=True,
+        description="trainings, from `seed` on; a row of a table is their mean",
     )
 
     @field_validator("data")
@@ -376,11 +410,26 @@ class Experiment(Settings):
                 f"batches_per_step {self.batches_per_step} is not divisible by "
                 f"batches_per_device {self.batches_per_device}"
             )
-        if self.steps and max([0, *self.save_retriever_steps]) > self.steps:
-            raise ValueError(f"save_retriever_steps has a step behind the last one, {self.steps}")
+        if self.steps:
+            self.check_steps(self.steps)
         if not self.objective.on_pairs and self.batches_per_device != 1:
             raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
         return self
+
+    def check_steps(self, steps: int) -> None:
+        """Refuse a schedule that cannot do what it says in a training of so many steps.
+
+        Raises:
+            ValueError: the rate never reaches its value, or a step lies behind the last one.
+        """
+        if self.warmup_steps >= max(1, steps):
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} of {steps} steps would never reach the "
+                f"learning rate; at most {steps - 1}, or a share such as 0.1; or train more steps"
+            )
+        for key in ("similarity_snapshot_steps", "save_retriever_steps"):
+            if (last := max(getattr(self, key), default=0)) > steps:
+                raise ValueError(f"{key}: step {last} is behind the last one, {steps}")
 
 
 # ---------------------------------------------------------------------------- evaluation
@@ -408,7 +457,7 @@ class EncoderModel(Settings):
     adapter: Weights | None = Field(None, description="LoRA weights on it: a hub name or a folder")
     revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
     encoding: EncodingKeys = EncodingKeys()
-    max_length: Positive | None = Field(
+    max_length: Tokens | None = Field(
         None, description="tokens that the model can take, else as its files say"
     )
     times_bm25: bool = Field(
@@ -440,7 +489,7 @@ AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
 class Benchmark(Settings):
     """What all benchmarks for retrievers share: how texts are encoded, and which only once."""
 
-    max_length: Positive = Field(2048, description="tokens of a text at most")
+    max_length: Tokens = Field(2048, description="tokens of a text at most")
     precision: Precision = "bfloat16"
     shares_corpus: dict[str, str] = Field(
         {},
@@ -458,7 +507,7 @@ class PydocsBenchmark(Benchmark):
     ] = Field(min_length=1)
     max_queries: Positive = 500
     max_documents: Positive = Field(2000, description="the relevant ones included")
-    max_length: Positive = 512
+    max_length: Tokens = 512
     seed: Natural = 0
 
 
@@ -473,7 +522,7 @@ class TextsBenchmark(Benchmark):
     corpus: CorpusName
     tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
     max_queries: Positive = 500
-    max_length: Positive = 512
+    max_length: Tokens = 512
     seed: Natural = 0
 
 
@@ -492,7 +541,7 @@ class FolderBenchmark(Benchmark):
 
     source: Literal["folder"]
     path: LocalPath
-    tasks: list[str] = Field(min_length=1)
+    tasks: list[Annotated[str, Field(pattern=r"^[\w.+-]+$")]] = Field(min_length=1)
 
 
 class LmEvalBenchmark(Settings):
@@ -556,6 +605,10 @@ NESTED: dict[str, tuple[type[Settings], ...]] = {
 """Keys of an experiment that hold settings of their own."""
 
 
+_NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
+"""Pydantic's errors where keys with values were expected."""
+
+
 def first_problem(error: ValidationError, raw: Any) -> str:
     """Tell the first problem in one line: key, what is wrong, the value."""
     problem = error.errors(include_url=False)[0]
@@ -571,27 +624,26 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     last = str(problem["loc"][-1]) if problem["loc"] else ""
     if problem["type"] == "missing":
         keys, message = [*keys, last], "missing"
-    elif problem["type"] == "extra_forbidden":
-        known = {field for model in _models(Settings) for field in model.model_fields}
-        if last in RENAMED:
-            message = f"{last!r} is now called {RENAMED[last]!r}"
-        elif last in known:
-            message = f"{last!r} is not a key of this entry"
-            if owners := [key for key, kinds in NESTED.items() if _is_key(last, kinds)]:
-                message += f"; it belongs to {owners[0]!r}"
-        else:
-            message = unknown_name("key", last, known)
-    elif not isinstance(value, dict) and f"'{value}'" not in message:
+    elif problem["type"].startswith("union_tag"):
+        context = problem["ctx"]
+        keys.append(context["discriminator"].strip("'"))
+        allowed = re.findall("'(.+?)'", context.get("expected_tags", ""))
+        message = unknown_name("value", context["tag"], allowed) if allowed else "missing"
+    elif problem["type"] in _NO_MAPPING:
+        message = f"expected keys with values; got {value!r}"
+    elif problem["type"] != "value_error" and not isinstance(value, dict):
         message = f"{message}; got {value!r}"
     # An entry that others have as their base repeats its mistakes.
-    distinct = {(p["loc"][2:], p["type"], repr(p["input"])) for p in error.errors()}
+    distinct = {(p["loc"][2:], p["msg"]) for p in error.errors()}
     more = f" (and {len(distinct) - 1} more)" if len(distinct) > 1 else ""
     return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
 
 
-def _is_key(name: str, kinds: Iterable[type[Settings]]) -> bool:
-    return any(name in kind.model_fields for kind in kinds)
-
-
-def _models(model: type[Settings]) -> list[type[Settings]]:
-    return [model, *(m for child in model.__subclasses__() for m in _models(child))]
+def _unknown_key(name: str, own: Collection[str]) -> str:
+    """Say that an entry with its `own` keys has none called `name`, and where it belongs."""
+    if RENAMED.get(name, "") in own:
+        return f"{name!r} is now called {RENAMED[name]!r}"
+    for key, kinds in NESTED.items():
+        if key in own and any(name in kind.model_fields for kind in kinds):
+            return f"unknown key {name!r}; it belongs to {key!r}"
+    return unknown_name("key", name, own)

@@ -112,7 +112,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
         for field in ("_id", "text"):
             check_name(place, "field", field, row)
-        one = {"id": str(row["_id"]), "text": row["text"], "title": row.get("title") or ""}
+        own = str(row["_id"]) if isinstance(row["_id"], int) else row["_id"]
+        one = {"id": own, "text": row["text"], "title": row.get("title") or ""}
         for field, value in one.items():
             if not isinstance(value, str):
                 raise RevelaError(f"{place}: {field} must be a text, got {value!r}")
@@ -138,14 +139,14 @@ def read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, 
     unknown: list[str] = []
     repeated = count = 0
     with reading(path, "text"):
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     for number, line in enumerate(lines, start=1):
         place, row = f"{path}:{number}", line.split("\t")
         if not line.strip() or (number == 1 and row[0].lower() in _QUERY_HEADINGS):
             continue
         try:
             query, document, score = *map(str.strip, row[:2]), float(row[2])
-            if len(row) > 3 or score < 0 or score % 1:
+            if len(row) > 3 or not 0 <= score < 2**31 or score % 1:
                 raise ValueError
         except (IndexError, ValueError) as error:
             raise RevelaError(

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from revela.common.errors import RevelaError
+
 
 class Bm25s:
     """mteb's BM25; its own search would drop what is not permitted from its first documents."""
@@ -19,8 +21,15 @@ class Bm25s:
         self.mteb_model_meta = self.searcher.mteb_model_meta
 
     def index(self, corpus: Any, **rest: Any) -> None:
-        """Index a corpus in memory."""
-        self.searcher.index(corpus, **rest)
+        """Index a corpus in memory.
+
+        Raises:
+            RevelaError: it has no word.
+        """
+        try:
+            self.searcher.index(corpus, **rest)
+        except ValueError as error:
+            raise RevelaError(f"BM25 finds no word in the {len(corpus)} documents") from error
 
     def search(
         self, queries: Any, *, top_k: int, top_ranked: dict[str, list[str]] | None, **rest: Any

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from revela.common.errors import check_name
 from revela.common.outputs import atomic_output, write_json, write_text
 from revela.config import steps
 from revela.step import Made, Output, step
@@ -25,6 +26,7 @@ def collection(
     """Write a task that is cut from a corpus, or from Python's library, in BEIR layout."""
     from revela.evaluation import pydocs, texts
 
+    check_name("--settings", "task", task, settings.tasks)
     if isinstance(settings, steps.PydocsBenchmark):
         counts = pydocs.write_task(settings, task, output)
     else:
@@ -48,7 +50,8 @@ def evaluate(
         Path | None, typer.Option(help="Folder to move embeddings to, which are else deleted.")
     ] = None,
     similar: Annotated[
-        Path | None, typer.Option(help="Embeddings of another task, for passages that both have.")
+        Path | None,
+        typer.Option(exists=True, help="Embeddings of another task, for passages that both have."),
     ] = None,
     name: Name = "model",
 ) -> Made:

@@ -6,7 +6,7 @@ import torch
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explained
-from revela.config.catalogue import lm_eval_task_files
+from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.steps import LanguageModel, LmEvalBenchmark
 from revela.encoder import devices, load_model, load_tokenizer, native_dtype
 
@@ -69,6 +69,7 @@ def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
         raise RevelaError(unknown_name("task of lm-eval", name, files))
     # The task's own folder: indexing all 14,000 files takes lm-eval ten seconds.
     manager = TaskManager(include_path=files[name].parent, include_defaults=False)
-    data = (manager.task_index[name].cfg or {}).get("dataset_path", name)
-    with explained(f"task {name!r}: data set", data):
+    if name not in manager.task_index:
+        raise RevelaError(f"{files[name]}: not a task that lm-eval can read")
+    with explained(f"task {name!r}: data set", lm_eval_data_set(files[name]) or name):
         return manager.load([name])["tasks"][name], manager

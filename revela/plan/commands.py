@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from revela.common import outputs
-from revela.common.errors import RevelaError
 from revela.config.file import Config
 from revela.step import command
 
 app = typer.Typer()
+
+Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 
 
 @app.command()
@@ -52,12 +53,10 @@ def run(
 
 
 @app.command()
-def status(results: Annotated[Path, typer.Argument()] = Path("results")) -> None:
+def status(results: Results = Path("results")) -> None:
     """Show what is running and what is done, from files alone."""
     from revela.plan.status import show
 
-    if not results.is_dir():
-        raise RevelaError(f"{results}: no such folder")
     show(results)
 
 
@@ -72,7 +71,7 @@ def clean(models: list[str], results: Path = Path("results")) -> None:
 
 @app.command()
 def usage(
-    results: Annotated[Path, typer.Argument()] = Path("results"),
+    results: Results = Path("results"),
     files: Annotated[
         Path | None, typer.Option("--output", help="Files to write: CSV and Markdown.")
     ] = None,
@@ -92,7 +91,9 @@ def usage(
 def cost(
     settings: Config,
     files: Annotated[Path, typer.Option("--output", help="Files to write: CSV, Markdown, LaTeX.")],
-    known: Annotated[Path, typer.Option(help="Folder with corpora.csv and models.json.")],
+    known: Annotated[
+        Path, typer.Option(exists=True, help="Folder with corpora.csv and models.json.")
+    ],
     results: Path = Path("results"),
 ) -> None:
     """Compile what trainings take beside what a paper reports: CSV, Markdown, LaTeX.

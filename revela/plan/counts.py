@@ -15,6 +15,7 @@ from revela.config.local import text_files
 from revela.config.steps import AnyCorpus, Batches, FilesCorpus, First, HubCorpus, Pairs
 from revela.plan.jobs import SECTIONS, Job
 from revela.text.corpora import Skipped, read_documents
+from revela.text.rows import count_rows
 
 # Words of a chunk as a share of `max_words`, the last chunk of a document aside, which is half as
 # long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and manuals.
@@ -226,9 +227,7 @@ def _rows_of(file: Path) -> float:
     if file.suffix in {".txt", ".md"}:
         return 1
     if file.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return pq.read_metadata(file).num_rows
+        return count_rows(file)
     with file.open("rb") as raw:
         opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, lambda stream: stream)
         rows = 0

@@ -65,7 +65,9 @@ def run(
     if errors:
         print("\n".join(line for _, line in errors), file=sys.stderr)
     if errors and mode != "on":
-        raise RevelaError(f"preflight: {len(errors)} errors, a line each above")
+        raise RevelaError(
+            f"preflight: {len(errors)} errors, a line each above; REVELA_PREFLIGHT=off skips it"
+        )
     if mode == "only":
         raise SystemExit(0)
     return blocked

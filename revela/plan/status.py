@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError
-from revela.common.outputs import read_manifest
+from revela.common.outputs import read_json
 from revela.common.usage import read_segments, spent
 from revela.plan.show import duration, show_table
 
@@ -122,7 +122,7 @@ def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
 
 def _finished(folder: Path, now: float) -> dict[str, Any]:
     path = folder / "manifest.json"
-    manifest, lines = read_manifest(path), _last_lines(folder / "log.jsonl")
+    manifest, lines = read_json(path), _last_lines(folder / "log.jsonl")
     return {
         "model": folder.name,
         "state": "done",

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError
-from revela.common.outputs import read_manifest
+from revela.common.errors import reading
+from revela.common.outputs import read_json
 from revela.report.render import MISSING, markdown
 
 _PEAKS = ("peak_gpu_memory_gb", "peak_memory_gb")
@@ -23,19 +23,19 @@ _NOTE = (
 def training_manifests(results: Path) -> dict[str, dict[str, Any]]:
     """Return the manifest of each training that is done, by its name."""
     found = sorted(results.glob("models/*/manifest.json"))
-    return {path.parent.name: read_manifest(path) for path in found}
+    return {path.parent.name: read_json(path) for path in found}
 
 
 def reported_hours(path: Path) -> dict[tuple[Any, Any], float]:
     """Return the reported GPU-hours by data and objective."""
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return {
-                (row["data"], row["objective"]): float(row["hours"]) * int(row["gpus"])
-                for row in csv.DictReader(stream)
-            }
-    except (OSError, KeyError, ValueError) as error:
-        raise RevelaError(f"{path}: expected columns data, objective, hours, gpus") from error
+    what = "a CSV of data, objective, hours, gpus"
+    with reading(path, what), path.open(encoding="utf-8", newline="") as stream:
+        rows = csv.DictReader(stream)
+        if not rows.fieldnames:
+            raise ValueError("it is empty")
+        return {
+            (row["data"], row["objective"]): float(row["hours"]) * int(row["gpus"]) for row in rows
+        }
 
 
 def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, str]]:
@@ -49,7 +49,7 @@ def usage_rows(results: Path, paper: Path | None = None) -> list[dict[str, str]]
     reported = reported_hours(paper) if paper else {}
     trained, evaluated = training_manifests(results), defaultdict(list)
     for path in sorted(results.glob("scores/*/*.manifest.json")):
-        evaluated[path.parent.name].append(read_manifest(path))
+        evaluated[path.parent.name].append(read_json(path))
     rows = []
     for name in trained | evaluated:
         own = trained.get(name, {})

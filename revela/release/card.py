@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from revela.common.errors import RevelaError
 from revela.common.hub import find_file
-from revela.common.outputs import read_manifest
+from revela.common.outputs import read_json
 from revela.config.names import ModelName, ModelRef
 from revela.config.steps import Experiment
 
@@ -76,7 +76,7 @@ def make_card(folder: Path, location: str) -> str | None:
     if home is None:
         return None
     name = home.name if home == above[0] else str(ModelName(home.name, step=int(folder.name)))
-    manifest = read_manifest(home / "manifest.json")
+    manifest = read_json(home / "manifest.json")
     experiment = Experiment.model_validate(manifest["settings"])
     sources = list(_sources(Path(next(iter(manifest["inputs"])))))
     scores = _scores(home.parents[1] / "scores" / name)
@@ -128,7 +128,7 @@ def _sources(path: Path) -> Iterator[dict[str, Any]]:
     file = path.with_suffix(".manifest.json")
     if not file.is_file():
         return
-    manifest = read_manifest(file)
+    manifest = read_json(file)
     settings, inputs = manifest["settings"], [Path(name) for name in manifest["inputs"]]
     if "source" in settings and "corpora" not in settings:
         found = {"name": path.stem, "what": settings.get("dataset") or settings["source"]}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.common.outputs import atomic_output, write_text
 from revela.config.file import load_config
 from revela.config.report import AnyFigure, Listing, Table
@@ -61,9 +61,13 @@ def verify(comparisons: list[Path]) -> None:
     import pandas as pd
 
     for path in comparisons:
-        found = pd.read_csv(path)
+        with reading(path, "a comparison"):
+            found = pd.read_csv(path)
+            off = (found["verdict"] != "reproduced").sum()
+            if found.empty:
+                raise ValueError("it has no figure")
         print(found.to_string(index=False, float_format="{:.1f}".format))
-        if off := (found["verdict"] != "reproduced").sum():
+        if off:
             raise RevelaError(f"{path}: {off} of {len(found)} figures are not reproduced")
 
 
@@ -136,7 +140,7 @@ def ranking(
     folder: Path,
     runs: list[Path],
     query: Annotated[str | None, typer.Option(help="Its id; the first one by default.")] = None,
-    depth: Annotated[int, typer.Option(help="Documents of each run.")] = 3,
+    depth: Annotated[int, typer.Option(min=1, help="Documents of each run.")] = 3,
 ) -> None:
     """Print a query of a collection and the first documents of some runs, relevant ones marked."""
     from revela.report.ranking import first_ranked

@@ -8,6 +8,7 @@ from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from revela.common.errors import reading
 from revela.config.report import AnyFigure
 from revela.report import dynamics_figure, table_figures, training_figures
 
@@ -50,10 +51,10 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
     a learning figure scores by model and the log of each experiment.
 
     Raises:
-        RevelaError: a training log has no snapshots for `dynamics`, or a table's intervals have
-            the column names of an older version.
+        RevelaError: an input cannot be read or lacks what the figure shows.
     """
-    return _DRAW[figure.kind](figure, inputs)
+    with reading(", ".join(map(str, inputs.values())), f"what a {figure.kind} figure shows"):
+        return _DRAW[figure.kind](figure, inputs)
 
 
 @rc_context(_STYLE)

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.config.report import BarsFigure, TrendFigure
 from revela.report.tables import SOURCE
 
@@ -111,9 +111,11 @@ def _read_means(path: Path) -> pd.DataFrame:
     """Read a compiled table: each system's `mean`, its interval `ci_low` to `ci_high`, `source`.
 
     Raises:
-        RevelaError: the intervals have the column names of an older version.
+        RevelaError: it is none, or the intervals have the column names of an older version.
     """
     table = _by_system(path)
+    if table.empty or table.columns[-1] != SOURCE:
+        raise RevelaError(f"{path}: not a compiled table: its last column must be {SOURCE!r}")
     means = table.iloc[:, -2:].set_axis(["mean", SOURCE], axis="columns")
     beside = path.with_name(f"{path.stem}_significance.csv")
     if not beside.exists():
@@ -125,5 +127,5 @@ def _read_means(path: Path) -> pd.DataFrame:
 
 
 def _by_system(path: Path) -> pd.DataFrame:
-    # A system may be called 4.
-    return pd.read_csv(path, dtype={"system": str}, index_col="system")
+    with reading(path, "a compiled table"):  # of which a system may be called 4
+        return pd.read_csv(path, dtype={"system": str}, index_col="system")

@@ -1,6 +1,6 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
-import json
+import math
 from collections.abc import Set
 from itertools import product
 from pathlib import Path
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, check_name
+from revela.common.outputs import read_json
 from revela.config.report import Table
 from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
 from revela.report.reported import printed_figures, row_means
@@ -66,20 +67,24 @@ def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
 def _score(model: str, column: str, measure: str, scores: Path) -> float:
     task, _, subset = column.partition(":")
     path = scores / model / f"{task}.json"
-    if not path.exists():
-        return np.nan
-    try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise RevelaError(f"{path}: not a file of scores: {error}") from error
+    return read_score(path, measure, subset) if path.exists() else np.nan
+
+
+def read_score(path: Path, measure: str, subset: str = "") -> float:
+    """Return a measure of a file of scores, or of one of its subsets, × 100.
+
+    Raises:
+        RevelaError: the file is none, or lacks the measure or the subset.
+    """
+    found = read_json(path)
     if subset:
         subsets = found.get("subsets", {})
-        if subset not in subsets:
-            raise RevelaError(f"{path}: {unknown_name('subset', subset, subsets)}")
+        check_name(str(path), "subset", subset, subsets)
         found = subsets[subset]
-    if measure not in found:
-        raise RevelaError(f"{path}: {unknown_name('measure', measure, found)}")
-    return 100 * found[measure]
+    check_name(str(path), "measure", measure, found)
+    if not isinstance(score := found[measure], int | float) or not math.isfinite(score):
+        raise RevelaError(f"{path}: {measure} must be a number; got {score!r}")
+    return 100 * score
 
 
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:

@@ -1,6 +1,5 @@
 """Figures of trainings: losses, scores over the steps, the cost of a step."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from matplotlib.figure import Figure
 
 from revela.config.names import ModelName
 from revela.config.report import CurvesFigure, LearningFigure, PretrainingFigure, StepCostFigure
+from revela.report.tables import read_score
 from revela.training.trainlog import read_log
 
 _CURVES = {
@@ -62,21 +62,17 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
 
 def learning_scores(figure: LearningFigure, inputs: dict[str, Path]) -> pd.DataFrame:
     """Return label, step and score × 100 of each retriever that is kept, one row a seed."""
-
-    def score(path: Path) -> float:
-        return 100 * json.loads(path.read_text(encoding="utf-8"))[figure.measure]
-
     scores = []
     for experiment, label in figure.experiments:
         last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
         scores += [
-            (label, last if model.step is None else model.step, score(path))
+            (label, last if model.step is None else model.step, read_score(path, figure.measure))
             for name, path in inputs.items()
             for model in [ModelName.parse(name)]
             if path.suffix == ".json" and experiment in (model.experiment, model.training)
         ]
         if figure.start:
-            scores.append((label, 0, score(inputs[figure.start])))
+            scores.append((label, 0, read_score(inputs[figure.start], figure.measure)))
     return pd.DataFrame(scores, columns=["label", "step", "score"])
 
 
@@ -105,7 +101,8 @@ def draw_pretraining(figure: PretrainingFigure, logs: dict[str, Path]) -> Figure
     _plot(axis, training, "training")
     _plot(axis, log["held_out_loss"].dropna(), "held out")
     axis.set(xlabel="million tokens", ylabel="loss (nats per token)")
-    axis.set_ylim(top=training.iloc[:51].iloc[-1])
+    if len(training) > 51:  # else its steep beginning is all there is
+        axis.set_ylim(top=training.iloc[50])
     axis.legend()
     return drawing
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explained
 from revela.config.steps import Batches
-from revela.text.rows import json_lines, parquet_rows, take, write_parquet
+from revela.text.rows import count_rows, json_lines, parquet_rows, take, write_parquet
 
 _TEXTS = pa.list_(pa.string())
 SCHEMA = pa.schema({"source": pa.string(), "texts": _TEXTS, "documents": _TEXTS})
@@ -50,7 +49,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
             )
     elif settings.corpora:
         batches = _grouped(settings, inputs)
-        chunks = [pq.read_metadata(inputs[name]).num_rows for name in settings.corpora]
+        chunks = [count_rows(inputs[name]) for name in settings.corpora]
         available = sum(count // size for count in chunks)
         dropped = sum(count % size for count in chunks)
         if not available:
@@ -72,7 +71,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a batch file as `SCHEMA` names them."""
-    return parquet_rows(path)
+    return parquet_rows(path, SCHEMA.names)
 
 
 def group_consecutive(chunks: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -124,7 +123,7 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
     """
     size = settings.batch_size
     for name, count in settings.sample_from.items():
-        available = pq.read_metadata(inputs[name]).num_rows
+        available = count_rows(inputs[name])
         for row in take(read_batches(inputs[name]), available, count, settings.seed):
             texts, documents = row["texts"], row["documents"]
             if len(texts) % size:
@@ -154,7 +153,7 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
         given = row if isinstance(row, dict) else {"text": row}
-        source, texts = given.get("src", ""), given.get("text")
+        source, texts = str(given.get("src", "")), given.get("text")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
         if len(texts) != settings.batch_size:

@@ -54,14 +54,13 @@ def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
 @app.command()
 def export_batches(batches: Path, output: Output) -> None:
     """Write a batch file as JSON lines, the format of the authors' published batches."""
-    import pyarrow.parquet as pq
-
     from revela.text.batching import read_batches
+    from revela.text.rows import count_rows
 
     rows = ({"src": row["source"], "text": row["texts"]} for row in read_batches(batches))
     with atomic_output(output) as temporary, temporary.open("w", encoding="utf-8") as stream:
         stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    print(f"{pq.read_metadata(batches).num_rows} batches")
+    print(f"{count_rows(batches)} batches")
 
 
 @step(app)

@@ -1,5 +1,6 @@
 """Corpora: streams of documents from packages, local files and the Hugging Face hub."""
 
+import contextlib
 import hashlib
 import importlib.util
 import itertools
@@ -15,7 +16,7 @@ from typing import Any
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explain, explained
 from revela.config import steps
-from revela.config.local import JSON_LINES, PLAIN_TEXT, text_files
+from revela.config.local import JSON_LINES, PLAIN_TEXT, ROWS, text_files
 from revela.text.rows import json_lines, parquet_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # that are skipped at most
@@ -88,7 +89,9 @@ def _place(name: str) -> float:
 def _package_documents(packages: list[str]) -> Iterator[Document]:
     """Yield each package's description, then its modules in file order, without tests."""
     for package in packages:
-        spec = importlib.util.find_spec(package)
+        spec = None
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise RevelaError(f"package {package!r} is not installed; install it or drop it")
         root = Path(spec.submodule_search_locations[0])
@@ -151,10 +154,6 @@ def _document(place: str, row: Any, fields: steps.FieldNames) -> Document:
         raise ValueError(f"field {fields.text!r} is not a string but {type(text).__name__}")
     if not text.strip():
         raise ValueError(f"field {fields.text!r} is empty")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"field {fields.text!r}: invalid UTF-8: {error.reason}") from error
     title = row[fields.title] if fields.title else ""
     return Document(str(row[fields.id] if fields.id else place), text, str(title or ""))
 
@@ -196,7 +195,7 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:
         return ((f"{path}:{number}", row) for number, row in rows)
     if path.name.endswith(JSON_LINES):
         return json_lines(path)
-    raise RevelaError(f"{path}: unknown format; allowed: .jsonl[.gz|.xz], .parquet, a folder")
+    raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}")
 
 
 def _hub_rows(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:

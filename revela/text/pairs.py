@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from revela.common.errors import RevelaError
 from revela.config.steps import Pairs
 from revela.text.chunking import read_documents_again
-from revela.text.rows import take, write_parquet
+from revela.text.rows import count_rows, take, write_parquet
 
 _TEXT = pa.string()
 SCHEMA = pa.schema(
@@ -64,7 +63,7 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
         RevelaError: fewer chunks than pairs, or a single document, which leaves no negatives.
     """
     counts = Counts()
-    available = sum(pq.read_metadata(inputs[name]).num_rows for name in settings.corpora)
+    available = sum(count_rows(inputs[name]) for name in settings.corpora)
     wanted = settings.num_pairs or available
     chunks = take(_chunks(settings, inputs), available, wanted, settings.seed)
     pool = take(_chunks(settings, inputs), available, min(_POOL, available), settings.seed + 1)

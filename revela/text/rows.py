@@ -10,7 +10,7 @@ from itertools import compress, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.config.steps import First
 
 _ROWS = 1024  # read or written at a time
@@ -33,9 +33,11 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                     continue
                 try:
                     row = json.loads(line)
-                except UnicodeDecodeError as error:
+                    if rb"\ud" in line.lower():  # half a character cannot be written again
+                        json.dumps(row, ensure_ascii=False).encode()
+                except (UnicodeDecodeError, UnicodeEncodeError) as error:
                     row = ValueError(f"invalid UTF-8: {error.reason}")
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     row = ValueError(f"broken JSON: {error}")
                 yield f"{path}:{number}", row
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -47,16 +49,25 @@ def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[
     """Yield the rows of a Parquet file, all columns or some.
 
     Raises:
-        RevelaError: it is not a readable Parquet file.
+        RevelaError: it is not a readable Parquet file, or lacks a column.
     """
-    import pyarrow as pa  # not at the top: the workflow imports this module at each start
+    import pyarrow.parquet as pq  # not at the top: the workflow imports this module at each start
+
+    with reading(path, "a readable Parquet file"):
+        file = pq.ParquetFile(path)
+        for column in columns or ():
+            if column not in file.schema_arrow.names:
+                raise KeyError(column)
+        for rows in file.iter_batches(_ROWS, columns=columns):
+            yield from rows.to_pylist()
+
+
+def count_rows(path: Path) -> int:
+    """Return the rows of a Parquet file; see `parquet_rows` for the errors."""
     import pyarrow.parquet as pq
 
-    try:
-        for rows in pq.ParquetFile(path).iter_batches(_ROWS, columns=columns):
-            yield from rows.to_pylist()
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise RevelaError(f"{path}: not a readable Parquet file: {error}") from error
+    with reading(path, "a readable Parquet file"):
+        return pq.read_metadata(path).num_rows
 
 
 def write_parquet(path: Path, schema: Any, rows: Iterable[dict[str, Any]]) -> int:

@@ -67,14 +67,19 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
             raise RevelaError(
                 f"cannot lock {folder}: {error.strerror}; its disk must be mounted with flock"
             ) from error
-        yield work
-        PartialState().wait_for_everyone()
-        if first:
-            shutil.rmtree(work)
-    if first:
-        with contextlib.suppress(OSError):  # checkpoints of other settings stay
-            (folder / "lock").unlink()
-            folder.rmdir()
+        try:
+            yield work
+            PartialState().wait_for_everyone()
+            if first:
+                shutil.rmtree(work)
+        finally:
+            if first:
+                with contextlib.suppress(OSError):  # what a training can resume from stays
+                    (folder / "lock").unlink()
+                    if work.exists():
+                        work.rmdir()
+                    folder.rmdir()
+                    output.rmdir()
 
 
 def mark_complete(checkpoint: Path, processes: dict[str, int]) -> None:

@@ -1,6 +1,7 @@
 """Collators: rows of a batch or pair file become the ids that an objective is trained on."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import datasets
 import torch
 
 from revela.common import outputs
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, check_name
 from revela.config.steps import Experiment
 from revela.encoder import pad, token_ids
 
@@ -93,8 +94,8 @@ def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.
     return {f"{name}_ids": padded, f"{name}_mask": mask}
 
 
-def load_rows(data: Path) -> Any:
-    """Memory-map a batch or pair file and number its rows."""
+def load_rows(data: Path, columns: Iterable[str]) -> Any:
+    """Memory-map a batch or pair file, which has these columns, and number its rows."""
     try:
         rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
     except Exception as error:
@@ -104,4 +105,6 @@ def load_rows(data: Path) -> Any:
                 "HF_DATASETS_CACHE to another folder"
             ) from error
         raise RevelaError(f"{data}: not a batch or pair file: {error}") from error
+    for column in columns:
+        check_name(str(data), "column", column, rows.column_names)
     return rows.add_column("index", list(range(len(rows))))

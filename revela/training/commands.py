@@ -29,7 +29,9 @@ def pretrain(settings: Backbone, inputs: dict[str, Path], folder: Folder) -> Non
 @command(app)
 def train(
     settings: Experiment,
-    data: Annotated[Path, typer.Option(help="Batch file; for Contriever a pair file.")],
+    data: Annotated[
+        Path, typer.Option(exists=True, help="Batch file; for Contriever a pair file.")
+    ],
     folder: Folder,
     checkpoint_minutes: Annotated[float, typer.Option(help="Between checkpoints at most.")] = 15,
     zero: Annotated[int, typer.Option(help="DeepSpeed's ZeRO stage, 2 or 3; 0 is DDP.")] = 0,

@@ -1,33 +1,9 @@
 """The learning rate of a step: DeepSpeed's WarmupDecayLR, which the paper's trainings used."""
 
 import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LambdaLR
-
-from revela.common.errors import RevelaError
-
-
-def check_steps(steps: int, warmup_steps: float, **named: Iterable[int]) -> None:
-    """Refuse a schedule that cannot do what it says.
-
-    Args:
-        steps: of the training.
-        warmup_steps: steps, or a share of them.
-        named: settings that name steps, each with its steps.
-
-    Raises:
-        RevelaError: the rate never reaches its value, or a step lies behind the last one.
-    """
-    if warmup_steps >= max(1, steps):
-        raise RevelaError(
-            f"warmup_steps: {warmup_steps} of {steps} steps would never reach the learning rate; "
-            f"at most {steps - 1}, or a share such as 0.1; or train more steps"
-        )
-    for key, asked in named.items():
-        if (last := max(asked, default=0)) > steps:
-            raise RevelaError(f"{key}: step {last} is behind the last one, {steps}")
 
 
 def warmup_decay(

@@ -9,7 +9,7 @@ import torch
 from transformers.trainer_pt_utils import get_model_param_count
 
 from revela.common import outputs
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.config.steps import EncoderModel, Experiment
 from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
 from revela.encoding import write_encoding
@@ -21,7 +21,10 @@ from revela.training.collators import BatchCollator, PairCollator, load_rows
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
-from revela.training.schedule import check_steps, warmup_decay
+from revela.training.schedule import warmup_decay
+
+MADE = ("retriever", "language_model", "steps")
+"""Folders that a training writes."""
 
 
 def train(
@@ -66,18 +69,15 @@ def train(
             label_names=[],
             average_tokens_across_devices=False,
         )
-        rows = load_rows(data)
+        on_pairs = experiment.objective.on_pairs
+        rows = load_rows(data, ("query", "positive") if on_pairs else ("source", "texts"))
         if len(rows) < experiment.batches_per_step:
             raise RevelaError(
                 f"{data}: {len(rows)} rows are fewer than the {experiment.batches_per_step} of one "
                 "step (batches_per_step)"
             )
-        check_steps(
-            experiment.steps or len(rows) // experiment.batches_per_step,
-            experiment.warmup_steps,
-            similarity_snapshot_steps=experiment.similarity_snapshot_steps,
-            save_retriever_steps=experiment.save_retriever_steps,
-        )
+        with reading(data, "enough for this schedule"):
+            experiment.check_steps(experiment.steps or len(rows) // experiment.batches_per_step)
         module, collate = _build(experiment, zero_stage)
         trainer = _Trainer(
             experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
@@ -113,7 +113,9 @@ def train(
             check_folder(unchecked, made)
             outputs.replace(unchecked, output / "retriever")
         trained = get_model_param_count(module, trainable_only=True)
-        trainer.finish(output, experiment, inputs, trainable_parameters=trained)
+        found = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
+        files = sorted(str(file.relative_to(output)) for file in found)
+        trainer.finish(output, experiment, inputs, trainable_parameters=trained, files=files)
         if writes:
             final = output / "retriever"
             outputs.write_text(final / "README.md", make_card(final, str(final)) or "")

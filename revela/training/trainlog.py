@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from revela.common import outputs
+from revela.common.errors import reading
 from revela.common.usage import SEGMENTS, energy_joules, joules_between
 
 LOG = "log.jsonl"
@@ -27,8 +28,16 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read a training log."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Read a training log.
+
+    Raises:
+        RevelaError: it cannot be read, or has no step.
+    """
+    with reading(path, "a training log"):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not lines or not all(isinstance(line, dict) and "step" in line for line in lines):
+            raise KeyError("step")
+    return lines
 
 
 def keep_log_until(path: Path, step: int) -> None:

@@ -48,105 +48,6 @@ def test_shipped_configs_are_valid(name):
     assert load_config(ROOT / name).corpora
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("experimets", {}, "experimets: unknown key 'experimets'; did you mean 'experiments'"),
-        ("experiments/demo-revela/learning_rat", 1, "demo-revela.learning_rat.*'learning_rate'"),
-        ("experiments/demo-revela/learning_rate", -1, r"demo-revela.learning_rate.*got -1"),
-        ("batches/places/consecutive", 4, "'consecutive' is now called 'run_length'"),
-        ("experiments/demo-revela/data", "python-package", "data: unknown batch set.*'python-pack"),
-        ("experiments/demo-revela/retriever", "smal", "retriever.*'small'"),
-        ("experiments/demo-revela/base", "nothing", "base: unknown entry 'nothing'"),
-        ("experiments/demo-revela/base", "demo-replug", "circular"),
-        ("experiments/demo-revela/first_half", ["wiki"], "first_half.0: unknown corpus 'wiki'"),
-        ("experiments/demo-revela/language_model", None, "language_model is required"),
-        (
-            "experiments/demo-revela/pooling",
-            "mean",
-            "not a key .* belongs to 'encoding'$",
-        ),
-        (
-            "batches/places",
-            {"sample_from": {"python-packages": 1}, "batch_size": 16},
-            "batches.p.*s.sample_from: circular: .* → places → python-packages|→ python-packages →",
-        ),
-        ("experiments/demo-revela/save_retriever_steps", [0, 9999], "a step behind the last one"),
-        ("experiments/demo-contriever/batches_per_step", 17, "17 is not divisible by"),
-        ("batches/places/corpora", ["pyton-packages"], "unknown corpus.*did you mean"),
-        (
-            "batches/places/sample_from",
-            {"places": 1},
-            "give exactly one of corpora, sample_from, file, hub",
-        ),
-        ("pairs/python-packages/corpora", ["x"], "pairs.python-packages.corpora.0: unknown corpus"),
-        ("backbones/small/corpora", ["x"], "backbones.small.corpora.0: unknown corpus"),
-        ("benchmarks/pydocs/tasks", ["docstring-to-funktion"], "docstring-to-funktion"),
-        ("benchmarks/x", {"source": "mteb", "tasks": ["CosQAA"]}, "mteb retrieval task 'CosQAA'"),
-        (
-            "benchmarks/x",
-            {"source": "mteb", "tasks": ["NQ"], "instructions": {"NQQ": "i"}},
-            "x.instructions: unknown task 'NQQ'; did you mean 'NQ'",
-        ),
-        ("benchmarks/x", SHARED | {"shares_corpus": {"NQ": "FEVR"}}, "corpus: unknown task 'FEVR'"),
-        (
-            "benchmarks/x",
-            SHARED | {"shares_corpus": {"NQ": "FEVER", "FEVER": "NQ"}},
-            "x.shares_corpus: 'FEVER' itself shares another's",
-        ),
-        ("benchmarks/x", LM | {"tasks": ["arc_chalenge"]}, "of lm-eval 'arc_chal.*'arc_challenge'"),
-        ("benchmarks/x", LM | {"path": "data/paper"}, "'copa'; allowed: none is defined"),
-        ("models/x", {"kind": "language-model", "language_model": "demo-replug"}, "'demo-revela'"),
-        ("tables/demo/rows/0/model", "lm", "'docs.*' cannot be measured on model 'lm': a language"),
-        ("figures/demo-learning/task", "copa", "unknown retrieval task 'copa'"),
-        ("tables/demo/benchmark", "pydoc", "unknown benchmark 'pydoc'; did you mean 'pydocs'"),
-        ("tables/demo/columns", {"X": "x"}, "demo: give at most one of benchmark, columns"),
-        ("tables/demo/reported", "x.csv", "tables.demo: reported, a CSV file, and rows with"),
-        ("tables/demo/rows", [{"label": "x"}], "demo.rows.0: give model, reported or both"),
-        ("tables/demo/rows/0/label", "Revela", "demo: two rows are called 'Revela'"),
-        ("tables/x", PRINTED | {"columns": {"Apps": "Ap"}}, "x.columns: unknown task or bench.*Ap"),
-        ("tables/x", PRINTED | {"columns": {"X": "pydocs"}}, "coir.csv: unknown task 'X'"),
-        (
-            "tables/x",
-            PRINTED | {"rows": [{"label": "a", "reported": "BM"}]},
-            r"coir\.csv: unknown system 'BM'; did you mean 'BM25'",
-        ),
-        ("tables/x", PRINTED | {"reported": "non.csv"}, "tables.x.reported: non.csv: No such file"),
-        (
-            "batches/x",
-            {"sample_from": {"python-packages": 1}, "batch_size": 3},
-            "3 does not divide the 16",
-        ),
-        ("tables/demo/rows/4/model", "demo-revel", "unknown model or experiment.*'demo-revela'"),
-        ("figures/demo-dynamics/experiment", "demo", "unknown experiment 'demo'"),
-        ("figures/demo-dynamics/experiment", "demo-replug", "with similarity_snapshot_steps"),
-        (
-            "figures/demo-curves/experiments",
-            {"demo": "D"},
-            "demo-curves.experiments: unknown experiment 'demo'",
-        ),
-        ("figures/bars", {"kind": "bars", "caption": "c", "tables": {"dmo": "D"}}, "table 'dmo'"),
-        ("listings", {"demo": {"caption": "c", "file": "x.csv"}}, "the name is taken by a table"),
-        (
-            "listings",
-            {"l": {"caption": "c", "file": "x.csv"}},
-            r"listings\.l: x\.csv: No such file",
-        ),
-        (
-            "listings",
-            {"l": {"caption": "c", "file": "x.csv", "batches": "docs"}},
-            r"listings\.l\.batches: unknown batch set 'docs'",
-        ),
-        ("corpora/python-packages/source", "package", "package"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(path, value, message):
-    with pytest.raises(RevelaError, match=message) as caught:
-        parse_config(changed(path, value), "demo.yaml")
-    assert str(caught.value).startswith("demo.yaml: ")
-    assert "\n" not in str(caught.value)
-
-
 def test_the_experiments_are_those_of_the_paper():
     config = load_config(Path("config.yaml"))
     for name, experiment in config.experiments.items():
@@ -293,14 +194,6 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
     assert alone.model_dump() == config.experiments["demo-revela"].model_dump()  # in manifests
 
 
-@pytest.mark.parametrize(("key", "value"), [("seeds", 0), ("seeds", 1.5), ("seed", "a")])
-def test_seeds_that_are_no_number_of_trainings(key, value):
-    raw = changed("experiments/demo-revela/seeds", 2)
-    raw["experiments"]["demo-revela"][key] = value
-    with pytest.raises(RevelaError, match=rf"^x: experiments\.demo-revela\.{key}: Input .* got"):
-        parse_config(raw, "x")
-
-
 def test_a_name_that_is_a_seed_of_another():
     raw = changed("experiments/demo-revela/seeds", 2)
     raw["experiments"]["demo-revela-seed1"] = {"base": "demo-replug", "seeds": 1}
@@ -313,14 +206,6 @@ def test_settings_do_not_depend_on_the_order_of_keys():
     for name in DEMO["experiments"]:
         settings = parse_config(changed("experiments/demo-revela", turned), "x").experiments[name]
         assert settings.dump() == parse_config(DEMO, "x").experiments[name].dump()
-
-
-def test_a_missing_or_broken_file(tmp_path):
-    with pytest.raises(RevelaError, match=r"none\.yaml: No such file"):
-        load_config(tmp_path / "none.yaml")
-    (tmp_path / "broken.yaml").write_text("a: [1")
-    with pytest.raises(RevelaError, match=r"broken\.yaml:1:6: not valid YAML: expected"):
-        load_config(tmp_path / "broken.yaml")
 
 
 @pytest.mark.parametrize(
@@ -439,70 +324,13 @@ def test_rows_of_a_pattern_are_a_row_a_model():
         parse_config(raw, "demo.yaml")
 
 
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ({"temperatur": [1]}, "sweep.grid: unknown key 'temperatur'; did you mean 'temperature'"),
-        ({"temperature": 1}, "sweep.grid: expected keys with lists of values; got {'temp"),
-        ({"temperature": [-1]}, r"sweep-temperature--1\.objective.*got -1"),
-        ({"data": ["x"]}, "sweep-data-x.data: unknown batch set 'x'"),
-        ({"steps": [1, 1]}, "sweep.grid: two points are called 'sweep-steps-1'"),
-    ],
-)
-def test_mistakes_in_a_grid(grid, message):
-    raw = changed("experiments/sweep", {"base": "demo-replug", "grid": grid})
-    raw["experiments"]["sweep"]["objective"] = {"name": "contriever"}
-    if "data" in grid or "steps" in grid:
-        raw["experiments"]["sweep"]["objective"] = {"name": "revela"}
-    with pytest.raises(RevelaError, match=message):
-        parse_config(raw, "demo.yaml")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"c\.yaml: is empty; allowed: corpora, batches"),
-        (
-            "corpora: {a: {source: files, path: x}\n",
-            r"c\.yaml:2:1: not valid YAML: expected ',' or",
-        ),
-        ("corpora:\n  a: 1\n  a: 2\n", r"c\.yaml:3:3: not valid YAML: key 'a' stands there twice"),
-        ("corpora: {1: {source: files}}", r"corpora: a name must be .*got 1 \(quote a number\)"),
-        ("corpora: {a/b: {source: files}}", "corpora: a name must be .*got 'a/b'"),
-        ("corpora: {a@1: {source: files}}", "corpora: a name must be .*got 'a@1'"),
-        ("- a", "expected sections such as corpora"),
-        ("a: 2024-13-01", r"c\.yaml: not YAML: month must be in 1"),
-    ],
-)
-def test_files_that_are_no_config(tmp_path, text, message):
-    (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(RevelaError, match=message) as caught:
-        load_config(tmp_path / "c.yaml")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_config_in_another_encoding(tmp_path):
-    (tmp_path / "c.yaml").write_bytes("corpora: {}".encode("utf-16"))
-    with pytest.raises(RevelaError, match=r"c\.yaml: not UTF-8: invalid start byte at byte 0"):
-        load_config(tmp_path / "c.yaml")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("steps", True), ("learning_rate", float("inf")), ("seed", -1), ("max_length", 7)],
-)
-def test_values_that_are_no_such_number(key, value):
-    with pytest.raises(RevelaError, match=rf"demo-revela\.{key}: Input should .*; got {value}"):
-        parse_config(changed(f"experiments/demo-revela/{key}", value), "x")
-
-
 def test_a_mistake_that_others_inherit_counts_once():
-    raw = changed("experiments/demo-revela/pooling", "mean")
+    raw = changed("experiments/demo-revela/steps", 0)
     raw["experiments"]["a"] = raw["experiments"]["b"] = {"base": "demo-revela"}
-    with pytest.raises(RevelaError, match=r"belongs to 'encoding'$"):
+    with pytest.raises(RevelaError, match=r"demo-revela.steps: .*; got 0$"):
         parse_config(raw, "c")
-    raw["experiments"]["a"] = {"base": "demo-revela", "steps": 0}
-    with pytest.raises(RevelaError, match=r"belongs to 'encoding' \(and 1 more\)$"):
+    raw["experiments"]["a"] = {"base": "demo-revela", "seed": -1}
+    with pytest.raises(RevelaError, match=r"demo-revela.steps: .*; got 0 \(and 1 more\)$"):
         parse_config(raw, "c")
 
 
@@ -517,7 +345,7 @@ def local(tmp_path, monkeypatch):
         *("model/tokenizer.json", "adapter/adapter_config.json", "adapter/a.safetensors"),
     ):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).touch()
+        Path(file).write_text("{}")
     return {
         "corpora": {"c": {"source": "files", "path": "~/texts"}},
         "batches": {"b": {"file": "ready.jsonl", "source": "c"}},
@@ -544,43 +372,3 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     Path("model/special_tokens.json").touch()
     fingerprint.cache_clear()
     assert fingerprint(Path("model")) != before
-
-
-def test_names_that_cannot_be_are_refused(local):
-    Path("texts/{a}.txt").touch()
-    with pytest.raises(RevelaError, match=r"corpora.c.path: .*\{a\}.txt: rename it, braces"):
-        parse_config(local, "c").check_local()
-    Path("results").touch()
-    with pytest.raises(RevelaError, match="results: is a file"):
-        parse_config(local, "c").check_local()
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("texts", "corpora.c.path: .*texts: no such file or folder"),
-        ("texts/a.txt", "corpora.c.path: .*texts: no .txt, .md, .jsonl"),
-        ("ready.jsonl", "batches.b.file: ready.jsonl: no such file"),
-        ("mine", "benchmarks.m: mine/t: no such folder"),
-        ("mine/t/corpus.jsonl.gz", "benchmarks.m: mine/t: no corpus.jsonl or corpus.jsonl.gz"),
-        ("mine/t/qrels", "benchmarks.m: mine/t: no qrels.tsv or qrels/test.tsv in it"),
-        ("model", "models.x: model: no such folder"),
-        ("model/config.json", "models.x: model: no config.json or adapter_config.json in it"),
-        ("model/tokenizer.json", "models.x: model: no tokenizer.json or tokenizer_config.json"),
-        (
-            "model/model.safetensors",
-            "models.x: model: no weights in safetensors in it; save its pickled",
-        ),
-        ("adapter/a.safetensors", "models.x: .*/adapter: no weights in safetensors in it$"),
-    ],
-)
-def test_local_files_that_are_missing_are_named(local, file, message):
-    Path("model/pytorch_model.bin").touch()
-    path = Path(file)
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-    config = parse_config(local, "c")
-    with pytest.raises(RevelaError, match=message):
-        config.check_local()

@@ -392,36 +392,6 @@ def test_cohere_is_told_what_is_a_query(collection, tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("qrels.tsv", "query-id\tc\ts\nq0\td9\t1\n", r"qrels\.tsv:2: no document 'd9'"),
-        ("qrels.tsv", "q9\td1\t1\n", r"qrels\.tsv:1: no query 'q9'"),
-        ("qrels.tsv", "q0\td1\n", r"qrels\.tsv:1: expected query-id, corpus-id and a score"),
-        ("qrels.tsv", "h\tx\ty\nq0\td1\t1\n", r"qrels\.tsv:1: expected .* got 'h\\tx\\ty'"),
-        ("qrels.tsv", "q0\td1\t-1\n", r"qrels\.tsv:1: expected"),
-        ("qrels.tsv", "q0\td1\t0.5\n", r"qrels\.tsv:1: expected"),
-        ("qrels.tsv", "q0 0 d1 1\n", r"qrels\.tsv:1: expected .* separated by tabs"),
-        ("qrels.tsv", "q0\td1\t1\nq0\td1\t2\n", r"qrels\.tsv:2: 'q0' and 'd1' are judged 2"),
-        ("qrels.tsv", "q0\td1\t0\n", r"qrels\.tsv: no judgement is above 0"),
-        ("queries.jsonl", '{"id": 1}\n', r"queries\.jsonl:1: unknown field '_id'"),
-        ("queries.jsonl", '{"_id": "a b", "text": "x"}', r"_id 'a b' must have no space"),
-        ("queries.jsonl", '{"_id": "a", "text": null}', r"queries\.jsonl:1: text must be a text"),
-        (
-            "queries.jsonl",
-            '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}',
-            r"queries\.jsonl:2: _id 'a' was there before, with another text",
-        ),
-        ("queries.jsonl", "\n", r"queries\.jsonl: is empty"),
-        ("queries.jsonl", "{\n", r"queries\.jsonl:1: broken JSON"),
-    ],
-)
-def test_a_broken_collection_is_refused(collection, file, content, message):
-    (collection / file).write_text(content)
-    with pytest.raises(RevelaError, match=message):
-        local_task("tiny-task", collection)
-
-
 @pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
 def test_judgements_are_read_with_a_heading_or_without(collection, heading):
     (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
@@ -452,12 +422,6 @@ def test_what_is_there_twice_counts_once_and_a_few_unknown_ids_are_told(collecti
     told = capsys.readouterr().out
     for line in ("jsonl: 1 rows are there twice", "tsv: 1 repeated judge", "tsv: 1 unknown ids"):
         assert line in told
-
-
-def test_an_incomplete_collection_is_refused(collection):
-    (collection / "corpus.jsonl.gz").unlink()
-    with pytest.raises(RevelaError, match=r"no corpus\.jsonl or corpus\.jsonl\.gz in it"):
-        local_task("tiny-task", collection)
 
 
 def test_an_mteb_task_by_name():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from revela.common.errors import RevelaError
 from revela.config.file import Config, load_config, parse_config, read_yaml
 from revela.config.steps import parse_settings
 from revela.plan import commands
@@ -96,20 +95,6 @@ def test_the_claims_of_the_paper(paper, tmp_path):
         check_latex(f"{table}\\end{{table}}\n", tmp_path)
 
 
-def test_claims_that_cannot_be_read(paper, tmp_path):
-    entry, costs = costs_of(paper)
-    path = tmp_path / "claims.csv"
-    for text, message in (
-        ("claim,claimed\na,1\n", r"claims\.csv: expected claim, claimed, compared"),
-        ("claim,claimed,compared,theirs,ours,source\na,ten,b,1,2,c\n", r"claims\.csv: .*ten"),
-        ("claim,claimed,compared,theirs,ours,source\na,10,b,1,text,c\n", "'text'; did.*'texts'"),
-        ("claim,claimed,compared,theirs,ours,source\na,10,b,1,,c\n", "unknown ours 'nan'"),
-    ):
-        path.write_text(text)
-        with pytest.raises(RevelaError, match=message):
-            check_claims(entry.model_copy(update={"claims": str(path)}), costs)
-
-
 def test_the_settings_change_with_these_trainings_only(monkeypatch):
     monkeypatch.chdir(ROOT)
     raw = read_yaml(Path("config.yaml"))
@@ -120,16 +105,5 @@ def test_the_settings_change_with_these_trainings_only(monkeypatch):
     assert len(trained) == 13
     raw["experiments"]["revela-fineweb-1b"]["seed"] = 7
     assert parse_config(raw, "config.yaml").resolved("costs", "training_cost").dump() == settings
-    raw["experiments"]["revela-wiki-3b"]["steps"] = 7
+    raw["experiments"]["revela-wiki-3b"]["steps"] = 7000
     assert parse_config(raw, "config.yaml").resolved("costs", "training_cost").dump() != settings
-    entry = raw["costs"]["training_cost"]
-    for changes, message in (
-        ({"claims_about": "revela-mixed-1b"}, "unknown claims_about 'revela-mixed-1b'"),
-        ({"claims_about": "revela-wiki-3"}, "claims_about: unknown experiment 'revela-wiki-3'"),
-        ({"claims": "none.csv"}, r"costs\.training_cost\.claims: none\.csv: no such file"),
-    ):
-        changed = raw | {"costs": {"training_cost": entry | changes}}
-        with pytest.raises(RevelaError, match=message):
-            parse_config(changed, "config.yaml")
-    with pytest.raises(RevelaError, match=r"costs\.coir: the name is taken by a table"):
-        parse_config(raw | {"costs": {"coir": entry}}, "config.yaml")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from revela.common.errors import RevelaError
 from revela.config.report import Table
 from revela.report import significance, tables
 from tests.report.test_report import check_latex
@@ -188,23 +187,6 @@ def test_what_nobody_has_queries_of(scores):
     assert set(found["column"]) == {"b", "y"}
     other = table_of("one", "two", measure="recall_at_100")
     assert list(significance.analyse(other, scores)) == significance.COLUMNS
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("subset,query,ndcg_at_10\n,q0,0.5\n", r"not the queries of .*one/a.*: 3 .*e\.g\. 'q1'"),
-        ("query,ndcg_at_10\nq0,0.5\n", "not a CSV of subset, query, ndcg_at_10: its header"),
-        ("subset,query,ndcg_at_10\n,q0,x\n", "not a CSV of subset, query, ndcg_at_10: .*'x'"),
-        ("subset,query,ndcg_at_10\n,q0,1\n,q0,1\n", "not a CSV of .*duplicate"),
-        ("", "not a CSV of subset, query, ndcg_at_10"),
-    ],
-)
-def test_a_file_that_is_none_of_these_queries(scores, text, message):
-    (scores / "two" / "a.queries.csv").write_text(text)
-    with pytest.raises(RevelaError, match=rf"two/a\.queries\.csv: {message}") as caught:
-        significance.analyse(table_of("one", "two"), scores, resamples=9)
-    assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------------------- beside a table

@@ -168,33 +168,6 @@ def test_the_authors_format_is_read_and_written(tmp_path):
     assert list(read_jsonl(tmp_path / "again.jsonl", settings)) == batches
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('["a"]', r"authors\.jsonl:1: 1 texts, not batch_size 2"),
-        ('{"src": "x"}', r"authors\.jsonl:1: expected a list of texts"),
-        ("[1, 2]", r"authors\.jsonl:1: expected a list of texts"),
-        ("[", r"authors\.jsonl:1: broken JSON"),
-        (
-            '{"src": "wikii", "text": ["a", "b"]}',
-            r"jsonl:1: unknown src 'wikii'; did you mean 'wiki'",
-        ),
-    ],
-)
-def test_broken_batches_are_refused(tmp_path, line, message):
-    (tmp_path / "authors.jsonl").write_text(line)
-    with pytest.raises(RevelaError, match=message):
-        made(tmp_path, {}, file=str(tmp_path / "authors.jsonl"), batch_size=2, source="wiki")
-
-
-def test_too_little_for_a_batch(tmp_path):
-    chunks = {"c": chunk_file(tmp_path / "c.parquet", 7)}
-    with pytest.raises(RevelaError, match="7 chunks are too few for one batch of 16"):
-        made(tmp_path, chunks, corpora=["c"])
-    with pytest.raises(RevelaError, match="cannot sample 9 rows: there are only 3"):
-        made(tmp_path, chunks, corpora=["c"], batch_size=2, num_batches=9)
-
-
 # ---------------------------------------------------------------------------- pairs
 
 

@@ -121,7 +121,7 @@ def test_a_hub_set_from_a_folder(tmp_path):
         (b'{"txt": "x"}', r"rows\.jsonl:2: unknown field 'text'; did you mean 'txt'"),
         (b'{"text": "  "}', r"rows\.jsonl:2: field 'text' is empty"),
         (b'{"text": 7}', r"rows\.jsonl:2: field 'text' is not a string but int"),
-        (b'{"text": "\\ud800"}', r"rows\.jsonl:2: field 'text': invalid UTF-8"),
+        (b'{"text": "\\ud800"}', r"rows\.jsonl:2: invalid UTF-8: surrogates"),
         (b"[1, 2]", r"rows\.jsonl:2: expected an object with fields, got list"),
     ],
 )

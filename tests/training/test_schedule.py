@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from revela.common.errors import RevelaError
-from revela.training.schedule import check_steps, warmup_decay
+from revela.training.schedule import warmup_decay
 
 
 def rates(scheduler, optimizer, steps: int) -> list[float]:
@@ -47,21 +46,3 @@ def test_hardly_any_warmup(warmup):
         assert found[2] > 0.5
         if warmup == 0:
             assert found == pytest.approx([1 - step / 10 for step in range(10)])
-
-
-@pytest.mark.parametrize(
-    ("steps", "warmup", "named", "message"),
-    [
-        (3, 100, {}, "warmup_steps: 100 of 3 steps would never reach the learning rate; at most 2"),
-        (3, 3, {}, "warmup_steps: 3 of 3"),
-        (3, 2, {"save_retriever_steps": [0, 4]}, "save_retriever_steps: step 4 is behind .*, 3"),
-    ],
-)
-def test_a_schedule_that_cannot_work_is_refused(steps, warmup, named, message):
-    with pytest.raises(RevelaError, match=message):
-        check_steps(steps, warmup, **named)
-
-
-def test_schedules_that_can_work():
-    check_steps(1, 0)
-    check_steps(3, 0.5, save_retriever_steps=[0, 3])

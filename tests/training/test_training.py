@@ -473,12 +473,6 @@ def test_too_few_rows_for_a_step(backbone, data, tmp_path, steps):
         train(settings, data, tmp_path / "m")
 
 
-def test_data_that_are_none_are_named(backbone, tmp_path):
-    (tmp_path / "data.parquet").write_text("x")
-    with pytest.raises(RevelaError, match=r"data\.parquet: not a batch or pair file"):
-        train(experiment(backbone), tmp_path / "data.parquet", tmp_path / "m")
-
-
 def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
     tokenizer = load_tokenizer(str(backbone))
     collate = BatchCollator(experiment(backbone, first_half=["x"]), tokenizer, tokenizer)

@@ -390,10 +390,38 @@ def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, mes
     result = snakemake(project, "--dry-run")
     write_config(project, CONFIG)
     assert result.returncode != 0
-    told = result.stdout + result.stderr
-    assert message in told
-    assert "config.yaml: " in told
-    assert "Traceback" not in told
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("revela: error: config.yaml: ")
+    assert message in last
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("corpora: [1\n", ":2:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("corpora:\n  a: 1\n  a: 2\n", ":3:3: not valid YAML: key 'a' stands there twice"),
+    ],
+)
+def test_the_last_line_says_where_a_config_is_no_yaml(project, text, line):
+    (project / "config.yaml").write_text(text)
+    result = snakemake(project, "--dry-run")
+    write_config(project, CONFIG)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == f"revela: error: config.yaml{line}"
+
+
+def test_a_file_that_is_gone_from_a_trained_folder_is_named(project):
+    file = project / "results/models/tiny-revela/retriever/tokenizer_config.json"
+    text = file.read_bytes()
+    file.unlink()
+    result = snakemake(project, "--dry-run", "results/scores/tiny-revela/notes-task.json")
+    file.write_bytes(text)
+    assert result.returncode == 1
+    assert re.search(
+        rf"error: {file.relative_to(project)}: is gone: put it back, or", result.stderr
+    )
+    assert planned(project) == set()
 
 
 def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
@@ -524,18 +552,8 @@ def revela(*arguments: str, **options) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chunk", "--settings", "{", "--output", "x"], "--settings: not valid JSON"),
-        (
-            ["chunk", "--settings", '{"source": "files", "path": "nowhere"}', "--output", "x"],
-            "nowhere: no such file or folder",
-        ),
-        (
-            ["batch", "--settings", '{"corpora": ["a"]}', "--input", "a", "--output", "x"],
-            "NAME=PATH",
-        ),
-        (["check", "none.yaml"], "none.yaml: No such file or directory"),
-        (["settings", str(ROOT / "config.backbone.yaml"), "corpora", "book"], "did you mean"),
         (["check", str(ROOT / "config.yaml")], "coir.csv: No such file"),  # not where it stands
+        (["chek"], "No such command 'chek'. Did you mean 'check'?"),
     ],
 )
 def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):

@@ -7,6 +7,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from revela.config import parse_config, paths
+from revela.config.file import read_yaml
 from revela.config.local import collection_files, fingerprint, text_files
 from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
@@ -28,13 +29,37 @@ shell.prefix(
     '[ -z "${{REVELA_QUIET:-}}" ] || exec > /dev/null; exec tee "$1"; }}; '
 )
 
-try:
-    source = ", ".join(map(str, workflow.configfiles))
-    CONFIG = parse_config(config, source)
+
+def or_exit(function, *given):
+    """Return what a function returns; its error is the last line of the run."""
+    try:
+        return function(*given)
+    except RevelaError as error:
+        raise SystemExit(f"revela: error: {error}")
+
+
+# Snakemake's own message about one of them names no line, and it lets a key stand there twice.
+for source in [*workflow.overwrite_configfiles, *Path().glob("config.yaml")]:
+    or_exit(read_yaml, source)
+
+
+configfile: "config.yaml"
+
+
+def read_config():
+    """Return the checked configuration, its local files included."""
+    replaced = workflow.config_settings.replace_workflow_config
+    used = workflow.overwrite_configfiles if replaced else workflow.configfiles
+    source = ", ".join(map(str, used))
+    checked = parse_config(config, source)
     with errors_at(source):
-        CONFIG.check_local()
-except RevelaError as error:
-    raise WorkflowError(str(error))
+        checked.check_local()
+    return checked
+
+
+CONFIG = or_exit(read_config)
+if workflow.is_main_process:  # a training that is writing its files has none to miss
+    or_exit(CONFIG.check_trained)
 
 COMPARED = [name for name, table in CONFIG.tables.items() if table.reported]
 
@@ -192,10 +217,7 @@ def look_first():
     gpus = told.get("gpu") and told["gpu"] * told.get("nodes", 1)
     machine = this_machine(gpus, told.get("gpu_memory_gb"), told.get("slurm_partition"))
     known, output = Path(workflow.basedir, "data/paper"), Path("results/preflight.json")
-    try:
-        blocked = preflight(CONFIG, planned(jobs), machine, known, output, targets)
-    except RevelaError as error:
-        raise WorkflowError(f"{error}; REVELA_PREFLIGHT=off skips it")
+    blocked = or_exit(preflight, CONFIG, planned(jobs), machine, known, output, targets)
     skip({job: blocked[own] for job in jobs if (own := in_plan(job)) in blocked})
     if not costly(dag.needrun_jobs()):
         look_back()

@@ -1,0 +1,137 @@
+"""Bad input of every kind ends in one line that says what is wrong and where; nothing is written.
+
+`bad_input/project.yaml` is a small project in which all is well, `bad_input/cases.yaml` the table
+of what is changed in it, with the line that each change gives.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from revela.cli import main
+from revela.config.file import load_config
+from tests.conftest import TEXTS, write_choices
+
+HERE = Path(__file__).parent / "bad_input"
+DELETE = object()
+yaml.SafeLoader.add_constructor("!delete", lambda *_: DELETE)
+PROJECT = yaml.safe_load((HERE / "project.yaml").read_text())
+TABLE = yaml.safe_load((HERE / "cases.yaml").read_text())
+
+
+# What the text of a file cannot say.
+CHANGES: dict[str, Callable[[Path, Any], Any]] = {
+    "cut": lambda path, size: path.write_bytes(path.read_bytes()[:size]),
+    "copy": lambda path, name: shutil.copy(name, path),
+    "set": lambda path, own: path.write_text(json.dumps(json.loads(path.read_text()) | own)),
+    "rename": lambda path, name: path.rename(path.with_name(name)),
+    "without": lambda path, pattern: [file.unlink() for file in path.glob(pattern)],
+    "as file": lambda path, text: (shutil.rmtree(path), path.write_text(text)),
+}
+
+
+def cases() -> list[Any]:
+    """Return (change, command, line), a change being the name of a file or a key and its value."""
+    found: list[Any] = [(("mine.yaml", text), "check", line) for text, line in TABLE["yaml"]]
+    for kind, sign in (("config", "mine.yaml:"), ("files", ""), ("environment", "$")):
+        for command, rows in TABLE[kind].items():
+            found += [((sign + name, value), command, line) for name, value, line in rows]
+    found += [(("", None), command, line) for command, line in TABLE["calls"]]
+    return [pytest.param(*case, id=f"{case[1]} {case[0][0]}") for case in found]
+
+
+def call(command: str, monkeypatch: pytest.MonkeyPatch) -> str | int | None:
+    """Run a command in this process; return what it exits with."""
+
+    def settings(found: re.Match[str]) -> str:
+        section, name = found[1].split("/")
+        return shlex.quote(load_config(Path("mine.yaml")).resolved(section, name).dump())
+
+    words = shlex.split(re.sub(r"@(\S+/\S+)", settings, command))
+    monkeypatch.setattr("sys.argv", ["revela", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory, backbone) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copytree(backbone, folder / "model")
+    pq.write_table(pa.table({"text": TEXTS}), folder / "rows.parquet")
+    write_choices(folder / "choices", "choice", [{"question": "a", "choices": ["b"], "answer": 0}])
+    shutil.copytree(HERE.parents[1] / "data/paper", folder / "known")
+    for name, text in PROJECT["files"].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(PROJECT["config"], sort_keys=False))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        for name, output in (("chunk rows", "chunks"), ("batch", "batches"), ("pair", "pairs")):
+            made = PROJECT["commands"][name].replace("out.", f"{output}.")
+            assert call(made, monkeypatch) is None
+    return folder
+
+
+@pytest.fixture
+def copied(project, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(project, tmp_path / "p")
+    monkeypatch.chdir(tmp_path / "p")
+    return tmp_path / "p"
+
+
+def change(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(name)
+    if name.startswith("$"):
+        monkeypatch.setenv(name[1:], value)
+    elif ":" in name:
+        config = json.loads(json.dumps(PROJECT["config"]))
+        *parents, last = name.partition(":")[2].split(".")
+        entry = config
+        for key in parents:
+            entry = entry[int(key)] if isinstance(entry, list) else entry[key]
+        if value is DELETE:
+            del entry[last]
+        else:
+            entry[last] = value
+        Path("mine.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    elif isinstance(value, dict):
+        ((how, argument),) = value.items()
+        CHANGES[how](path, argument)
+    elif value is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value.encode("utf-8", "surrogateescape"))
+    elif name:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def there() -> dict[str, int]:
+    return {str(path): path.stat().st_size for path in Path().rglob("*")}
+
+
+def test_there_are_enough():
+    assert len(cases()) >= 145
+
+
+@pytest.mark.parametrize("name", [name for name in PROJECT["commands"] if name != "collection"])
+def test_all_is_well_without_a_change(copied, monkeypatch, name):
+    assert call(PROJECT["commands"][name], monkeypatch) is None
+
+
+@pytest.mark.parametrize(("changed", "command", "line"), cases())
+def test_one_line_and_nothing_half_written(copied, monkeypatch, changed, command, line):
+    change(*changed, monkeypatch)
+    before = there()
+    told = call(PROJECT["commands"].get(command, command), monkeypatch)
+    pattern = ".*".join(map(re.escape, f"revela: error: {line}".split("…")))
+    assert re.fullmatch(pattern, str(told)), told
+    assert there() == before
