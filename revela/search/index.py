@@ -21,11 +21,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from revela.common.errors import RevelaError, reading
-from revela.common.hub import commit
+from revela.common.hub import commit, read_model_json
 from revela.common.outputs import atomic_output, write_json
 from revela.config.local import fingerprint, text_files
-from revela.config.steps import AnyCorpus, EncoderModel
-from revela.encoder import Encoder, devices, load_encoder
+from revela.config.names import ModelRef
+from revela.config.steps import AnyCorpus, EncoderModel, EncodingKeys
+from revela.encoder import Encoder, devices, load_encoder, load_encoding
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
 from revela.text.chunking import chunk_corpus
@@ -77,7 +78,8 @@ def build(
         raise RevelaError(f"{folder}: exists and is no index; give another --output")
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
     _tokenizer(language)
-    encoders = [_load(devices()[0], model) for model in models]
+    entries = _entries(models)
+    encoders = [load_encoder(entry, PRECISION, devices()[0]) for entry in entries]
     described: dict[str, Any] = {
         "version": VERSION,
         "models": [{"name": model, "revision": _revision(model)} for model in models],
@@ -100,13 +102,17 @@ def build(
     texts = _texts(folder)
     with atomic_output(folder / "bm25") as temporary:
         _Bm25.make(texts, language, temporary)
-    for number, (model, encoder) in enumerate(zip(models, encoders, strict=True)):
-        load: Any = functools.partial(_load, model=model)
+    for number, (entry, encoder) in enumerate(zip(entries, encoders, strict=True)):
+        load: Any = functools.partial(load_encoder, entry, PRECISION)
         if len(devices()) == 1:
             load = {devices()[0]: encoder}.__getitem__
-        made_by = (
-            f"{_revision(model)}\n{encoder.encoding.dump()}\n{encoder.model.dtype}\n{max_length}"
+        facts = (
+            _revision(entry.retriever),
+            encoder.encoding.dump(),
+            encoder.model.dtype,
+            max_length,
         )
+        made_by = "\n".join(map(str, facts))
         place = folder / "embeddings" / str(number)
         shards = encode_corpus(load, texts, max_length, place, made_by, devices())
         for stale in set(place.glob("*")) - {shard.path for shard in shards}:
@@ -211,7 +217,8 @@ class Index:
 
     def _model(self, number: int) -> tuple[Encoder, list[Tensor]]:
         if number not in self._loaded:
-            name, encoder = self.models[number], _load(devices()[0], self.models[number])
+            name = self.models[number]
+            encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
             if _revision(name) != self.described["models"][number]["revision"]:
                 raise RevelaError(
                     f"{name} has changed since {self.folder} was made; index the texts again"
@@ -237,8 +244,19 @@ class Index:
         return blocks
 
 
-def _load(device: str, model: str) -> Encoder:
-    return load_encoder(EncoderModel(kind="encoder", retriever=model), PRECISION, device)
+def _entries(models: Sequence[str]) -> list[EncoderModel]:
+    """Return how to load models; one whose files say no encoding has that of the first."""
+    first, *others = (EncoderModel(kind="encoder", retriever=ModelRef(model)) for model in models)
+    encoding = EncodingKeys(**load_encoding(first)[1].model_dump())
+    return [
+        first,
+        *(
+            entry
+            if read_model_json(entry.retriever, "modules.json")
+            else entry.model_copy(update={"encoding": encoding})
+            for entry in others
+        ),
+    ]
 
 
 def _revision(model: str) -> str:

@@ -26,7 +26,7 @@ from revela.text.batching import _download
 from revela.text.corpora import Skipped, read_documents
 from revela.encoder import load_model, load_tokenizer
 from revela.common.errors import RevelaError
-from revela.common.hub import read_json
+from revela.common.hub import read_model_json
 from revela.config.steps import Batches, HubCorpus
 
 def told(call):
@@ -42,9 +42,9 @@ def texts(name, **more):
 print(json.dumps({
     "weights": told(lambda: sum(p.numel() for p in load_model("some/model").parameters())),
     "ids": told(lambda: load_tokenizer("some/model", "COMMIT")("mud")["input_ids"]),
-    "position": told(lambda: read_json("some/model", "config.json")["max_position_embeddings"]),
-    "modules": told(lambda: read_json("some/model", "modules.json", "COMMIT")),
-    "folder": told(lambda: read_json("some/sentences", "1_Pooling/config.json")),
+    "hidden": told(lambda: read_model_json("some/model", "config.json")["hidden_size"]),
+    "modules": told(lambda: read_model_json("some/model", "modules.json", "COMMIT")),
+    "folder": told(lambda: read_model_json("some/sentences", "1_Pooling/config.json")),
     "streamed": told(lambda: texts("some/texts")),
     "file": told(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
     "ready-made": told(lambda: _download(Batches(hub="some/batches")).read_text()),
@@ -116,7 +116,7 @@ def loaded(address, tmp_path_factory):
 def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
     assert loaded["weights"] > 1000
     assert loaded["ids"]
-    assert (loaded["position"], loaded["modules"]) == (512, None)
+    assert (loaded["hidden"], loaded["modules"]) == (16, None)
     assert loaded["folder"] == {"pooling_mode": "mean"}
     assert loaded["pull requests"] == [1]
     assert loaded["converted"] == loaded["weights"]

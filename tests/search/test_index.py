@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
+from revela.config.steps import Encoding
+from revela.encoder import load_tokenizer
+from revela.encoding import write_encoding
 from revela.search.index import Hit, Index, build, fuse
 from tests.conftest import TEXTS, encoder_of
 from tests.search.conftest import corpus_of
@@ -177,7 +180,7 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
         with pytest.raises(RevelaError, match=message):
             build(corpus or corpus_of(texts), models or [str(backbone)], folder, 64, language, 1)
 
-    made("model './x': no such folder", models=["./x"])
+    made(r"model '\./x': x: no such folder", models=["./x"])
     made("nowhere: no such file or folder", corpus=corpus_of(tmp_path / "nowhere"))
     made("--language 'klingon': no stemmer; allowed: arabic", language="klingon")
     made("exists and is no index", folder=texts)
@@ -212,3 +215,13 @@ def test_commands_that_are_refused(index, arguments, message, tmp_path, monkeypa
     with pytest.raises(RevelaError, match=message):
         run("search", index.folder, *arguments)
     assert not Path("o").exists()
+
+
+def test_a_model_that_says_no_encoding_has_that_of_the_first(texts, backbone, tmp_path):
+    said = tmp_path / "said"
+    shutil.copytree(backbone, said)
+    encoding = Encoding(pooling="mean", query_prefix="ask: ")
+    write_encoding(said, load_tokenizer(str(said)), encoding, 512, 64)
+    build(corpus_of(texts), [str(said), str(backbone)], tmp_path / "index", 64, "english", 1)
+    index = Index(tmp_path / "index")
+    assert [index._model(number)[0].encoding for number in (0, 1)] == [encoding, encoding]
