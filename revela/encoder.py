@@ -212,9 +212,11 @@ def load_model(
 
 
 def _check_folder(name: str) -> None:
-    if (ref := ModelRef(name)).is_folder:
+    if (folder := ModelRef(name)).is_folder:
         with errors_at(f"model {name!r}"):
-            model_files(Path(ref))
+            if not Path(folder).is_dir():
+                raise RevelaError("no such folder")
+            model_files(Path(folder))
 
 
 def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:

@@ -229,7 +229,7 @@ class Backbone(Settings):
     sequence_length: Positive = 256
     sequences_per_step: Positive = 16
     tokens: Positive = Field(description="token passes in all")
-    learning_rate: float = Field(1e-3, gt=0, le=1)
+    learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: Natural = 50
     precision: Precision = "bfloat16"
     compile: bool = Field(False, description="torch.compile: pays off on a GPU")
@@ -367,7 +367,7 @@ class Experiment(Settings):
     batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
     batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
     steps: Positive | None = Field(None, description="one epoch if not given")
-    learning_rate: float = Field(1e-4, gt=0, le=1)
+    learning_rate: float = Field(1e-4, gt=0)
     warmup_steps: Annotated[
         Annotated[Natural, Tag("steps")] | Annotated[float, Field(gt=0, lt=1), Tag("share")],
         Discriminator(lambda given: "share" if isinstance(given, float) else "steps"),
