@@ -27,7 +27,7 @@ localrules:
     all,
     usage,
     cost,
-    pydocs,
+    collection,
     table,
     compare,
     verify,
