@@ -6,7 +6,10 @@ imported; the benches pass on namespaces of the same attributes.
 
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
+
+import revela
 
 
 def _any_class(name: str) -> type:
@@ -19,3 +22,5 @@ if importlib.util.find_spec("pydantic") is None:
     for missing in ("revela.config", "revela.config.names", "revela.config.steps"):
         sys.modules[missing] = ModuleType(missing)
         vars(sys.modules[missing])["__getattr__"] = _any_class
+    # Its other modules are imported as they are.
+    vars(sys.modules["revela.config"])["__path__"] = [str(Path(revela.__file__).parent / "config")]

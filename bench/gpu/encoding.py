@@ -7,9 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from transformers import AutoTokenizer
 
 from bench.gpu.steps import model_of, synchronize
-from revela.encoder import Encoder, load_tokenizer
+from revela.encoder import Encoder
 
 ENCODING = SimpleNamespace(
     pooling="mean", append_eos=False, normalize=True, query_prefix="", passage_prefix=""
@@ -20,7 +21,7 @@ MAX_LENGTH = 512
 
 def measure(device: torch.device, tiny: bool) -> list[dict[str, str]]:
     """Return texts a second of both, and how far apart they are."""
-    tokenizer = load_tokenizer(str(BACKBONE))
+    tokenizer = AutoTokenizer.from_pretrained(BACKBONE)
     # Of a tiny model the vocabulary is cut as well: this one's goes on being large enough.
     model = model_of("Llama-3.2-1B" if tiny else "SmolLM2-135M", device, tiny).model.eval()
     model.config.eos_token_id = tokenizer.eos_token_id

@@ -180,7 +180,7 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
         with pytest.raises(RevelaError, match=message):
             build(corpus or corpus_of(texts), models or [str(backbone)], folder, 64, language, 1)
 
-    made(r"model '\./x': x: no such folder", models=["./x"])
+    made(r"model '\./x': no such folder", models=["./x"])
     made("nowhere: no such file or folder", corpus=corpus_of(tmp_path / "nowhere"))
     made("--language 'klingon': no stemmer; allowed: arabic", language="klingon")
     made("exists and is no index", folder=texts)

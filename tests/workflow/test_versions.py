@@ -288,7 +288,8 @@ def listing(folder: Path) -> dict[str, str]:
     report.listing(settings, {}, folder / "out.csv")
     (folder / "printed.csv").write_text(f"Position,Printed\n1,{TEXTS[2]}\n2,“More” of it\n")
     beside = Listing(caption="Beside", file=str(folder / "printed.csv"), batches="b")
-    batches = [{"texts": [text, f"{text} | " * 9], "documents": ["d", "e"]} for text in TEXTS]
+    rows = {"source": "c", "documents": ["d", "e"]}
+    batches = [rows | {"texts": [text, f"{text} | " * 9]} for text in TEXTS]
     report.listing(beside, {"b": write_rows(folder / "b", batches)}, folder / "out_beside.csv")
     return texts_of(folder, "out")
 

@@ -307,6 +307,7 @@ def test_a_learning_rate_retrains_its_experiment_only(project):
         "results/scores/tiny-contriever/notes-task.queries.csv",
         "results/runs/tiny-contriever/notes-task.trec",
         "results/embeddings/tiny-contriever/notes-task",
+        "results/mteb/tiny-contriever/notes-task",
         "results/tables/notes.csv",
         "results/tables/notes.md",
         "results/tables/notes.tex",
@@ -553,7 +554,7 @@ def revela(*arguments: str, **options) -> subprocess.CompletedProcess:
     ("arguments", "message"),
     [
         (["check", str(ROOT / "config.yaml")], "coir.csv: No such file"),  # not where it stands
-        (["chek"], "No such command 'chek'. Did you mean 'check'?"),
+        (["chek"], "No such command 'chek'. Did you mean 'check'"),
     ],
 )
 def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
