@@ -24,10 +24,10 @@ demo: .venv/installed
 	HF_HUB_OFFLINE=1 revela run config.demo.yaml --prioritize results/models/demo-replug/retriever
 	@revela ranking results/benchmarks/pydocs/docstring-to-function \
 	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)
-	@echo "search the demo's texts in a browser:"
-	@echo "  revela index python-packages --config config.demo.yaml --output results/indexes/demo \\"
-	@echo "      --model results/models/demo-revela/retriever --model data/backbone"
-	@echo "  revela serve results/indexes/demo"
+	@echo "search these functions in a browser (a minute or two to index):"
+	@echo "  revela index results/benchmarks/pydocs/docstring-to-function/corpus.jsonl \\"
+	@echo "      --model results/models/demo-revela/retriever --model data/backbone --output demo-index"
+	@echo "  revela serve demo-index"
 
 rehearsal: .venv/installed
 	python -m tests.rehearsal $(ALL)

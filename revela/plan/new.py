@@ -12,12 +12,11 @@ import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
 from revela.config.file import parse_config
-from revela.config.local import PLAIN_TEXT, collection_files, text_files
+from revela.config.local import collection_files, text_files
 from revela.config.steps import FieldNames, FilesCorpus
 from revela.plan.counts import CHUNK_FILL
 from revela.plan.machine import this_machine
-from revela.text.corpora import Skipped, read_documents
-from revela.text.rows import json_lines, parquet_rows
+from revela.text.corpora import Skipped, field_names, read_documents
 
 _SAMPLE = 1_000  # documents that are looked at
 _HELD_OUT = 0.1
@@ -25,7 +24,6 @@ _MIN_STEPS, _MAX_EPOCHS = 100, 10
 _CPU_STEPS = 300  # at most: hours of a processor are not spent unasked
 _SMALL_BACKBONE = "data/backbone"  # of this repository
 _BACKBONE = "HuggingFaceTB/SmolLM2-135M"  # the paper's smallest
-_TITLES, _IDS = ("title", "head", "heading", "headline", "name"), ("id", "_id", "key", "uid")
 
 _TEMPLATE = """\
 # {texts}: {documents} documents, about {words} words, {language}.
@@ -105,7 +103,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     if output.exists():
         raise RevelaError(f"{output}: is there already; give another --output")
     files = text_files(texts)
-    fields = _fields(files)
+    fields = field_names(files)
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields, on_bad_row="skip")
     look = _look(corpus, files)
     small = not backbone and not this_machine().gpus
@@ -173,29 +171,6 @@ def _small_backbone() -> str:
     if not folder.is_dir():
         raise RevelaError("there is no GPU here; give a --backbone that the processor can train")
     return _SMALL_BACKBONE if folder == Path(_SMALL_BACKBONE).resolve() else str(folder)
-
-
-def _fields(files: list[Path]) -> FieldNames:
-    """Return which fields of rows hold the text, a title and an id; by the first row."""
-    rows = [file for file in files if file.suffix not in PLAIN_TEXT]
-    if not rows:
-        return FieldNames()
-    if len(rows) < len(files):
-        raise RevelaError(f"{files[0].parent}: holds files of rows and plain texts; take one kind")
-    first = parquet_rows(rows[0]) if rows[0].suffix == ".parquet" else json_lines(rows[0])
-    row = next(iter(first), None)
-    row = row[1] if isinstance(row, tuple) else row
-    if not isinstance(row, dict):
-        raise RevelaError(f"{rows[0]}: its first row has no fields")
-    lengths = {key: len(value) for key, value in row.items() if isinstance(value, str)}
-    if not lengths:
-        raise RevelaError(f"{rows[0]}: no field of its first row is a text: {', '.join(row)}")
-    text = "text" if "text" in lengths else max(lengths, key=lambda key: lengths[key])
-    return FieldNames(
-        text=text,
-        title=next((key for key in _TITLES if key in lengths and key != text), None),
-        id=next((key for key in _IDS if key in row), None),
-    )
 
 
 def _look(corpus: FilesCorpus, files: list[Path]) -> Look:

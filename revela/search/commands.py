@@ -44,14 +44,18 @@ def index(
     Given again it resumes, or brings the index up to date with texts that have changed.
     """
     from revela.config.file import load_config
+    from revela.config.local import text_files
     from revela.config.steps import AnyCorpus, FilesCorpus
     from revela.search.index import build
+    from revela.text.corpora import field_names
 
-    corpus: AnyCorpus = FilesCorpus(source="files", path=texts, max_words=max_words)
     if config:
         corpora = load_config(config).corpora
         check_name(str(config), "corpus", texts, corpora)
-        corpus = corpora[texts]
+        corpus: AnyCorpus = corpora[texts]
+    else:
+        fields = field_names(text_files(Path(texts)))
+        corpus = FilesCorpus(source="files", path=texts, max_words=max_words, fields=fields)
     made = build(corpus, model, output, max_length, language, workers)
     print(f"{output}: {made['documents']} documents, {made['chunks']} chunks")
 

@@ -24,6 +24,7 @@ _EXAMPLES = 20  # of them that are kept
 _CHANCE = 2  # words that may repeat by chance
 _TRIES = 6  # of a hub data set's stream, without a row in between
 _WORD = re.compile(r"[^\W_]")
+_TITLES, _IDS = ("title", "head", "heading", "headline", "name"), ("id", "_id", "key", "uid")
 _STATE_ROWS = 1000  # rows between two notes of where a stream stands
 
 
@@ -64,6 +65,33 @@ def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Docume
     # Two passes: the first one counts, so that millions of documents are never held in memory.
     available = sum(1 for _ in _all_documents(corpus, Skipped()))
     return take(documents, available, min(corpus.max_documents, available), corpus.seed)
+
+
+def field_names(files: list[Path]) -> steps.FieldNames:
+    """Return which fields of rows hold the text, a title and an id, as the first row looks.
+
+    Raises:
+        RevelaError: its rows have no text, or some files are plain texts.
+    """
+    rows = [file for file in files if file.suffix not in PLAIN_TEXT]
+    if not rows:
+        return steps.FieldNames()
+    if len(rows) < len(files):
+        raise RevelaError(f"{files[0].parent}: holds files of rows and plain texts; take one kind")
+    first = parquet_rows(rows[0]) if rows[0].suffix == ".parquet" else json_lines(rows[0])
+    row = next(iter(first), None)
+    row = row[1] if isinstance(row, tuple) else row
+    if not isinstance(row, dict):
+        raise RevelaError(f"{rows[0]}: its first row has no fields")
+    lengths = {key: len(value) for key, value in row.items() if isinstance(value, str)}
+    if not lengths:
+        raise RevelaError(f"{rows[0]}: no field of its first row is a text: {', '.join(row)}")
+    text = "text" if "text" in lengths else max(lengths, key=lambda key: lengths[key])
+    return steps.FieldNames(
+        text=text,
+        title=next((key for key in _TITLES if key in lengths and key != text), None),
+        id=next((key for key in _IDS if key in row), None),
+    )
 
 
 def _all_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:

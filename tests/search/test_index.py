@@ -114,6 +114,15 @@ def test_from_the_shell(texts, backbone, tmp_path):
     assert lines[2][2] == "text%203.md#0"
 
 
+def test_rows_are_read_as_their_fields_look(backbone, tmp_path):
+    rows = [{"_id": f"d{n}", "body": text} for n, text in enumerate(TEXTS)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run("index", file, "--model", backbone, "--output", tmp_path / "index")
+    out, _ = run("search", tmp_path / "index", "rivers", "--by", "bm25", "--json")
+    assert json.loads(out)["document"] == "d2"
+
+
 def test_what_changed_is_indexed_again(texts, backbone, tmp_path, capsys):
     folder = tmp_path / "index"
     build(corpus_of(texts), [str(backbone)], folder, 64, "english", 1)
