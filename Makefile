@@ -60,6 +60,7 @@ bench: .venv/installed
 	python -m bench.training.replug
 	python -m bench.evaluation.encoding
 	python -m bench.search.indexing
+	python -m bench.search.fusion  # of the demo's results
 	python -m bench.text.chunking
 
 # torch comes first and on its own: a plain `torch` would choose its own version. deepspeed is built

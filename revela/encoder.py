@@ -1,6 +1,5 @@
 """The encoder: text → token ids → vector, the same function for training and evaluation."""
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 
 from revela.attention.decoder import causal_decoder, run_packed
 from revela.attention.packing import Packing, flash_takes
-from revela.common.errors import RevelaError, check_name, errors_at
+from revela.common.errors import RevelaError, check_name, errors_at, reading
 from revela.common.hub import converted_revision, explained, read_model_json
+from revela.common.outputs import read_json
 from revela.config.local import model_files
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel, Encoding, Lora
@@ -190,8 +190,7 @@ def load_model(
     from transformers import AutoModel, AutoModelForCausalLM
 
     if (Path(name) / "adapter_config.json").exists():
-        base = json.loads((Path(name) / "adapter_config.json").read_text())
-        return load_adapter(load_model(base["base_model_name_or_path"], causal, dtype=dtype), name)
+        return load_adapter(load_model(adapter_base(Path(name)), causal, dtype=dtype), name)
     _check_folder(name)
     loader = AutoModelForCausalLM if causal else AutoModel
     options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
@@ -209,6 +208,17 @@ def load_model(
     if missing:
         raise RevelaError(f"model {name!r} lacks {len(missing)} of its weights, e.g. {missing[0]}")
     return model
+
+
+def adapter_base(folder: Path) -> str:
+    """Return the folder or hub name of the backbone that a folder's adapter belongs to.
+
+    Raises:
+        RevelaError: the adapter's settings cannot be read.
+    """
+    settings = folder / "adapter_config.json"
+    with reading(settings, "an adapter's settings"):
+        return str(read_json(settings)["base_model_name_or_path"])
 
 
 def _check_folder(name: str) -> None:

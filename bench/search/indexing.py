@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.common import medians, real_chunks, report
 from revela.config.steps import FilesCorpus
+from revela.search.fusion import Ranking
 from revela.search.index import Index, build
 
 _BACKBONE = Path(__file__).parents[2] / "data/backbone-1m"
@@ -59,9 +60,9 @@ def _measured(size: int, words: list[str]) -> dict[str, str]:
 
         index = Index(Path(place, "index"))
 
-        def search(ranking: str) -> None:
+        def search(ranking: Ranking) -> None:
             for query in queries:
-                index.search([query], _DEPTH, ranking)  # type: ignore[arg-type]
+                index.search([query], _DEPTH, ranking)
 
         times = medians(
             {

@@ -1,6 +1,5 @@
 """The model card of a retriever, from what its training recorded and what was measured since."""
 
-import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -111,7 +110,7 @@ def make_card(folder: Path, location: str) -> str | None:
         objective=experiment.objective.name.capitalize(),
         backbone=f"[{base}]({hub_page})" if on_hub else f"{Path(base).name}, not on the hub",
         location=location,
-        max_length=_max_length(folder),
+        max_length=read_json(folder / "tokenizer_config.json")["model_max_length"],
         pooling=encoding.pooling,
         version=version("sentence-transformers"),
         prefixes=f"`{encoding.query_prefix}` and `{encoding.passage_prefix}`",
@@ -141,7 +140,7 @@ def _sources(path: Path) -> Iterator[dict[str, Any]]:
 
 def _scores(folder: Path) -> dict[str, float]:
     files = [file for file in sorted(folder.glob("*.json")) if ".manifest" not in file.name]
-    found = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    found = {file.stem: read_json(file) for file in files}
     return {task: scores["ndcg_at_10"] for task, scores in found.items() if "ndcg_at_10" in scores}
 
 
@@ -152,7 +151,3 @@ def _license(model: str) -> str | None:
         return ModelCard.load(card).data.license if card else None
     except (RevelaError, ValueError):
         return None
-
-
-def _max_length(folder: Path) -> int:
-    return json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"]

@@ -36,6 +36,12 @@ def texts_to_compare(length: int) -> dict[str, str]:
     }
 
 
+def check_is_retriever(folder: Path) -> None:
+    """Raise a `RevelaError` where a folder is none that a training or an export has written."""
+    if not (folder / "modules.json").is_file():
+        raise RevelaError(f"{folder}: no retriever of `revela train`: it has no modules.json")
+
+
 def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[str, float]:
     """Encode a few texts here and in a process that has sentence-transformers alone.
 

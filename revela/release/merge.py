@@ -3,13 +3,12 @@
 import shutil
 from pathlib import Path
 
-from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output
 from revela.config.names import ModelRef
 from revela.config.steps import EncoderModel
 from revela.encoder import load_encoder
 from revela.release.card import make_card
-from revela.release.check import check_folder
+from revela.release.check import check_folder, check_is_retriever
 
 
 def export(model: Path, output: Path) -> dict[str, float]:
@@ -22,8 +21,7 @@ def export(model: Path, output: Path) -> dict[str, float]:
         RevelaError: the folder is no retriever, or sentence-transformers encodes otherwise; nothing
             is written then.
     """
-    if not (model / "modules.json").is_file():
-        raise RevelaError(f"{model}: no retriever of `revela train`: it has no modules.json")
+    check_is_retriever(model)
     trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
     merged = load_encoder(trained, "float32", "cpu").model
     with atomic_output(output) as folder:

@@ -1,6 +1,5 @@
 """A retriever's folder on the Hugging Face hub."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -10,8 +9,9 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
 from revela.config.names import ModelRef
+from revela.encoder import adapter_base
 from revela.release.card import make_card
-from revela.release.check import check_folder
+from revela.release.check import check_folder, check_is_retriever
 
 
 def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[str, int]:
@@ -25,13 +25,12 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
             adapter belongs to a backbone that others cannot load, HF_TOKEN is not set, or the hub
             refuses.
     """
-    if not (folder / "modules.json").is_file():
-        raise RevelaError(f"{folder}: no retriever of `revela train`: it has no modules.json")
+    check_is_retriever(folder)
     token = os.environ.get("HF_TOKEN")
     if not (token or dry_run):
         raise RevelaError("set HF_TOKEN in the environment to upload")
     if (folder / "adapter_config.json").is_file():
-        base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        base = adapter_base(folder)
         if not ModelRef(base).is_hub_name:
             raise RevelaError(
                 f"{folder}: is an adapter of {base!r}, which is not on the hub: "

@@ -5,13 +5,14 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from revela.common.errors import RevelaError, check_name, reading
 from revela.common.outputs import write_text
+from revela.search.fusion import DENSE_WEIGHT, Fusion, Ranking
 
 app = typer.Typer()
 
@@ -69,25 +70,23 @@ def search(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="TREC run to write for --queries.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Chunks of a query.")] = 10,
-    by: Annotated[str, typer.Option(help="hybrid, dense or bm25.")] = "hybrid",
-    fusion: Annotated[
-        str, typer.Option(help="Of a hybrid: weighted-sum or reciprocal-rank.")
-    ] = "weighted-sum",
+    by: Annotated[Ranking, typer.Option(help="Ranking: of both, of the retriever, of BM25.")] = (
+        "hybrid"
+    ),
+    fusion: Annotated[Fusion, typer.Option(help="How a hybrid is fused.")] = "weighted-sum",
     dense_weight: Annotated[
         float, typer.Option(min=0, help="Of a weighted sum; that of BM25 is 1.")
-    ] = 0.2,
+    ] = DENSE_WEIGHT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Search an index: rank, score, source and a snippet of each chunk that is found."""
-    from revela.search.index import Fusion, Index, Ranking
+    from revela.search.index import Index
 
-    check_name("--by", "ranking", by, get_args(Ranking))
-    check_name("--fusion", "fusion", fusion, get_args(Fusion))
     if (query is None) == (queries is None) or bool(queries) != bool(output):
         raise RevelaError("give a query, or --queries and --output")
     opened = Index(folder)
     asked = _read_queries(queries) if queries else {"": query or ""}
-    rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight)  # type: ignore[arg-type]
+    rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight)
     if output:
         lines = [
             f"{name} Q0 {_run_id(opened.row(hit))} {rank} {hit.score:.9g} {by}\n"

@@ -10,11 +10,9 @@ holds; what is searched is exact, as in evaluation.
 """
 
 import functools
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from safetensors import SafetensorError
@@ -22,34 +20,22 @@ from torch import Tensor
 
 from revela.common.errors import RevelaError, reading
 from revela.common.hub import commit, read_model_json
-from revela.common.outputs import atomic_output, write_json
+from revela.common.outputs import atomic_output, read_json, write_json
 from revela.config.local import fingerprint, text_files
 from revela.config.names import ModelRef
 from revela.config.steps import AnyCorpus, EncoderModel, EncodingKeys
 from revela.encoder import Encoder, devices, load_encoder, load_encoding
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
+from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
 from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows
 
 VERSION = 1
 PRECISION = "bfloat16"  # where a GPU has it
 
-Ranking = Literal["hybrid", "dense", "bm25"]
-Fusion = Literal["weighted-sum", "reciprocal-rank"]
-# Of the weighted sum: what helped the demo's retrievers on four of six lists and cost 0.1 on two.
-DENSE_WEIGHT = 0.2
-_RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al., 2009)
 _DEPTH = 100  # chunks of each ranking that are fused
 _OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A chunk that was found: its number in the index and its score."""
-
-    chunk: int
-    score: float
 
 
 def build(
@@ -271,31 +257,6 @@ def _labels(models: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else list(models)
 
 
-def fuse(
-    dense: Sequence[Hit], bm25: Sequence[Hit], fusion: Fusion, dense_weight: float = DENSE_WEIGHT
-) -> list[Hit]:
-    """Return the chunks of two rankings, best first, by a score of both.
-
-    `weighted-sum`: scores of each ranking scaled to [0, 1], BM25's plus `dense_weight` times the
-    dense ones. `reciprocal-rank`: the sum of 1 / (60 + rank). A chunk that a ranking lacks has 0.
-    """
-    scores: dict[int, float] = {}
-    for hits, weight in ((bm25, 1.0), (dense, dense_weight)):
-        if fusion == "reciprocal-rank":
-            parts = [1 / (_RANK_OFFSET + rank) for rank in range(1, len(hits) + 1)]
-        else:
-            parts = [weight * share for share in _scaled([hit.score for hit in hits])]
-        for hit, part in zip(hits, parts, strict=True):
-            scores[hit.chunk] = scores.get(hit.chunk, 0.0) + part
-    best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    return [Hit(chunk, score) for chunk, score in best]
-
-
-def _scaled(scores: Sequence[float]) -> list[float]:
-    low, high = (min(scores), max(scores)) if scores else (0.0, 0.0)
-    return [(score - low) / (high - low) if high > low else 1.0 for score in scores]
-
-
 class _Bm25:
     """BM25 by bm25s, saved and loaded; evaluation's is mteb's, which holds no file."""
 
@@ -365,8 +326,7 @@ def _described(folder: Path) -> dict[str, Any]:
         raise RevelaError(
             f"{folder}: no index, or one that is not finished: 'revela index' makes it"
         )
-    with reading(path, "the description of an index"):
-        described = json.loads(path.read_text(encoding="utf-8"))
+    described = read_json(path)
     if (version := described.get("version")) != VERSION:
         raise RevelaError(f"{path}: version {version}, expected {VERSION}: remove {folder}")
     return described

@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from revela.common.errors import RevelaError
-from revela.search.index import Hit, Index
+from revela.search.fusion import Hit
+from revela.search.index import Index
 
 MAX_CHARACTERS = 1_000  # of a query
 MAX_DEPTH = 50  # chunks of a list
