@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,8 +84,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def find_file(name: str, file: str, revision: str | None = None) -> Path | None:
-    """Return where a file of a model is, which is a folder or of the hub; None if it has none such.
+def find_file(
+    name: str, file: str, revision: str | None = None, what: str = "model"
+) -> Path | None:
+    """Return where a file of a model or data set is, a folder or of the hub; None if it has none.
 
     Raises:
         RevelaError: the hub refuses it.
@@ -94,11 +97,14 @@ def find_file(name: str, file: str, revision: str | None = None) -> Path | None:
     if Path(name).is_dir():
         path = Path(name, file)
         return path if path.is_file() else None
-    with explained("model", name):
+    with explained(what, name):
         try:
-            return Path(hf_hub_download(name, file, revision=revision))
+            return Path(hf_hub_download(name, file, revision=revision, repo_type=_KINDS[what]))
         except errors.LocalEntryNotFoundError:
-            print(f"model {name!r}: {file} is not in the local cache, if the model has one")
+            print(
+                f"{what} {name!r}: {file} is not in the local cache, if there is one",
+                file=sys.stderr,
+            )
         except errors.EntryNotFoundError:
             pass
     return None

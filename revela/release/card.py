@@ -1,12 +1,15 @@
 """The model card of a retriever, from what its training recorded and what was measured since."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from scipy.stats import bootstrap
 
 from revela.common.errors import RevelaError
 from revela.common.hub import find_file
@@ -48,6 +51,10 @@ Data: {corpora}.
 {settings}
 ```
 {scores}
+## Licence
+
+{licences}
+
 ## Citation
 
 ```bibtex
@@ -78,22 +85,24 @@ def make_card(folder: Path, location: str) -> str | None:
     manifest = read_json(home / "manifest.json")
     experiment = Experiment.model_validate(manifest["settings"])
     sources = list(_sources(Path(next(iter(manifest["inputs"])))))
-    scores = _scores(home.parents[1] / "scores" / name)
+    data_sets = sorted({one["dataset"] for one in sources if "dataset" in one})
+    scores = list(_scores(home.parents[1] / "scores" / name))
     base, encoding = experiment.retriever, experiment.encoding
     on_hub = base.is_hub_name
     hub_page = f"https://huggingface.co/{base}"
+    licence = licence_of(base)
     data = ModelCardData(
         base_model=base if on_hub else None,
         base_model_relation=("adapter" if experiment.lora else "finetune") if on_hub else None,
-        license=_license(base),
+        **licence,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         tags=["sentence-transformers", "feature-extraction", "dense-retrieval", "revela"],
-        datasets=sorted({one["dataset"] for one in sources if "dataset" in one}) or None,
+        datasets=data_sets or None,
         model_name=name,
         eval_results=[
             EvalResult("Retrieval", task, task, "ndcg_at_10", score, metric_name="nDCG@10")
-            for task, score in scores.items()
+            for task, score, _ in scores
         ]
         or None,
     )
@@ -102,8 +111,13 @@ def make_card(folder: Path, location: str) -> str | None:
     for key, used in experiment:
         if isinstance(used, ModelRef) and not used.is_hub_name:
             dumped[key] = Path(used).name  # where it was is nothing to others
-    rows = [f"| {task} | {100 * score:.1f} |\n" for task, score in scores.items()]
-    table = ["\n## Evaluation\n\n", "| Task | nDCG@10 |\n|---|---:|\n", *rows] if rows else []
+    rows = [f"| {task} | {100 * score:.1f} | {interval} |\n" for task, score, interval in scores]
+    head = "\n## Evaluation\n\n| Task | nDCG@10 | 95% interval |\n|---|---:|---:|\n"
+    licences = [f"- The backbone: {_named(licence)}."]
+    if must_be_called_llama(licence):
+        licences.append("- Built with Llama: the name of a model made of it must begin with Llama.")
+    for one in data_sets:
+        licences.append(f"- The data set {one}: {_named(licence_of(one, 'data set'))}.")
     return _TEXT.format(
         data=data.to_yaml(),
         name=name,
@@ -118,7 +132,8 @@ def make_card(folder: Path, location: str) -> str | None:
         f"commit {manifest['git_commit']}.",
         corpora="; ".join(f"{one['name']} ({one['what']})" for one in sources) or "not recorded",
         settings=yaml.safe_dump({"experiments": {home.name: dumped}}, sort_keys=False).strip(),
-        scores="".join(table),
+        scores="".join([head, *rows] if rows else []),
+        licences="\n".join(licences),
     )
 
 
@@ -138,16 +153,41 @@ def _sources(path: Path) -> Iterator[dict[str, Any]]:
         yield from _sources(one)
 
 
-def _scores(folder: Path) -> dict[str, float]:
-    files = [file for file in sorted(folder.glob("*.json")) if ".manifest" not in file.name]
-    found = {file.stem: read_json(file) for file in files}
-    return {task: scores["ndcg_at_10"] for task, scores in found.items() if "ndcg_at_10" in scores}
+def _scores(folder: Path) -> Iterator[tuple[str, float, str]]:
+    """Yield each task that was evaluated, its nDCG@10, and the 95% interval of it in %."""
+    for file in sorted(folder.glob("*.queries.csv")):
+        task = file.name.removesuffix(".queries.csv")
+        subsets = pd.read_csv(file, keep_default_na=False).groupby("subset")["ndcg_at_10"]
+        interval = "–"
+        if subsets.size().min() > 1:
+            low, high = bootstrap(
+                [queries.to_numpy() for _, queries in subsets],
+                lambda *subsets, axis: np.mean([one.mean(axis=axis) for one in subsets], axis=0),
+                method="percentile",
+                batch=100,
+                rng=0,
+            ).confidence_interval
+            interval = f"{100 * low:.1f} to {100 * high:.1f}"
+        yield task, read_json(folder / f"{task}.json")["ndcg_at_10"], interval
 
 
-def _license(model: str) -> str | None:
-    """Return the licence in a model's own card, None if it has none or cannot be reached."""
+def licence_of(name: str, what: str = "model") -> dict[str, Any]:
+    """Return the keys of a licence in the card of a model or data set, none without such a card."""
     try:
-        card = find_file(model, "README.md")
-        return ModelCard.load(card).data.license if card else None
+        card = find_file(name, "README.md", what=what)
+        data = ModelCard.load(card).data.to_dict() if card else {}
     except (RevelaError, ValueError):
-        return None
+        return {}
+    return {
+        key: str(data[key]) for key in ("license", "license_name", "license_link") if key in data
+    }
+
+
+def must_be_called_llama(licence: Mapping[str, str]) -> bool:
+    """Tell whether a licence is one of Llama 3's: what is made of the model bears its name."""
+    return licence.get("license", "").startswith("llama3")
+
+
+def _named(licence: Mapping[str, str]) -> str:
+    name = licence.get("license_name") or licence.get("license") or "not stated"
+    return f"[{name}]({licence['license_link']})" if "license_link" in licence else name

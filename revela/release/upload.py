@@ -4,13 +4,13 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
 from revela.config.names import ModelRef
 from revela.encoder import adapter_base
-from revela.release.card import make_card
+from revela.release.card import make_card, must_be_called_llama
 from revela.release.check import check_folder, check_is_retriever
 
 
@@ -38,6 +38,9 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
             )
     check_folder(folder)
     card = make_card(folder, repository) or _card_at(folder / "README.md", repository)
+    llama = must_be_called_llama(ModelCard(card).data.to_dict())
+    if llama and not repository.rpartition("/")[2].startswith("Llama"):
+        print(f"{repository}: the backbone's licence asks for a name that begins with Llama")
     files: dict[str, Path | bytes] = {
         str(path.relative_to(folder)): path
         for path in sorted(folder.rglob("*"))

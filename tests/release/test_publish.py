@@ -62,6 +62,8 @@ def retriever(backbone, tmp_path, monkeypatch) -> Path:
         write_json(results / f"{name}.manifest.json", found)
     write_json(results / "scores/mine/SciFact.json", {"task": "SciFact", "ndcg_at_10": 0.5})
     write_json(results / "scores/mine/SciFact.manifest.json", {})
+    queries = "".join(f",{number},{number % 2}\n" for number in range(100))
+    (results / "scores/mine/SciFact.queries.csv").write_text("subset,query,ndcg_at_10\n" + queries)
     return folder
 
 
@@ -72,7 +74,10 @@ def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path)
     assert (data.library_name, data.datasets) == ("sentence-transformers", ["some/texts"])
     (result,) = data.eval_results
     assert (result.dataset_name, result.metric_value) == ("SciFact", 0.5)
-    assert "| SciFact | 50.0 |" in text
+    low, high = map(float, re.search(r"\| SciFact \| 50.0 \| (\S+) to (\S+) \|", text).groups())
+    # A mean of 100 coins has a standard deviation of 0.05.
+    assert (low, high) == (pytest.approx(40, abs=1.5), pytest.approx(60, abs=1.5))
+    assert "- The backbone: apache-2.0.\n- The data set some/texts: not stated.\n" in text
     assert "Data: c (some/texts); d (files)." in text
     assert "7 steps, 1.25 GPU-hours; revela 0.1.0, commit abc." in text
     assert "/home/me" not in text
@@ -84,6 +89,18 @@ def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path)
     assert ModelCard(make_card(step, "x")).data.model_name == "mine@3"
     shutil.copytree(retriever, tmp_path / "elsewhere" / "copy")
     assert make_card(tmp_path / "elsewhere" / "copy", "x") is None
+
+
+def test_licences_and_the_duties_that_come_with_them(retriever, tmp_path):
+    own = "---\nlicense: other\nlicense_name: own\nlicense_link: https://example.org/own\n---\n"
+    (tmp_path / "backbone" / "small" / "README.md").write_text(own)
+    card = ModelCard(make_card(retriever, "x"))
+    assert (card.data.license, card.data.license_name) == ("other", "own")
+    assert "- The backbone: [own](https://example.org/own).\n" in card.text
+    (tmp_path / "backbone" / "small" / "README.md").write_text("---\nlicense: llama3.2\n---\n")
+    assert "must begin with Llama" in make_card(retriever, "x")
+    assert "a name that begins with Llama" in push(retriever, "some/mine", "--dry-run")
+    assert "a name that begins with" not in push(retriever, "some/Llama-mine", "--dry-run")
 
 
 def push(*arguments: object) -> str:
