@@ -6,7 +6,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError, check_name, unknown_name
 from revela.config.names import ModelName
-from revela.config.steps import NESTED, Experiment, Settings
+from revela.config.steps import Experiment, nested
 
 Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
 """Name of a point → its values by key, for labels; the experiment that it is."""
@@ -92,11 +92,13 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
 def _nested(where: str, key: str, value: Any) -> dict[str, Any]:
     if key in Experiment.model_fields:
         return {key: value}
-    for group, schemas in NESTED.items():
-        if any(key in schema.model_fields for schema in schemas):
+    groups = nested(Experiment)
+    for group, kinds in groups.items():
+        if any(key in kind.model_fields for kind in kinds):
             return {group: {key: value}}
-    every: list[type[Settings]] = [Experiment, *itertools.chain(*NESTED.values())]
-    known = {field for schema in every for field in schema.model_fields}
+    known = {*Experiment.model_fields}.union(
+        *(kind.model_fields for kinds in groups.values() for kind in kinds)
+    )
     raise RevelaError(f"{where}: {unknown_name('key', str(key), known)}")
 
 

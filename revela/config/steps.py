@@ -7,7 +7,6 @@ are in `revela.config.report`.
 import json
 import os
 import re
-from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
@@ -46,7 +45,7 @@ class Settings(BaseModel):
     def _keys(cls, given: Any) -> Any:
         for key, value in given.items() if isinstance(given, dict) else ():
             if key not in cls.model_fields:
-                raise ValueError(_unknown_key(str(key), cls.model_fields))
+                raise ValueError(_unknown_key(str(key), cls))
             if isinstance(value, bool) and cls.model_fields[key].annotation is float:
                 raise ValueError(f"{key} must be a number; got {value}")
         return given
@@ -597,14 +596,6 @@ RENAMED = {
 """Keys of version 0.1, and what they are called now."""
 
 
-NESTED: dict[str, tuple[type[Settings], ...]] = {
-    "objective": get_args(Objective),
-    "encoding": (EncodingKeys,),
-    "lora": (Lora,),
-}
-"""Keys of an experiment that hold settings of their own."""
-
-
 _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
 """Pydantic's errors where keys with values were expected."""
 
@@ -639,11 +630,21 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
 
 
-def _unknown_key(name: str, own: Collection[str]) -> str:
-    """Say that an entry with its `own` keys has none called `name`, and where it belongs."""
-    if RENAMED.get(name, "") in own:
-        return f"{name!r} is now called {RENAMED[name]!r}"
-    for key, kinds in NESTED.items():
-        if key in own and any(name in kind.model_fields for kind in kinds):
-            return f"unknown key {name!r}; it belongs to {key!r}"
-    return unknown_name("key", name, own)
+def _unknown_key(key: str, settings: type[BaseModel]) -> str:
+    """Say that settings have no such key, and where it belongs."""
+    if RENAMED.get(key) in settings.model_fields:
+        return f"{key!r} is now called {RENAMED[key]!r}"
+    for group, kinds in nested(settings).items():
+        if any(key in kind.model_fields for kind in kinds):
+            return f"unknown key {key!r}; it belongs to {group!r}"
+    return unknown_name("key", key, settings.model_fields)
+
+
+def nested(settings: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
+    """Return the keys that hold settings of their own, each with the classes that these may be."""
+    found = {}
+    for key, field in settings.model_fields.items():
+        kinds = get_args(field.annotation) or (field.annotation,)
+        if own := [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]:
+            found[key] = own
+    return found
