@@ -6,7 +6,8 @@ from typing import Any
 
 from revela.common.errors import RevelaError, check_name, unknown_name
 from revela.config.names import ModelName
-from revela.config.steps import Experiment, nested
+from revela.config.problems import nested
+from revela.config.steps import Experiment
 
 Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
 """Name of a point → its values by key, for labels; the experiment that it is."""

@@ -11,14 +11,12 @@ import graphlib
 import itertools
 import os
 import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from revela.common.errors import RevelaError, check_name, errors_at, reading
+from revela.common.errors import RevelaError, check_name, errors_at
 from revela.common.outputs import read_json
 from revela.config import paths, steps
 from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
@@ -26,6 +24,8 @@ from revela.config.expand import expand
 from revela.config.local import collection_files, model_files, text_files
 from revela.config.names import ModelName, ModelRef, references
 from revela.config.printed import read_listing, read_reported
+from revela.config.problems import first_problem
+from revela.config.read import read_yaml
 from revela.config.report import AnyFigure, CostTable, DynamicsFigure, Listing, Table
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
@@ -287,41 +287,6 @@ def _backbones(entry: steps.Settings | None) -> dict[str, str]:
 # ---------------------------------------------------------------------------- reading
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which refuses a key that a mapping has twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping, its keys in order."""
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                return super().construct_mapping(node, deep)  # which refuses it
-            if key in seen:
-                problem = f"key {key!r} stands there twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file.
-
-    Raises:
-        RevelaError: it cannot be read, is not YAML, or has a key twice; with line and column.
-    """
-    try:
-        with reading(path, "YAML"):
-            return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise RevelaError(f"{where}: not valid YAML: {problem}") from error
-
-
 def load_config(path: Path) -> Config:
     """Read and check a configuration file.
 
@@ -353,7 +318,7 @@ def parse_config(raw: dict[str, Any], source: str) -> Config:
             config = Config.model_validate(spelt_out)
             config = Config.model_validate(spelt_out, context=config)  # now names can be looked up
         except ValidationError as error:
-            raise RevelaError(steps.first_problem(error, spelt_out)) from error
+            raise RevelaError(first_problem(error, spelt_out)) from error
         _check(config)
     return config
 

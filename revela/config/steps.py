@@ -6,8 +6,7 @@ are in `revela.config.report`.
 
 import json
 import os
-import re
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError
 from revela.config.names import (
     BatchSetName,
     CorpusName,
@@ -33,6 +32,7 @@ from revela.config.names import (
     Weights,
     entry_name,
 )
+from revela.config.problems import first_problem, unknown_key
 
 
 class Settings(BaseModel):
@@ -45,7 +45,7 @@ class Settings(BaseModel):
     def _keys(cls, given: Any) -> Any:
         for key, value in given.items() if isinstance(given, dict) else ():
             if key not in cls.model_fields:
-                raise ValueError(_unknown_key(str(key), cls))
+                raise ValueError(unknown_key(str(key), cls))
             if isinstance(value, bool) and cls.model_fields[key].annotation is float:
                 raise ValueError(f"{key} must be a number; got {value}")
         return given
@@ -579,72 +579,3 @@ def parse_settings(model: Any, text: str, option: str = "--settings") -> Any:
         raise RevelaError(f"{option}: not valid JSON: {error}") from error
     except ValidationError as error:
         raise RevelaError(f"{option}: {first_problem(error, raw)}") from error
-
-
-RENAMED = {
-    "documents": "max_documents",
-    "sample": "num_batches",
-    "pairs": "num_pairs",
-    "mix": "sample_from",
-    "consecutive": "run_length",
-    "retrievers_at": "save_retriever_steps",
-    "snapshots": "similarity_snapshot_steps",
-    "texts_at_a_time": "encode_batch_size",
-    "across_processes": "gather_across_devices",
-    "against": "x_label",
-}
-"""Keys of version 0.1, and what they are called now."""
-
-
-_NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
-"""Pydantic's errors where keys with values were expected."""
-
-
-def first_problem(error: ValidationError, raw: Any) -> str:
-    """Tell the first problem in one line: key, what is wrong, the value."""
-    problem = error.errors(include_url=False)[0]
-    keys: list[str] = []
-    value: Any = raw
-    for part in problem["loc"]:
-        # The path names union members as well; those are no keys of the file.
-        in_mapping = isinstance(value, dict) and part in value
-        if in_mapping or (isinstance(value, list) and isinstance(part, int)):
-            keys.append(str(part))
-            value = value[part]
-    message = problem["msg"].removeprefix("Value error, ")
-    last = str(problem["loc"][-1]) if problem["loc"] else ""
-    if problem["type"] == "missing":
-        keys, message = [*keys, last], "missing"
-    elif problem["type"].startswith("union_tag"):
-        context = problem["ctx"]
-        keys.append(context["discriminator"].strip("'"))
-        allowed = re.findall("'(.+?)'", context.get("expected_tags", ""))
-        message = unknown_name("value", context["tag"], allowed) if allowed else "missing"
-    elif problem["type"] in _NO_MAPPING:
-        message = f"expected keys with values; got {value!r}"
-    elif problem["type"] != "value_error" and not isinstance(value, dict):
-        message = f"{message}; got {value!r}"
-    # An entry that others have as their base repeats its mistakes.
-    distinct = {(p["loc"][2:], p["msg"]) for p in error.errors()}
-    more = f" (and {len(distinct) - 1} more)" if len(distinct) > 1 else ""
-    return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
-
-
-def _unknown_key(key: str, settings: type[BaseModel]) -> str:
-    """Say that settings have no such key, and where it belongs."""
-    if RENAMED.get(key) in settings.model_fields:
-        return f"{key!r} is now called {RENAMED[key]!r}"
-    for group, kinds in nested(settings).items():
-        if any(key in kind.model_fields for kind in kinds):
-            return f"unknown key {key!r}; it belongs to {group!r}"
-    return unknown_name("key", key, settings.model_fields)
-
-
-def nested(settings: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
-    """Return the keys that hold settings of their own, each with the classes that these may be."""
-    found = {}
-    for key, field in settings.model_fields.items():
-        kinds = get_args(field.annotation) or (field.annotation,)
-        if own := [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]:
-            found[key] = own
-    return found

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from revela.config.file import Config, load_config, parse_config, read_yaml
+from revela.config.file import Config, load_config, parse_config
+from revela.config.read import read_yaml
 from revela.config.steps import parse_settings
 from revela.plan import commands
 from revela.plan.training_cost import check_claims, render, training_costs

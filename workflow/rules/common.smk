@@ -7,8 +7,8 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from revela.config import parse_config, paths
-from revela.config.file import read_yaml
 from revela.config.local import collection_files, fingerprint, text_files
+from revela.config.read import read_yaml
 from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
 from revela.plan.jobs import RULES, Job

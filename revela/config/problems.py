@@ -1,0 +1,76 @@
+"""What is wrong with settings, in one line."""
+
+import re
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from revela.common.errors import unknown_name
+
+RENAMED = {
+    "documents": "max_documents",
+    "sample": "num_batches",
+    "pairs": "num_pairs",
+    "mix": "sample_from",
+    "consecutive": "run_length",
+    "retrievers_at": "save_retriever_steps",
+    "snapshots": "similarity_snapshot_steps",
+    "texts_at_a_time": "encode_batch_size",
+    "across_processes": "gather_across_devices",
+    "against": "x_label",
+}
+"""Keys of version 0.1, and what they are called now."""
+
+
+_NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
+"""Pydantic's errors where keys with values were expected."""
+
+
+def first_problem(error: ValidationError, raw: Any) -> str:
+    """Tell the first problem in one line: key, what is wrong, the value."""
+    problem = error.errors(include_url=False)[0]
+    keys: list[str] = []
+    value: Any = raw
+    for part in problem["loc"]:
+        # The path names union members as well; those are no keys of the file.
+        in_mapping = isinstance(value, dict) and part in value
+        if in_mapping or (isinstance(value, list) and isinstance(part, int)):
+            keys.append(str(part))
+            value = value[part]
+    message = problem["msg"].removeprefix("Value error, ")
+    last = str(problem["loc"][-1]) if problem["loc"] else ""
+    if problem["type"] == "missing":
+        keys, message = [*keys, last], "missing"
+    elif problem["type"].startswith("union_tag"):
+        context = problem["ctx"]
+        keys.append(context["discriminator"].strip("'"))
+        allowed = re.findall("'(.+?)'", context.get("expected_tags", ""))
+        message = unknown_name("value", context["tag"], allowed) if allowed else "missing"
+    elif problem["type"] in _NO_MAPPING:
+        message = f"expected keys with values; got {value!r}"
+    elif problem["type"] != "value_error" and not isinstance(value, dict):
+        message = f"{message}; got {value!r}"
+    # An entry that others have as their base repeats its mistakes.
+    distinct = {(p["loc"][2:], p["msg"]) for p in error.errors()}
+    more = f" (and {len(distinct) - 1} more)" if len(distinct) > 1 else ""
+    return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
+
+
+def unknown_key(key: str, settings: type[BaseModel]) -> str:
+    """Say that settings have no such key, and where it belongs."""
+    if RENAMED.get(key) in settings.model_fields:
+        return f"{key!r} is now called {RENAMED[key]!r}"
+    for group, kinds in nested(settings).items():
+        if any(key in kind.model_fields for kind in kinds):
+            return f"unknown key {key!r}; it belongs to {group!r}"
+    return unknown_name("key", key, settings.model_fields)
+
+
+def nested(settings: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
+    """Return the keys that hold settings of their own, each with the classes that these may be."""
+    found = {}
+    for key, field in settings.model_fields.items():
+        kinds = get_args(field.annotation) or (field.annotation,)
+        if own := [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]:
+            found[key] = own
+    return found
