@@ -2,6 +2,7 @@
 
 import fnmatch
 import itertools
+import re
 from typing import Any
 
 from revela.common.errors import RevelaError, check_name, unknown_name
@@ -13,10 +14,8 @@ Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
 """Name of a point → its values by key, for labels; the experiment that it is."""
 
 
-def expand(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose experiments are one training each.
-
-    What is no mapping is left as it is, for the schema to refuse.
+def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return all sections of a configuration, in which each experiment is one training.
 
     Raises:
         RevelaError: `base` names no entry or goes in a circle, `grid` is no mapping of keys to
@@ -24,38 +23,52 @@ def expand(raw: dict[str, Any]) -> dict[str, Any]:
     """
     sections = {
         section: {name: _inherit(section, entries, name) for name in entries}
-        if isinstance(entries, dict)
-        else entries
-        for section, entries in raw.items()
+        for section, entries in written.items()
     }
-    experiments, tables = sections.get("experiments"), sections.get("tables")
-    if isinstance(experiments, dict):
-        grids = {
-            name: _grid(name, entry)
-            for name, entry in experiments.items()
-            if isinstance(entry, dict) and "grid" in entry
-        }
-        single = _with_grids(experiments, grids)
-        sections["experiments"] = _with_seeds(single)
-        names = [*single, *(sections.get("models") or {})]
-        if isinstance(tables, dict):
-            sections["tables"] = {
-                name: _rows(f"tables.{name}", table, grids, names) for name, table in tables.items()
-            }
-    return sections
+    experiments = sections["experiments"]
+    grids = {name: _grid(name, entry) for name, entry in experiments.items() if "grid" in entry}
+    single = {name: entry for name, entry in experiments.items() if name not in grids}
+    for name, grid in grids.items():
+        for point, (_, entry) in grid.items():
+            _add(single, point, entry, f"a point of the grid of {name!r}")
+    trainings = dict(single)
+    for name, entry in single.items():
+        for seed in _further_seeds(entry):
+            again = entry | {"seed": seed, "seeds": 1}
+            _add(trainings, str(ModelName(name, seed)), again, f"seed {seed} of {name!r}")
+    names = [*single, *sections["models"]]
+    tables = {
+        name: _rows(f"tables.{name}", table, grids, names)
+        for name, table in sections["tables"].items()
+    }
+    return sections | {"experiments": trainings, "tables": tables}
 
 
-def _inherit(section: str, entries: dict[str, Any], name: str, path: tuple[str, ...] = ()) -> Any:
+def _add(experiments: dict[str, Any], name: str, entry: dict[str, Any], what: str) -> None:
+    if name in experiments:
+        raise RevelaError(f"experiments.{name}: is {what}")
+    experiments[name] = entry
+
+
+def _further_seeds(entry: dict[str, Any]) -> range:
+    seeds, first = entry.get("seeds", 1), entry.get("seed", 0)
+    if type(seeds) is not int or type(first) is not int or seeds > 100:
+        return range(0)  # refused by the schema
+    return range(first + 1, first + seeds)
+
+
+def _inherit(
+    section: str, entries: dict[str, dict[str, Any]], name: str, path: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return an entry merged into that of its `base:`; `path` led to it."""
     where = f"{section}.{name}.base"
     if name in path:
         raise RevelaError(f"{where}: circular: {' → '.join((*path, name))}")
-    entry = entries[name]
-    if not isinstance(entry, dict) or "base" not in entry:
-        return entry
-    base = str(entry["base"])
+    own = dict(entries[name])
+    if "base" not in own:
+        return own
+    base = str(own.pop("base"))
     check_name(where, "entry", base, entries)
-    own = {key: value for key, value in entry.items() if key != "base"}
     return _merge(_inherit(section, entries, base, (*path, name)), own)
 
 
@@ -108,17 +121,7 @@ def _label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).rpartition("/")[2]
 
 
-def _with_grids(experiments: dict[str, Any], grids: dict[str, Grid]) -> dict[str, Any]:
-    found = {name: entry for name, entry in experiments.items() if name not in grids}
-    for name, grid in grids.items():
-        for point, (_, entry) in grid.items():
-            if point in found:
-                raise RevelaError(f"experiments.{point}: defined twice, by the grid of {name!r}")
-            found[point] = entry
-    return found
-
-
-def _rows(where: str, table: Any, grids: dict[str, Grid], names: list[str]) -> Any:
+def _rows(where: str, table: dict[str, Any], grids: dict[str, Grid], names: list[str]) -> Any:
     """Return a table with a row for each point of a grid, and for each model of a pattern.
 
     `{key}` in label, group and size stands for the point's value, `{model}` for the model's name; a
@@ -127,10 +130,8 @@ def _rows(where: str, table: Any, grids: dict[str, Grid], names: list[str]) -> A
     Raises:
         RevelaError: no model matches a pattern.
     """
-    if not isinstance(table, dict) or not isinstance(table.get("rows"), list):
-        return table
     rows: list[Any] = []
-    for given in table["rows"]:
+    for given in table["rows"] if isinstance(table.get("rows"), list) else ():
         row = {"label": "{model}", "model": given} if isinstance(given, str) else given
         model = row.get("model") if isinstance(row, dict) else None
         points: dict[str, dict[str, str]] = {}
@@ -140,30 +141,16 @@ def _rows(where: str, table: Any, grids: dict[str, Grid], names: list[str]) -> A
             points = {name: {"model": name} for name in fnmatch.filter(names, model)}
             if not points and "*" in model:
                 raise RevelaError(f"{where}.rows: no experiment or model matches {model!r}")
-        if not points:
-            rows.append(row)
-        texts = {key: str(row[key]) for key in ("label", "group", "size") if points and key in row}
-        for point, labels in points.items():
-            filled = dict(texts)
-            for key, label in labels.items():
-                filled = {k: text.replace(f"{{{key}}}", label) for k, text in filled.items()}
-            if filled == texts:
-                filled["label"] = " ".join([texts.get("label", ""), *labels.values()]).strip()
-            rows.append(row | filled | {"model": point})
-    return table | {"rows": rows}
+        rows += [_row(row, *point) for point in points.items()] if points else [row]
+    return table | {"rows": rows} if rows else table
 
 
-def _with_seeds(experiments: dict[str, Any]) -> dict[str, Any]:
-    """Add an entry for each further seed of an experiment with `seeds`."""
-    found = dict(experiments)
-    for name, entry in experiments.items():
-        fields = entry if isinstance(entry, dict) else {}
-        seeds, first = fields.get("seeds", 1), fields.get("seed", 0)
-        if type(seeds) is not int or type(first) is not int or seeds > 100:
-            continue  # refused by the schema
-        for seed in range(first + 1, first + seeds):
-            other = str(ModelName(name, seed))
-            if other in found:
-                raise RevelaError(f"experiments.{other}: is seed {seed} of {name!r}")
-            found[other] = fields | {"seed": seed, "seeds": 1}
-    return found
+def _row(row: dict[str, Any], model: str, labels: dict[str, str]) -> dict[str, Any]:
+    texts = {key: str(row[key]) for key in ("label", "group", "size") if key in row}
+    filled = {
+        key: re.sub(r"{(\w+)}", lambda found: labels.get(found[1], found[0]), text)
+        for key, text in texts.items()
+    }
+    if filled == texts:
+        filled["label"] = " ".join([texts.get("label", ""), *labels.values()]).strip()
+    return row | filled | {"model": model}

@@ -12,9 +12,9 @@ import itertools
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError, create_model
 
 from revela.common.errors import RevelaError, check_name, errors_at
 from revela.common.outputs import read_json
@@ -294,33 +294,39 @@ def load_config(path: Path) -> Config:
         RevelaError: it cannot be read, has an unknown key, a bad value or an unknown name; the
             message gives the file, the key, the value and what is allowed.
     """
-    raw = read_yaml(path)
-    if raw is None:
-        raise RevelaError(f"{path}: is empty; allowed: {', '.join(Config.model_fields)}")
-    return parse_config(raw, str(path))
+    return parse_config(read_yaml(path), str(path))
 
 
-def parse_config(raw: dict[str, Any], source: str) -> Config:
+def parse_config(raw: Any, source: str) -> Config:
     """Check a configuration that was already read from `source`; see `load_config`."""
+    if not isinstance(raw, dict):
+        sections = ", ".join(Config.model_fields)
+        raise RevelaError(f"{source}: expected sections: {sections}; got {type(raw).__name__}")
     with errors_at(source):
-        if not isinstance(raw, dict):
-            raise RevelaError("expected sections such as corpora and experiments")
-        spelt_out = expand(raw)
-        for section, entries in spelt_out.items():
-            for name in entries if isinstance(entries, dict) else ():
-                if not isinstance(name, str) or not _NAME.fullmatch(name):
-                    raise RevelaError(
-                        f"{section}: a name must be letters, digits, '.', '_' and '-', begin with "
-                        f"a letter or digit and have 150 at most; got {name!r}"
-                        + (" (quote a number)" if isinstance(name, int | float) else "")
-                    )
         try:
-            config = Config.model_validate(spelt_out)
-            config = Config.model_validate(spelt_out, context=config)  # now names can be looked up
+            raw = expand(dict(_Written.model_validate(raw)))
+            config = Config.model_validate(raw)
+            config = Config.model_validate(raw, context=config)  # now names can be looked up
         except ValidationError as error:
-            raise RevelaError(first_problem(error, spelt_out)) from error
+            raise RevelaError(first_problem(error, raw)) from error
         _check(config)
     return config
+
+
+def _entry_name(name: Any) -> str:
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    hint = " (quote a number)" if isinstance(name, int | float) else ""
+    raise ValueError(
+        "a name must be letters, digits, '.', '_' and '-', begin with a letter or digit and have "
+        f"150 at most; got {name!r}{hint}"
+    )
+
+
+_Entries = dict[Annotated[str, BeforeValidator(_entry_name)], dict[Any, Any]]
+_SECTIONS: Any = {section: (_Entries, {}) for section in Config.model_fields}
+_Written = create_model("_Written", __base__=steps.Settings, **_SECTIONS)
+"""A configuration as it is written, before shorthands are spelt out and entries checked."""
 
 
 # ---------------------------------------------------------------------------- checking

@@ -31,7 +31,8 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     problem = error.errors(include_url=False)[0]
     keys: list[str] = []
     value: Any = raw
-    for part in problem["loc"]:
+    path = problem["loc"][:-2] if problem["loc"][-1:] == ("[key]",) else problem["loc"]
+    for part in path:
         # The path names union members as well; those are no keys of the file.
         in_mapping = isinstance(value, dict) and part in value
         if in_mapping or (isinstance(value, list) and isinstance(part, int)):
