@@ -1,11 +1,13 @@
 """`revela settings` and `revela check`."""
 
+import json
 from pathlib import Path
 
 import typer
 
 from revela.common.errors import check_name, errors_at
 from revela.config.file import load_config
+from revela.config.schema import written_schema
 
 app = typer.Typer()
 
@@ -29,3 +31,12 @@ def check(config: Path) -> None:
         checked.check_local()
     counts = {name: len(getattr(checked, name)) for name in type(checked).model_fields}
     print(f"{config}: fine:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a config, by which an editor completes keys and marks mistakes.
+
+    A config names its file in a first line: `# yaml-language-server: $schema=workflow/schema.json`.
+    """
+    print(json.dumps(written_schema(), indent=2, ensure_ascii=False))

@@ -5,7 +5,7 @@ import itertools
 import re
 from typing import Any
 
-from revela.common.errors import RevelaError, check_name, unknown_name
+from revela.common.errors import RevelaError, check_name
 from revela.config.names import ModelName
 from revela.config.problems import nested
 from revela.config.steps import Experiment
@@ -90,12 +90,16 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
     lists = list(axes.values()) if isinstance(axes, dict) else []
     if not lists or not all(isinstance(values, list) and values for values in lists):
         raise RevelaError(f"{where}: expected keys with lists of values; got {axes!r}")
+    groups = grid_keys()
+    for key in axes:
+        check_name(where, "key", str(key), groups)
     points: Grid = {}
     for values in itertools.product(*axes.values()):
         point = {key: value for key, value in entry.items() if key != "grid"}
         labels = {key: _label(value) for key, value in zip(axes, values, strict=True)}
         for key, value in zip(axes, values, strict=True):
-            point = _merge(point, _nested(where, key, value))
+            group = groups[key]
+            point = _merge(point, {group: {key: value}} if group else {key: value})
         called = "-".join([name, *(part for item in labels.items() for part in item)])
         if called in points:
             raise RevelaError(f"{where}: two points are called {called!r}")
@@ -103,17 +107,15 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
     return points
 
 
-def _nested(where: str, key: str, value: Any) -> dict[str, Any]:
-    if key in Experiment.model_fields:
-        return {key: value}
-    groups = nested(Experiment)
-    for group, kinds in groups.items():
-        if any(key in kind.model_fields for kind in kinds):
-            return {group: {key: value}}
-    known = {*Experiment.model_fields}.union(
-        *(kind.model_fields for kinds in groups.values() for kind in kinds)
-    )
-    raise RevelaError(f"{where}: {unknown_name('key', str(key), known)}")
+def grid_keys() -> dict[str, str | None]:
+    """Return the keys that a grid can vary: which key of the experiment holds each, if one does."""
+    keys: dict[str, str | None] = {
+        key: group
+        for group, kinds in nested(Experiment).items()
+        for kind in kinds
+        for key in kind.model_fields
+    }
+    return keys | dict.fromkeys(Experiment.model_fields)
 
 
 def _label(value: Any) -> str:

@@ -17,11 +17,21 @@ from revela.config.steps import Settings
 
 K = TypeVar("K")
 V = TypeVar("V")
-_listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-_pairs = BeforeValidator(lambda value: list(value.items()) if isinstance(value, dict) else value)
-OneOrMore = Annotated[list[V], _listed]
+OneOrMore = Annotated[
+    list[V],
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=str | list[str],
+    ),
+]
 # A mapping, kept as a list of pairs: its order must survive the sorting of keys that `dump` does.
-Ordered = Annotated[list[tuple[K, V]], _pairs]
+Ordered = Annotated[
+    list[tuple[K, V]],
+    BeforeValidator(
+        lambda value: list(value.items()) if isinstance(value, dict) else value,
+        json_schema_input_type=dict[str, str | list[str]],
+    ),
+]
 Trainings = Annotated[
     Ordered[ExperimentName, str], Field(min_length=1, description="experiment → label")
 ]

@@ -278,18 +278,17 @@ class EncodingKeys(Settings):
     pooling: Literal["last", "mean", "cls"] | None = None
     append_eos: bool | None = None
     normalize: bool | None = Field(None, description="cosine similarity; else dot product")
+    prefixes: Literal["paper", "train", "authors"] | None = Field(
+        None, exclude=True, description="both prefixes at once"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _named_prefixes(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "prefixes" not in given:
+        if not isinstance(given, dict) or (name := str(given.get("prefixes"))) not in PREFIXES:
             return given
-        own = dict(given)
-        name = own.pop("prefixes")
-        if name not in PREFIXES:
-            raise ValueError(f"prefixes must be one of {', '.join(PREFIXES)}; got {name!r}")
         query, passage = PREFIXES[name]
-        return {"query_prefix": query, "passage_prefix": passage} | own
+        return {"query_prefix": query, "passage_prefix": passage} | given
 
 
 class Encoding(EncodingKeys):

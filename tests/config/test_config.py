@@ -124,7 +124,7 @@ def test_prefixes_have_names():
     named = parse_config(changed("models/demo-untouched/encoding", {"prefixes": "authors"}), "c")
     encoding = named.models["demo-untouched"].encoding
     assert (encoding.query_prefix, encoding.passage_prefix) == ("query:  ", "passage:  ")
-    with pytest.raises(RevelaError, match=r"prefixes must be one of paper, train, authors.*'x'"):
+    with pytest.raises(RevelaError, match=r"encoding.prefixes: .*'paper'.*'x'"):
         parse_config(changed("models/demo-untouched/encoding", {"prefixes": "x"}), "c")
 
 
