@@ -1,6 +1,7 @@
 """Functions as commands: settings and inputs parsed, the output whole or absent, its manifest."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,15 @@ def test_help_answers_at_once():
     assert result.returncode == 0, result.stderr
     assert "--settings takes Experiment" in result.stdout
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_shell_completes_commands():
+    code = "import sys; sys.argv = ['revela']; from revela.cli import main; main()"
+    asked = {"_REVELA_COMPLETE": "complete_bash", "COMP_WORDS": "revela chu", "COMP_CWORD": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (0, "chunk\n"), result.stderr
 
 
 def test_help_lists_the_keys_of_settings(monkeypatch):
