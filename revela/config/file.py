@@ -158,7 +158,8 @@ class Config(steps.Settings):
             entry = getattr(self, section)[name]
         folders = {
             key: paths.language_model(used) if used in self.experiments else paths.backbone(used)
-            for key, used in _weights(entry).items()
+            for key, used in _models(entry).items()
+            if used.is_entry
         }
         return entry.model_copy(update=folders)
 
@@ -185,7 +186,7 @@ class Config(steps.Settings):
             trained = entry.language_model if isinstance(entry, steps.LanguageModel) else name
             training = ModelName.parse(trained).training
             if training not in self.experiments:
-                return _backbones(entry)
+                return _backbones(self.models[name])
             # LoRA's weights are put on the backbones anew.
             retriever = {"trained": paths.made("experiments", training)}
             return retriever | _backbones(self.experiments[training])
@@ -224,11 +225,10 @@ class Config(steps.Settings):
 
     def local_models(self, section: str, name: str) -> list[Path]:
         """Return the folders of models, not made here, that a step of an entry loads."""
-        entry = getattr(self, section).get(name)
-        if section == "models" and not entry:
-            return self.local_models("experiments", ModelName.parse(name).training)
-        refs = [ref for _, ref in entry or () if isinstance(ref, ModelRef) and ref.is_folder]
-        return [Path(ref) for ref in refs if not paths.is_made_here(ref)]
+        if section == "models" and name not in self.models:
+            section, name = "experiments", ModelName.parse(name).training
+        refs = _models(getattr(self, section)[name]).values()
+        return [Path(ref) for ref in refs if ref.is_folder and not paths.is_made_here(ref)]
 
     def check_local(self) -> None:
         """Look for the files and folders that the entries name.
@@ -275,13 +275,15 @@ class Config(steps.Settings):
                     raise RevelaError(f"{folder / file}: is gone: {advice}")
 
 
-def _weights(entry: steps.Settings | None) -> dict[str, ModelRef]:
-    """Return the weights of this file's entries that an entry uses, by the keys that name them."""
-    return {key: used for key, used in entry or () if isinstance(used, ModelRef) and used.is_entry}
+def _models(entry: steps.Settings) -> dict[str, ModelRef]:
+    """Return the models that an entry uses, by the keys that name them."""
+    return {key: used for key, used in entry if isinstance(used, ModelRef)}
 
 
-def _backbones(entry: steps.Settings | None) -> dict[str, str]:
-    return {key: paths.made("backbones", name) for key, name in _weights(entry).items()}
+def _backbones(entry: steps.Settings) -> dict[str, str]:
+    """Return the weights of the backbones of this file that an entry uses, by its keys."""
+    used = _models(entry).items()
+    return {key: paths.made("backbones", name) for key, name in used if name.is_entry}
 
 
 # ---------------------------------------------------------------------------- reading
