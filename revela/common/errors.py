@@ -9,7 +9,7 @@ _SHOWN = 30  # of the names that are allowed
 
 
 class RevelaError(Exception):
-    """A mistake in the input, the settings or the surroundings, told in one line.
+    """A mistake in the input, the settings or the environment, as one line.
 
     The command line prints the message without a traceback and exits with code 1.
     """

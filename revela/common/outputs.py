@@ -137,7 +137,7 @@ def write_manifest(
         output: the finished file or folder.
         settings: the settings that the step was given.
         inputs: files and folders that the step read; each is hashed.
-        facts: what the step itself has to tell (counts, device, tokens per second, …).
+        facts: what the step itself records (counts, device, tokens per second, …).
     """
     seconds = time.time() - STARTED
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2

@@ -1,4 +1,4 @@
-"""What is known by name elsewhere: the tasks of mteb and of lm-eval."""
+"""Tasks of mteb and lm-eval by their names."""
 
 import functools
 import importlib.util

@@ -27,7 +27,7 @@ _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
 
 
 def first_problem(error: ValidationError, raw: Any) -> str:
-    """Tell the first problem in one line: key, what is wrong, the value."""
+    """Return the first problem in one line: key, what is wrong, the value."""
     problem = error.errors(include_url=False)[0]
     keys: list[str] = []
     value: Any = raw

@@ -1,7 +1,6 @@
-"""What each step is told: strict typed settings, unknown keys are errors.
+"""Settings of corpora, batches, pairs, backbones, experiments, models and benchmarks.
 
-Corpora, batches, pairs, backbones, experiments, models and benchmarks; those of tables and figures
-are in `revela.config.report`.
+Those of tables and figures are in `revela.config.report`.
 """
 
 import json
@@ -75,7 +74,7 @@ Precision = Annotated[
 
 
 class First(Settings):
-    """The first so many, in their own order, where a number alone is a seeded sample."""
+    """The first N in their own order; a number alone is a seeded sample."""
 
     first: Positive
 
@@ -124,7 +123,7 @@ class PackagesCorpus(Corpus):
 
 OnBadRow = Annotated[
     Literal["error", "skip"],
-    Field(description="skip: up to one row in a hundred; they are counted"),
+    Field(description="skip: up to one row in a hundred may be bad; they are counted"),
 ]
 
 
@@ -302,9 +301,9 @@ class Encoding(EncodingKeys):
 
 
 class TrainingObjective(Settings):
-    """What each objective says of itself."""
+    """Base of the objectives."""
 
-    on_pairs: ClassVar[bool] = False  # of texts; else on batches, with a language model
+    on_pairs: ClassVar[bool] = False  # trains on pairs of texts; else on batches of chunks
 
 
 class RevelaObjective(TrainingObjective):
@@ -319,7 +318,7 @@ class RevelaObjective(TrainingObjective):
     language_model_loss: bool = Field(False, description="add the e rows' own loss")
     freeze_language_model: bool = False
     gather_across_devices: bool = Field(
-        False, description="chunks read those of all processes: B grows with the number of GPUs"
+        False, description="chunks attend to those of all GPUs: B grows with their number"
     )
 
 
@@ -343,7 +342,7 @@ class ContrieverObjective(TrainingObjective):
     name: Literal["contriever"]
     temperature: Temperature = 0.01
     encode_batch_size: Positive | None = Field(
-        None, description="encode so many at a time: memory for as many, whatever the batch"
+        None, description="texts encoded at a time; it bounds the memory, whatever the batch"
     )
 
 
@@ -382,7 +381,7 @@ class Experiment(Settings):
     similarity_snapshot_steps: list[Natural] = Field([], description="whose similarities are kept")
     save_retriever_steps: list[Natural] = Field([], description="kept too, as <experiment>@<step>")
     seed: Seed = 0
-    # Left out of `dump`: what one training is told does not depend on how many there are.
+    # Not part of `dump`: the settings of a training do not depend on how many there are.
     seeds: int = Field(
         1,
         gt=0,
@@ -456,7 +455,7 @@ class EncoderModel(Settings):
     revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
     encoding: EncodingKeys = EncodingKeys()
     max_length: Tokens | None = Field(
-        None, description="tokens that the model can take, else as its files say"
+        None, description="tokens of a text at most; by default as the model's files say"
     )
     times_bm25: bool = Field(
         False, description="multiply scores with BM25's, over BM25's first 1,000 (LaPraDoR)"
@@ -485,7 +484,7 @@ AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
 
 
 class Benchmark(Settings):
-    """What all benchmarks for retrievers share: how texts are encoded, and which only once."""
+    """What all benchmarks for retrievers share: how texts are encoded, and which are shared."""
 
     max_length: Tokens = Field(2048, description="tokens of a text at most")
     precision: Precision = "bfloat16"
@@ -566,7 +565,7 @@ AnyBenchmark = Annotated[ForRetrievers | LmEvalBenchmark, Field(discriminator="s
 
 
 def parse_settings(model: Any, text: str, option: str = "--settings") -> Any:
-    """Read the JSON settings that a command was given as an entry of type `model`.
+    """Read the JSON settings of a command as an entry of type `model`.
 
     Raises:
         RevelaError: not JSON, or not the settings of this command.
