@@ -15,7 +15,9 @@ from revela.step import Made, Output, step
 app = typer.Typer()
 
 Scores = Annotated[Path, typer.Option("--scores", help="JSON file to write.")]
-Cache = Annotated[Path, typer.Option(help="Folder of embeddings and indexes to resume from.")]
+Cache = Annotated[
+    Path, typer.Option(help="Folder for embeddings, kept for a restart, and indexes.")
+]
 Name = Annotated[str, typer.Option(help="What the model is called.")]
 
 

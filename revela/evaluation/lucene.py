@@ -5,11 +5,10 @@ stop words and Porter's stemmer.
 """
 
 import contextlib
-import fcntl
 import functools
-import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.config.steps import LuceneModel
 from revela.evaluation.embeddings import Passages
@@ -32,56 +30,47 @@ _JAVA_OPTIONS = (
 _BUFFER_MB = 256  # of the indexer, for all its threads together
 _DOCUMENTS = 10_000  # of one call of the indexer
 _HITS = 200_000  # of one call of the searcher, which holds them all
-_Hits = list[tuple[str, float]]  # documents with their scores, best first
 _BLANK = "".join(map(chr, range(33)))  # what Java trims
 
 
 class LuceneSearch:
-    """BM25 as mteb's SearchProtocol: index a corpus once, then search it."""
+    """BM25 as mteb's SearchProtocol: index a corpus, then search it."""
 
     def __init__(self, model: LuceneModel, name: str, folder: Path, threads: int) -> None:
-        """Start Java; indexes are kept in `folder`, and found there again.
+        """Start Java; `folder` holds the index for as long as this object lives.
 
         Raises:
             RevelaError: the package of Java or of Lucene is missing.
         """
         from mteb.models.model_meta import ModelMeta
 
-        java, self.jar = java_and_jar()
-        self.java = _start_java(java, self.jar)
+        java, jar = java_and_jar()
+        self.java = _start_java(java, jar)
         self.model, self.folder, self.threads = model, folder, threads
         self.mteb_model_meta = ModelMeta.create_empty(
-            {"name": f"revela/{name}", "revision": self.jar.stem}
+            {"name": f"revela/{name}", "revision": jar.stem}
         )
 
     def index(self, corpus: Any, **_: Any) -> None:
-        """Index a corpus (rows with id, title, text), or reuse its index in the folder.
-
-        The index is named by the hash of the documents and of the jar's name.
+        """Index a corpus (rows with id, title, text) in place of the former one.
 
         Raises:
             RevelaError: Java fails, or skips documents that are not empty.
         """
-        self.documents = len(corpus)
-        digest = hashlib.sha256(self.jar.name.encode())
-        for lines, _texts in _batches(corpus, "hashing documents"):
-            digest.update("".join(f"{line}\n" for line in lines).encode())
-        made = self.folder / digest.hexdigest()[:16]
-        self.index_folder = made / "index"
+        self.size = len(corpus)
+        passages = Passages(corpus)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with made.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # whoever else wants this index waits, then finds it
-            if not made.is_dir():
-                with outputs.atomic_output(made) as temporary:
-                    self._build(corpus, temporary / "index")
-
-    def _build(self, corpus: Any, folder: Path) -> None:
-        options = ["-collection", "JsonCollection", "-input", "", "-index", str(folder)]
+        self.index_folder = tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True)
+        options = ["-collection", "JsonCollection", "-input", "", "-index", self.index_folder.name]
         options += ["-threads", str(self.threads), "-memoryBuffer", str(_BUFFER_MB)]
         indexed = expected = 0
         with _java_errors():
             indexer = self.java("io.anserini.index.SimpleIndexer")(options)
-            for lines, texts in _batches(corpus, "indexing documents"):
+            for start in tqdm(range(0, self.size, _DOCUMENTS), "indexing", mininterval=2):
+                part = slice(start, start + _DOCUMENTS)
+                texts = passages[part]
+                rows = zip(corpus[part]["id"], texts, strict=True)
+                lines = [json.dumps({"id": str(name), "contents": text}) for name, text in rows]
                 indexed += indexer.addRawDocuments(lines)
                 expected += sum(bool(text.strip(_BLANK)) for text in texts)
             indexer.close()
@@ -93,52 +82,31 @@ class LuceneSearch:
     ) -> dict[str, dict[str, float]]:
         """Return the best `top_k` documents of each query with their scores, best first.
 
-        A query of `top_ranked` finds the documents that stand there, any other query all.
+        A query of `top_ranked` finds only the documents listed there, any other query all.
 
         Raises:
             RevelaError: Java fails.
         """
-        texts = dict(zip(queries["id"], queries["text"], strict=True))
         allowed = {query: set(documents) for query, documents in (top_ranked or {}).items()}
-        found: dict[str, dict[str, float]] = {}
-        pending, depth = texts, top_k
-        while pending:
-            deeper = {}
-            for query, hits in self._hits(pending, depth):
-                own = allowed.get(query)
-                permitted = (hit for hit in hits if own is None or hit[0] in own)
-                found[query] = dict(islice(permitted, top_k))
-                # Too many of the best are not allowed: look further down.
-                if len(found[query]) < top_k and len(hits) == depth:
-                    deeper[query] = texts[query]
-            pending, depth = deeper, 10 * depth
-        return {query: found[query] for query in texts}
-
-    def _hits(self, texts: Mapping[str, str], depth: int) -> Iterator[tuple[str, _Hits]]:
-        """Yield each query and its best `depth` documents with their scores, best first."""
-        depth = max(1, min(depth, self.documents))
+        # So many of the best may have to be skipped.
+        excluded = max((self.size - len(documents) for documents in allowed.values()), default=0)
+        depth = max(1, min(top_k + excluded, self.size))
         width = max(1, _HITS // depth)
-        queries = list(texts)
+        found: dict[str, dict[str, float]] = {}
         as_list = self.java("java.util.Arrays").asList
         with _java_errors():
-            searcher = self.java("io.anserini.search.SimpleSearcher")(str(self.index_folder))
+            searcher = self.java("io.anserini.search.SimpleSearcher")(self.index_folder.name)
             searcher.set_bm25(self.model.k1, self.model.b)
             for start in tqdm(range(0, len(queries), width), "searching", mininterval=2):
                 part = queries[start : start + width]
-                asked = as_list(*(texts[query] for query in part))
-                results = searcher.batch_search(asked, as_list(*part), depth, self.threads)
-                for entry in results.entrySet().toArray():
-                    yield entry.getKey(), [(hit.docid, hit.score) for hit in entry.getValue()]
-
-
-def _batches(corpus: Any, label: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield some thousand documents at a time: as lines of a JsonCollection, and their texts."""
-    passages = Passages(corpus)
-    for start in tqdm(range(0, len(corpus), _DOCUMENTS), label, mininterval=2):
-        part = slice(start, start + _DOCUMENTS)
-        texts = passages[part]
-        rows = zip(corpus[part]["id"], texts, strict=True)
-        yield [json.dumps({"id": str(name), "contents": text}) for name, text in rows], texts
+                asked = as_list(*part["text"]), as_list(*part["id"])
+                results = searcher.batch_search(*asked, depth, self.threads)
+                for query in part["id"]:
+                    hits = ((hit.docid, hit.score) for hit in results.get(query))
+                    own = allowed.get(query)
+                    permitted = (hit for hit in hits if own is None or hit[0] in own)
+                    found[query] = dict(islice(permitted, top_k))
+        return found
 
 
 @contextlib.contextmanager

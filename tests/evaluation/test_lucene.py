@@ -80,15 +80,14 @@ def test_only_allowed_documents_are_found_however_deep(folder, monkeypatch):
     assert [list(documents) for documents in found.values()] == expected
 
 
-def test_an_index_is_made_once_for_the_same_documents(tmp_path, monkeypatch):
-    searcher(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(lucene.LuceneSearch, "_build", None)
-        searcher(tmp_path)
-        with pytest.raises(TypeError):
-            searcher(tmp_path, corpus=CORPUS[:-1])
-    (kept,) = [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert [path.name for path in kept.iterdir()] == ["index"]
+def test_an_index_is_removed_once_it_is_not_needed(tmp_path):
+    search = searcher(tmp_path)
+    first = find(search, {"q": "zebra"})
+    search.index(Dataset.from_list(CORPUS[:2]))  # of the next subset
+    assert len(list(tmp_path.iterdir())) == 1
+    assert set(find(search, {"q": "zebra"})["q"]) == {"0", "1"} & set(first["q"])
+    del search
+    assert not list(tmp_path.iterdir())
 
 
 def test_odd_ids_and_texts(folder):
@@ -138,8 +137,8 @@ def test_java_is_the_packages_own(folder):
 
 def test_errors_of_java_are_one_line(tmp_path):
     search = searcher(tmp_path)
-    search.index_folder = tmp_path / "nothing"
-    with pytest.raises(RevelaError, match=r"^Lucene: .*nothing does not exist") as caught:
+    search.index_folder.cleanup()
+    with pytest.raises(RevelaError, match=r"^Lucene: .* does not exist") as caught:
         find(search, {"q": "zebra"})
     assert "\n" not in str(caught.value)
 
@@ -149,4 +148,4 @@ def test_a_document_that_lucene_refuses_is_no_silent_gap(tmp_path, monkeypatch):
     monkeypatch.setattr(lucene, "json", broken)
     with pytest.raises(RevelaError, match="Lucene indexed 29 of 30 documents"):
         searcher(tmp_path)
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert not list(tmp_path.iterdir())
