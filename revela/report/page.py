@@ -1,7 +1,7 @@
 """All results of a config as one page: tables with where each figure is from, figures, queries."""
 
 import base64
-import json
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,14 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from revela.common.errors import RevelaError, reading
+from revela.common.errors import RevelaError
+from revela.common.outputs import read_json
 from revela.config import paths
 from revela.config.file import Config
 from revela.config.local import collection_files
 from revela.config.report import Table
 from revela.evaluation.benchmarks import read_rows
-from revela.report import tables
-from revela.report.render import MISSING
+from revela.report import significance, tables
 
 _QUERIES = 8  # of a comparison, at each end
 _CHARACTERS = 300  # of a text
@@ -58,104 +58,70 @@ def write_page(config: Config, name: str, results: Path) -> str:
 def _table(config: Config, name: str, scores: Path) -> dict[str, Any]:
     table = config.table(name)
     frame = tables.compile_table(table, scores)
-    analysis = _analysis(Path(paths.made("tables", name)))
+    analysis = significance.read_analysis(Path(paths.made("tables", name)))
+    tests = analysis.set_index(["system", "column"]).to_dict("index")
     rows = []
     for row, system in zip(table.rows, table.names(), strict=True):
         source = frame.at[system, tables.SOURCE]
-        cells = []
-        for heading, tasks in [*table.columns, (table.mean, [])]:
-            value = frame.at[system, heading]
-            cell: dict[str, Any] = {"text": MISSING if pd.isna(value) else f"{value:.1f}"}
-            cell |= analysis.get((system, heading), {})
-            if source == "measured":
-                cell["scores"] = [
+        cells = [
+            {
+                "figure": frame.at[system, heading],
+                "test": tests.get((system, heading)),
+                "scores": [
                     _origin(scores / model / f"{task.partition(':')[0]}.json")
                     for model, task in product(row.model, tasks)
-                ]
-            cells.append(cell)
+                    if source == "measured"
+                ],
+            }
+            for heading, tasks in [*table.columns, (table.mean, [])]
+        ]
         rows.append({"system": system, "source": source, "cells": cells})
     return {
         "name": name,
         "caption": table.caption,
-        "headings": [*(heading for heading, _ in table.columns), table.mean],
+        "headings": frame.columns.drop(tables.SOURCE),
         "rows": rows,
-        "comparisons": _comparisons(config, table, scores),
-    }
-
-
-def _analysis(path: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """Return the interval and the test of each (system, column) as texts."""
-    file = path.with_name(f"{path.stem}_significance.csv")
-    if not file.exists():
-        return {}
-    with reading(file, "a table of intervals"):
-        rows = pd.read_csv(file).to_dict("records")
-    return {
-        (row["system"], row["column"]): {
-            "interval": f"{row['ci_low']:.1f} to {row['ci_high']:.1f}",
-            "test": "" if pd.isna(row["p"]) else f"p = {row['p']:.4f} against {row['compared_to']}",
-        }
-        for row in rows
+        "comparisons": list(_comparisons(config, table, scores)),
     }
 
 
 def _origin(path: Path) -> dict[str, Any]:
-    """Return how a score is made, and what its manifest says of how it was."""
-    origin: dict[str, Any] = {"command": f"snakemake --cores all {path}", "facts": {}}
+    """Return how a score is made, and what its manifest records of how it was made."""
     manifest = path.with_suffix(".manifest.json")
-    if manifest.exists():
-        with reading(manifest, "a manifest"):
-            found = json.loads(manifest.read_text(encoding="utf-8"))
-        origin["facts"] = {key: found[key] for key in _FACTS if found.get(key)}
-    return origin
+    found = read_json(manifest) if manifest.exists() else {}
+    facts = {key: found[key] for key in _FACTS if found.get(key)}
+    return {"command": f"snakemake --cores all {path}", "facts": facts}
 
 
-def _comparisons(config: Config, table: Table, scores: Path) -> list[dict[str, Any]]:
-    """Return where the last system of a table wins and loses most against each of the others."""
-    *others, last = [(row, name) for row, name in zip(table.rows, table.names(), strict=True)]
-    found = []
-    for heading, tasks in table.columns:
-        if len(tasks) > 1 or ":" in tasks[0]:
+def _comparisons(config: Config, table: Table, scores: Path) -> Iterator[dict[str, Any]]:
+    """Yield where the last system of a table wins and loses most against each of the others."""
+    strata = significance.read_strata(table, scores)
+    *others, last = table.names()
+    for heading, (first, *more) in table.columns:
+        subsets = [frame for (task, _), frame in strata.items() if task == first]
+        if more or not subsets:
             continue
-        (task,) = tasks
-        texts = _queries(config, task)
-        own = _by_query(last[0].model, task, scores)
-        for row, name in others:
-            other = _by_query(row.model, task, scores)
-            if own is None or other is None:
-                continue
-            gain = (own - other).dropna().sort_values(kind="stable")
+        by_query = pd.concat(subsets).groupby("query").mean()
+        systems = {
+            name: by_query.reindex(columns=row.model).mean(axis=1, skipna=False)
+            for name, row in zip(table.names(), table.rows, strict=True)
+        }
+        texts = _queries(config, first)
+        for name in others:
+            both = pd.DataFrame({"own": systems[last], "other": systems[name]}).dropna()
+            gain = (both["own"] - both["other"]).sort_values(kind="stable")
             worst, best = gain[gain < 0].head(_QUERIES), gain[gain > 0].tail(_QUERIES)[::-1]
-            found.append(
-                {
-                    "title": f"{heading}: {last[1]} against {name}",
-                    "better": int((gain > 0).sum()),
-                    "worse": int((gain < 0).sum()),
-                    "equal": int((gain == 0).sum()),
+            if len(gain):
+                yield {
+                    "title": f"{heading}: {last} against {name}",
+                    "better": (gain > 0).sum(),
+                    "worse": (gain < 0).sum(),
+                    "equal": (gain == 0).sum(),
                     "rows": [
-                        {
-                            "query": texts.get(query, query)[:_CHARACTERS],
-                            "own": f"{100 * own[query]:.0f}",
-                            "other": f"{100 * other[query]:.0f}",
-                        }
+                        (texts.get(query, query)[:_CHARACTERS], *both.loc[query])
                         for query in [*best.index, *worst.index]
                     ],
                 }
-            )
-    return found
-
-
-def _by_query(models: list[Any], task: str, scores: Path) -> pd.Series | None:
-    """Return each query's nDCG@10, the mean of some models; None where one is not measured."""
-    files = [scores / model / f"{task}.queries.csv" for model in models]
-    if not files or not all(file.exists() for file in files):
-        return None
-    each = []
-    for file in files:
-        with reading(file, "scores of queries"):
-            frame = pd.read_csv(file, dtype={"query": str, "subset": str})
-        each.append(frame.groupby("query")["ndcg_at_10"].mean())
-    return pd.concat(each, axis=1).mean(axis=1)
 
 
 def _queries(config: Config, task: str) -> dict[str, str]:

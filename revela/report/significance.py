@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.config.report import Table
 
 COLUMNS = ["system", "column", "score", "ci_low", "ci_high", "std", "compared_to", "p", "queries"]
@@ -44,7 +44,7 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
     Raises:
         RevelaError: a file of query scores is malformed, or two systems differ in their queries.
     """
-    strata = _read_strata(table, scores)  # queries × models
+    strata = read_strata(table, scores)  # queries × models
     # (S), (R, S), (R, S) for each stratum of S systems, NaN for systems without it.
     resampled: dict[Stratum, Any] = {}
     for stratum, frame in strata.items():
@@ -68,6 +68,22 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
         found["queries"] = sum(len(strata[stratum]) for stratum in weights)
         lines.append(found.dropna(subset="score"))
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=COLUMNS)
+
+
+def read_analysis(table: Path) -> pd.DataFrame:
+    """Read the analysis beside a compiled table; without one the frame has no rows.
+
+    Raises:
+        RevelaError: it cannot be read, or is of an older version.
+    """
+    path = table.with_name(f"{table.stem}_significance.csv")
+    if not path.exists():
+        return pd.DataFrame(columns=COLUMNS)
+    with reading(path, "a compiled table"):
+        analysis = pd.read_csv(path, dtype={"system": str})
+    if "ci_low" not in analysis:
+        raise RevelaError(f"{path}: no column 'ci_low': compile the table again")
+    return analysis
 
 
 def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
@@ -146,7 +162,7 @@ def _signs(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
     return 2.0 * random.integers(0, 2, (rows, size), dtype=np.int8) - 1
 
 
-def _read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
+def read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
     """Return the scores of each stratum: queries × the models that have query scores."""
     strata = {}
     models = dict.fromkeys(model for row in table.rows for model in row.model)

@@ -14,6 +14,7 @@ from matplotlib.patheffects import withStroke
 
 from revela.common.errors import RevelaError, reading
 from revela.config.report import BarsFigure, TrendFigure
+from revela.report.significance import read_analysis
 from revela.report.tables import SOURCE
 
 _SOURCES = {"measured": "measured here", "reported": "as reported"}
@@ -113,19 +114,11 @@ def _read_means(path: Path) -> pd.DataFrame:
     Raises:
         RevelaError: it is none, or the intervals have the column names of an older version.
     """
-    table = _by_system(path)
+    with reading(path, "a compiled table"):  # of which a system may be called 4
+        table = pd.read_csv(path, dtype={"system": str}, index_col="system")
     if table.empty or table.columns[-1] != SOURCE:
         raise RevelaError(f"{path}: not a compiled table: its last column must be {SOURCE!r}")
+    analysis = read_analysis(path)
+    of_mean = analysis[analysis["column"] == table.columns[-2]].set_index("system")
     means = table.iloc[:, -2:].set_axis(["mean", SOURCE], axis="columns")
-    beside = path.with_name(f"{path.stem}_significance.csv")
-    if not beside.exists():
-        return means.assign(ci_low=np.nan, ci_high=np.nan)
-    analysis = _by_system(beside)
-    if "ci_low" not in analysis:
-        raise RevelaError(f"{beside}: no column 'ci_low': compile the table again")
-    return means.join(analysis.loc[analysis["column"] == table.columns[-2], ["ci_low", "ci_high"]])
-
-
-def _by_system(path: Path) -> pd.DataFrame:
-    with reading(path, "a compiled table"):  # of which a system may be called 4
-        return pd.read_csv(path, dtype={"system": str}, index_col="system")
+    return means.join(of_mean[["ci_low", "ci_high"]].astype(float))

@@ -82,6 +82,12 @@ def test_queries_that_differ(config):
     ]
 
 
+def test_a_damaged_manifest_is_named(config):
+    Path("results/scores/bm25/t.manifest.json").write_text("[1]")
+    with pytest.raises(RevelaError, match=r"bm25/t\.manifest\.json: not a JSON object"):
+        write_page(config, "c.yaml", Path("results"))
+
+
 def test_a_page_of_nothing(config):
     Path("results/tables/a.csv").unlink()
     with pytest.raises(RevelaError, match=r"none of the tables and figures of c\.yaml is made"):
