@@ -78,21 +78,22 @@ def local_task(name: str, folder: Path) -> Any:
 
 
 def write_collection(
-    folder: Path,
-    documents: Mapping[str, str],
-    queries: Mapping[str, str],
-    relevant: Mapping[str, Iterable[str]],
+    folder: Path, documents: Mapping[str, str], queries: Mapping[str, tuple[str, Iterable[str]]]
 ) -> dict[str, int]:
-    """Write texts by id and each query's relevant documents in BEIR layout; return the sizes."""
+    """Write documents and queries, each with its relevant documents, in BEIR layout.
+
+    Returns:
+        The number of documents and of queries.
+    """
     rows = {
         "corpus.jsonl": [{"_id": k, "title": "", "text": text} for k, text in documents.items()],
-        "queries.jsonl": [{"_id": k, "text": text} for k, text in queries.items()],
+        "queries.jsonl": [{"_id": k, "text": text} for k, (text, _) in queries.items()],
     }
     folder.mkdir(parents=True)
     for file, texts in rows.items():
         lines = [json.dumps(row) + "\n" for row in texts]
         (folder / file).write_text("".join(lines), encoding="utf-8")
-    judged = [f"{query}\t{one}\t1\n" for query, found in relevant.items() for one in found]
+    judged = [f"{query}\t{one}\t1\n" for query, (_, found) in queries.items() for one in found]
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
     return {"documents": len(documents), "queries": len(queries)}
 

@@ -39,15 +39,7 @@ def load_searcher(
     folder: Path,
     similar: Path | None = None,
 ) -> Any:
-    """Return a model as mteb searches with it.
-
-    Args:
-        model: which one.
-        name: its name in runs.
-        revision: of its weights.
-        suite: the benchmark: how long texts may be, in what precision they are encoded.
-        folder: where it keeps embeddings or an index.
-        similar: embeddings of another corpus, whose passages are not encoded again.
+    """Return a model as mteb searches with it; for the arguments see `DenseSearch`.
 
     Raises:
         RevelaError: the key of an API is not in the environment, or its package is missing.

@@ -40,13 +40,10 @@ def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, 
     functions = list(standard_library_functions())
     random.Random(settings.seed).shuffle(functions)
     texts = {one.id: _query_and_document(one, task) for one in functions[: settings.max_documents]}
-    queries = list(texts)[: settings.max_queries]
-    return write_collection(
-        folder,
-        {name: texts[name][1] for name in sorted(texts)},
-        {f"q:{name}": texts[name][0] for name in queries},
-        {f"q:{name}": [name] for name in queries},
-    )
+    documents = {name: document for name, (_, document) in sorted(texts.items())}
+    asked = list(texts.items())[: settings.max_queries]
+    queries = {f"q:{name}": (query, [name]) for name, (query, _) in asked}
+    return write_collection(folder, documents, queries)
 
 
 def _query_and_document(function: Function, task: str) -> tuple[str, str]:

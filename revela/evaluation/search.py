@@ -155,14 +155,15 @@ class DenseSearch:
 
     def _allowed(
         self, queries: list[str], top_ranked: Mapping[str, Collection[str]]
-    ) -> list[np.ndarray | None]:
-        """Return the sorted numbers of the documents that each query may find, None for all."""
+    ) -> list[np.ndarray]:
+        """Return the sorted numbers of the documents that each query may find."""
         number = {document: number for number, document in enumerate(self.ids)}
+        everything = np.arange(len(number))
         return [
-            None
-            if len(documents) == len(number)
-            else np.sort(np.array([number[document] for document in documents], np.int64))
-            for documents in (top_ranked.get(query, self.ids) for query in queries)
+            np.sort(np.array([number[document] for document in top_ranked[query]], np.int64))
+            if query in top_ranked
+            else everything
+            for query in queries
         ]
 
 
@@ -180,7 +181,7 @@ def exact_search(
     queries_QD: Tensor,
     blocks: Iterable[Tensor],
     depth: int,
-    allowed: Sequence[np.ndarray | None] | None = None,
+    allowed: Sequence[np.ndarray] | None = None,
     device: str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     """Return each query's documents of largest dot product, best first.
@@ -191,7 +192,7 @@ def exact_search(
         queries_QD: embeddings (Q, D).
         blocks: embeddings (N, D) of consecutive documents.
         depth: documents of a query to return, K at most.
-        allowed: for each query the sorted numbers of the documents it may find; None: all.
+        allowed: for each query the sorted numbers of the documents it may find, all by default.
         device: where to multiply, in float32.
 
     Returns:
@@ -219,13 +220,10 @@ def exact_search(
     return torch.cat(scores).cpu(), torch.cat(numbers).cpu()
 
 
-def _permitted(allowed: Sequence[np.ndarray | None], start: int, size: int) -> Tensor:
+def _permitted(allowed: Sequence[np.ndarray], start: int, size: int) -> Tensor:
     """Return which documents (Q, N) of the block from `start` on each query may find."""
     permitted = np.zeros((len(allowed), size), dtype=bool)
     for row, numbers in enumerate(allowed):
-        if numbers is None:
-            permitted[row] = True
-        else:
-            low, high = np.searchsorted(numbers, [start, start + size])
-            permitted[row, numbers[low:high] - start] = True
+        low, high = np.searchsorted(numbers, [start, start + size])
+        permitted[row, numbers[low:high] - start] = True
     return torch.from_numpy(permitted)

@@ -34,12 +34,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     asked = {f"q:{names[0]}": (query, names) for query, names in unique[: settings.max_queries]}
     if not asked:
         raise RevelaError(f"corpus {settings.corpus!r} gives no query for {task!r}")
-    return write_collection(
-        folder,
-        documents,
-        {name: query for name, (query, _) in asked.items()},
-        {name: names for name, (_, names) in asked.items()},
-    )
+    return write_collection(folder, documents, asked)
 
 
 def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:

@@ -36,15 +36,13 @@ def test_search_in_blocks_is_a_sort_of_all_scores(
     corpus = torch.tensor(random.integers(-3, 4, (documents, 3))).half()
     asked = torch.tensor(random.integers(-3, 4, (queries, 3))).float()
     allowed = [
-        np.flatnonzero(random.random(documents) < 0.5) if n % 2 else None for n in range(queries)
+        np.flatnonzero(random.random(documents) < (0.5 if n % 2 else 1)) for n in range(queries)
     ]
     scores, numbers = exact_search(
         asked, corpus.split(block), depth, allowed if restricted else None
     )
     for query in range(queries):
-        may = range(documents)
-        if restricted and allowed[query] is not None:
-            may = allowed[query].tolist()
+        may = allowed[query].tolist() if restricted else range(documents)
         products = {
             n: sum(float(a * b) for a, b in zip(asked[query], corpus[n], strict=True)) for n in may
         }
