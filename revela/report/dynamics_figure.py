@@ -1,10 +1,12 @@
 """The figure of in-batch similarities: one batch at several steps of a training."""
 
+import contextlib
 import unicodedata
 from pathlib import Path
 
+from matplotlib import rcParams
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
+from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.lines import Line2D
 
 from revela.common.errors import RevelaError
@@ -12,6 +14,7 @@ from revela.config.report import DynamicsFigure
 from revela.training.trainlog import read_log
 
 _COLOURS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]  # dark enough for text on white
+_SHOWN = 60  # characters of a text at most
 
 
 def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
@@ -28,14 +31,22 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
         raise RevelaError(
             f"{path}: no snapshots: set `similarity_snapshot_steps` in the experiment"
         )
-    texts = snapshots[0][1]["texts"]
-    size = len(texts)
-    documents = snapshots[0][1].get("documents") or [""] * size  # ready-made batches have none
-    names = [name for name in dict.fromkeys(documents) if name]
+    batch = snapshots[0][1]
+    size = len(batch["texts"])
+    documents = batch.get("documents") or [""] * size  # ready-made batches have none
+    names = list(dict.fromkeys(filter(None, documents)))
+    texts = [" ".join(text.split())[: _SHOWN + 1] for text in [*batch["texts"], *names]]
+    rcParams["font.family"], missing = _fonts("".join(texts))
+    if unclear := "".join(c for c in missing if not _is_emoji(c)):
+        print(f"{path}: no installed font has {unclear[:20]!r}: drawn as ?")
+    instead = str.maketrans(
+        {c: f":{unicodedata.name(c).lower()}:" if _is_emoji(c) else "?" for c in missing}
+    )
+    lines = [text.translate(instead) for text in texts]
     looks = {name: (_letters(n), _COLOURS[n % len(_COLOURS)]) for n, name in enumerate(names)}
     looks[""] = ("", "black")
     marks = [f"{looks[document][0]}{number}" for number, document in enumerate(documents)]
-    labels = [f"{_line(text, 40)}  {mark}" for text, mark in zip(texts, marks, strict=True)]
+    labels = [f"{_cut(line, 40)}  {mark}" for line, mark in zip(lines, marks, strict=False)]
 
     side = max(1.8, 0.12 * size)  # inches of a panel: room for its title, and for its labels
     width, height = 3 + (side + 0.5) * len(snapshots), side + 1.8 + 0.08 * len(names)
@@ -59,10 +70,10 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
     if names:
         drawing.legend(
             handles=[
-                Line2D([], [], linestyle="", color=c, marker=f"${letter}$", label=_line(name, 60))
-                for name, (letter, c) in looks.items()
-                if name
+                Line2D([], [], ls="", color=looks[name][1], marker=f"${looks[name][0]}$")
+                for name in names
             ],
+            labels=[_cut(line, _SHOWN) for line in lines[size:]],
             title="documents",
             loc="outside lower left",
             ncols=2,
@@ -71,15 +82,26 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
     return drawing
 
 
-def _line(text: str, length: int) -> str:
-    """Return the start of a text on one line, emoji that the font lacks by their names."""
+def _fonts(text: str) -> tuple[list[str], list[str]]:
+    """Return the default font with others for what it lacks, and the characters that none has."""
     glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
-    text = "".join(
-        f":{unicodedata.name(sign).lower()}:"
-        if unicodedata.category(sign) == "So" and ord(sign) not in glyphs
-        else sign
-        for sign in " ".join(text.split())
-    )
+    fonts, missing = ["DejaVu Sans"], [c for c in sorted(set(text)) if ord(c) not in glyphs]
+    for name, file in sorted({(font.name, font.fname) for font in fontManager.ttflist}):
+        # The last resort has a box for every character.
+        if missing and not name.startswith("Last Resort"):
+            with contextlib.suppress(RuntimeError):  # a font of bitmaps
+                glyphs = get_font(file).get_charmap()
+                if any(ord(c) in glyphs for c in missing):
+                    fonts.append(name)
+                    missing = [c for c in missing if ord(c) not in glyphs]
+    return fonts, missing
+
+
+def _is_emoji(character: str) -> bool:
+    return unicodedata.category(character) == "So"
+
+
+def _cut(text: str, length: int) -> str:
     text = text if len(text) <= length else text[: length - 1] + "…"
     return text.replace("$", "\\$")  # matplotlib typesets what a pair of them encloses
 

@@ -6,11 +6,15 @@ import json
 import re
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib.font_manager import fontManager
 
 from revela.common.errors import RevelaError
 from revela.config.file import load_config
@@ -725,7 +729,44 @@ def test_dynamics_of_a_small_batch_have_room_for_their_texts(log):
         assert not one.overlaps(other)
 
 
-def test_dynamics_name_emoji_that_the_font_lacks(log):
-    log.write_text(log.read_text().replace('"b$ c$"', json.dumps("\N{ROCKET} b ♥")))
-    labels = figures.draw(FIGURES[4], {"e": log}).axes[0].get_yticklabels()
-    assert labels[1].get_text() == ":rocket: b ♥  B1"
+@pytest.fixture
+def rare(log):
+    """A log whose second text has characters that the default font lacks."""
+    log.write_text(log.read_text().replace('"b$ c$"', json.dumps("\N{ROCKET} b ♥ 中")))
+    return log
+
+
+def drawn_labels(log, folder):
+    """Draw the figure, any warning being an error; return its labels."""
+    drawing = figures.draw(FIGURES[4], {"e": log})
+    with warnings.catch_warnings(action="error"):
+        figures.save(drawing, folder / "figure.png", "png")
+    return [label.get_text() for label in drawing.axes[0].get_yticklabels()]
+
+
+def test_characters_that_no_font_has_are_replaced(rare, tmp_path, capsys):
+    assert drawn_labels(rare, tmp_path) == ["a  A0", ":rocket: b ♥ ?  B1"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"{rare}: no installed font has '中': drawn as ?"
+
+
+def test_characters_are_drawn_by_a_font_that_has_them(rare, tmp_path, capsys, monkeypatch):
+    builder = FontBuilder(1000)
+    builder.setupGlyphOrder([".notdef", "middle"])
+    builder.setupCharacterMap({ord("中"): "middle"})
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    pen.lineTo((500, 900))
+    pen.lineTo((900, 0))
+    pen.closePath()
+    builder.setupGlyf({".notdef": pen.glyph(), "middle": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (1000, 0), "middle": (1000, 0)})
+    builder.setupHorizontalHeader(ascent=900, descent=-100)
+    builder.setupNameTable({"familyName": "Rare", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "rare.ttf")
+    monkeypatch.setattr(fontManager, "ttflist", fontManager.ttflist[:])
+    fontManager.addfont(tmp_path / "rare.ttf")
+    assert drawn_labels(rare, tmp_path) == ["a  A0", ":rocket: b ♥ 中  B1"]
+    assert not capsys.readouterr().out
