@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -65,7 +64,6 @@ def encode_corpus(
     folder: Path,
     made_by: str,
     devices: list[str],
-    shard_size: int = SHARD_SIZE,
 ) -> list[Shard]:
     """Encode passages into shards; those that are there already are skipped.
 
@@ -77,15 +75,14 @@ def encode_corpus(
         folder: where the shards are.
         made_by: what the embeddings depend on besides the texts.
         devices: such as `cpu`, `cuda:0`; shards are dealt out among them.
-        shard_size: texts of a shard.
 
     Raises:
         RevelaError: an embedding is not finite, or a device's process died.
     """
-    starts = range(0, len(passages), shard_size)
+    numbers = range(len(passages))
     shards = [
-        Shard(folder / f"{n:05}.safetensors", range(i, min(i + shard_size, len(passages))))
-        for n, i in enumerate(starts)
+        Shard(folder / f"{n:05}.safetensors", numbers[start : start + SHARD_SIZE])
+        for n, start in enumerate(numbers[::SHARD_SIZE])
     ]
     job = _Job(load, passages, max_length, made_by)
     missing = [shard for shard in shards if not job.is_done(shard)]
@@ -132,9 +129,10 @@ def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Sha
     return found
 
 
-def _digests(texts: Iterable[str]) -> np.ndarray:
+def _digests(texts: Iterable[str]) -> Tensor:
     """Return the digests (N, 16) of texts."""
-    return np.frombuffer(bytearray().join(map(_digest, texts)), np.uint8).reshape(-1, _DIGEST_BYTES)
+    joined = bytearray().join(map(_digest, texts))
+    return torch.frombuffer(joined, dtype=torch.uint8).reshape(-1, _DIGEST_BYTES)
 
 
 def _digest(text: str) -> bytes:
@@ -159,10 +157,9 @@ class _Job:
         if not shard.path.exists():
             return False
         try:
-            with safe_open(shard.path, framework="np") as file:
+            with safe_open(shard.path, framework="pt") as file:
                 same = (file.metadata() or {}).get("made_by") == self.made_by
-                digests = _digests(self.texts(shard))
-                if same and np.array_equal(file.get_tensor("digests"), digests):
+                if same and file.get_tensor("digests").equal(_digests(self.texts(shard))):
                     return True
             reason = "is of another model, setting or text"
         except (SafetensorError, OSError) as error:
@@ -184,6 +181,6 @@ class _Job:
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):
                     raise RevelaError("an embedding is too large for float16: use float32")
-                tensors = {"embeddings": stored, "digests": torch.from_numpy(_digests(texts))}
+                tensors = {"embeddings": stored, "digests": _digests(texts)}
                 with outputs.atomic_output(shard.path) as temporary:
                     save_file(tensors, temporary, {"made_by": self.made_by})

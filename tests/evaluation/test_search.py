@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from revela.common.errors import RevelaError
 from revela.config.steps import EncoderModel, Encoding, FolderBenchmark
 from revela.encoder import load_encoder
+from revela.evaluation import embeddings
 from revela.evaluation.embeddings import Passages, encode_corpus
 from revela.evaluation.search import DenseSearch, exact_search
 from tests.conftest import TEXTS, encoder_of
@@ -57,10 +58,14 @@ def passages():
     return [f"{text} Number {n}." for n in range(5) for text in TEXTS]
 
 
-def encode(load, folder, texts=None, made_by="r1", devices=("cpu",), size=7):
-    shards = encode_corpus(
-        load, passages() if texts is None else texts, 32, folder, made_by, list(devices), size
-    )
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(embeddings, "SHARD_SIZE", 7)
+
+
+def encode(load, folder, texts=None, made_by="r1", devices=("cpu",)):
+    texts = passages() if texts is None else texts
+    shards = encode_corpus(load, texts, 32, folder, made_by, list(devices))
     return torch.cat([shard.load() for shard in shards])
 
 
