@@ -1,4 +1,4 @@
-"""Evaluation along mteb's path, pydocs, and collections that a user brings."""
+"""Evaluation by mteb of encoders, BM25 and APIs; collections in BEIR layout; pydocs."""
 
 import csv
 import gzip
@@ -73,7 +73,7 @@ def rows_of(run):
 
 
 def ndcg(ranked, relevant, depth=10):
-    """In plain loops, with trec_eval's gains."""
+    """Return nDCG by plain loops, with the gains of trec_eval."""
 
     def discounted(gains):
         return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:depth], start=1))
@@ -85,7 +85,7 @@ def ndcg(ranked, relevant, depth=10):
 QRELS = {"q0": {"d2": 1}, "q1": {"d3": 2, "d0": 1}, "q2": {"d4": 1}}
 
 
-def test_scores_are_those_of_the_saved_run_and_of_the_saved_queries(backbone, collection, tmp_path):
+def test_scores_match_the_saved_run_and_the_saved_queries(backbone, collection, tmp_path):
     found = evaluation.evaluate(
         searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
     )
@@ -102,7 +102,7 @@ def test_scores_are_those_of_the_saved_run_and_of_the_saved_queries(backbone, co
     assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-5)
 
 
-def test_a_run_keeps_the_best_hundred_and_ties_as_trec_eval_ranks_them(collection, tmp_path):
+def test_a_run_keeps_the_best_hundred_with_ties_as_in_trec_eval(collection, tmp_path):
     with (collection / "corpus.jsonl").open("w") as stream:
         for n in range(150):
             text = "nothing" if n % 2 else "mud and rivers"
@@ -143,10 +143,10 @@ def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
     assert meta["n_parameters"] == sum(weight.size for weight in weights)
     assert (meta["embed_dim"], meta["max_tokens"]) == (16, 64)
     assert meta["similarity_fn_name"] == "cosine"
-    assert meta["training_datasets"] is None  # not known of what is not trained here
+    assert meta["training_datasets"] is None  # unknown for models trained elsewhere
 
 
-def test_subsets_are_told_apart_and_their_mean_is_the_score(collection, tmp_path):
+def test_the_score_of_several_subsets_is_their_mean(collection, tmp_path):
     task = local_task("tiny-task", collection)
     default = task.dataset["default"]["test"]
     few = default["queries"].select([0])
@@ -166,7 +166,7 @@ def test_subsets_are_told_apart_and_their_mean_is_the_score(collection, tmp_path
     assert values == [pytest.approx(5 / 6, abs=1e-5), 0]
 
 
-def test_rankings_are_those_of_the_cosines(backbone, collection, tmp_path):
+def test_documents_are_ranked_by_cosine(backbone, collection, tmp_path):
     task = local_task("tiny-task", collection)
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     encoder = encoder_of(backbone)
@@ -176,8 +176,8 @@ def test_rankings_are_those_of_the_cosines(backbone, collection, tmp_path):
     assert [row[2] for row in rows_of(found.run)[:5]] == [f"d{n}" for n in order]
 
 
-def test_scores_are_those_of_sentence_transformers(backbone, collection, tmp_path):
-    """The same weights along mteb's own path for sentence-transformers."""
+def test_scores_match_sentence_transformers(backbone, collection, tmp_path):
+    """mteb evaluates the same weights through its wrapper of sentence-transformers."""
     transformer = modules.Transformer(str(backbone), max_seq_length=64)
     pooling = modules.Pooling(transformer.get_embedding_dimension(), "mean")
     theirs = SentenceTransformer(
@@ -200,11 +200,11 @@ def test_scores_are_those_of_sentence_transformers(backbone, collection, tmp_pat
         assert float(score) == pytest.approx(predictions[query][document], abs=1e-5)
     (task_result,) = result.task_results
     for measure, value in task_result.scores["test"][0].items():
-        if isinstance(value, float) and value == value:  # some are not defined here
+        if isinstance(value, float) and value == value:  # not all are defined for this task
             assert ours.scores[measure] == pytest.approx(value, abs=1e-4), measure
 
 
-def test_a_folder_that_says_its_encoding_needs_none(backbone, tmp_path):
+def test_the_encoding_is_read_from_the_model_folder(backbone, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(backbone, folder)
     tokenizer, mean = load_tokenizer(str(backbone)), Encoding(pooling="mean", query_prefix="q: ")
@@ -215,7 +215,7 @@ def test_a_folder_that_says_its_encoding_needs_none(backbone, tmp_path):
     assert (short.encoding, short.max_length) == (mean, 50)
 
 
-def test_bm25_finds_what_shares_words(collection, tmp_path):
+def test_bm25_finds_documents_that_share_words(collection, tmp_path):
     found = evaluation.evaluate(
         searcher_of(Bm25Model(kind="bm25s"), tmp_path), local_task("tiny-task", collection)
     )
@@ -224,8 +224,8 @@ def test_bm25_finds_what_shares_words(collection, tmp_path):
 
 
 @pytest.mark.parametrize("language", ["eng-Latn", "go-Code"])
-def test_bm25_is_english_whatever_the_task_says(collection, tmp_path, language):
-    """Stop words find nothing, and `jobs` finds `job`; CoIR's tasks are of a language `go-Code`."""
+def test_bm25_is_english_for_any_language_of_a_task(collection, tmp_path, language):
+    """Stop words match nothing and words are stemmed, also in CoIR's `go-Code`."""
     (collection / "queries.jsonl").write_text(
         json.dumps({"_id": "q0", "text": "the and of"})
         + "\n"
@@ -241,7 +241,7 @@ def test_bm25_is_english_whatever_the_task_says(collection, tmp_path, language):
 
 
 @pytest.mark.parametrize("kind", ["bm25s", "encoder", "product"])
-def test_excluded_documents_are_not_found_and_make_room(backbone, collection, tmp_path, kind):
+def test_excluded_documents_are_replaced_by_the_next_best(backbone, collection, tmp_path, kind):
     model = {
         "bm25s": Bm25Model(kind="bm25s"),
         "encoder": model_of(backbone),
@@ -267,7 +267,7 @@ def test_excluded_documents_are_not_found_and_make_room(backbone, collection, tm
 
 
 def test_a_product_with_bm25(backbone, collection, tmp_path):
-    """Against both scores of each pair, multiplied."""
+    """Each score is that of BM25 times that of the encoder."""
 
     def scores_of(model, folder):
         task = local_task("tiny-task", collection)
@@ -282,7 +282,7 @@ def test_a_product_with_bm25(backbone, collection, tmp_path):
         assert score == pytest.approx(lexical[pair] * dense[pair], rel=1e-4, abs=1e-6)
 
 
-def test_a_query_does_not_find_itself_where_the_task_says_so(backbone, collection, tmp_path):
+def test_a_query_does_not_find_itself_if_the_task_says_so(backbone, collection, tmp_path):
     with (collection / "queries.jsonl").open("a") as stream:
         stream.write(json.dumps({"_id": "d1", "text": TEXTS[1]}) + "\n")
     with (collection / "qrels.tsv").open("a") as stream:
@@ -296,9 +296,7 @@ def test_a_query_does_not_find_itself_where_the_task_says_so(backbone, collectio
     assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-4)
 
 
-def test_queries_without_judgement_are_counted_and_only_such_are_refused(
-    backbone, collection, tmp_path
-):
+def test_unjudged_queries_are_counted_and_must_not_be_all(backbone, collection, tmp_path):
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td2\t1\n")
     task = local_task("tiny-task", collection)
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
@@ -310,7 +308,7 @@ def test_queries_without_judgement_are_counted_and_only_such_are_refused(
         )
 
 
-def test_a_data_set_whose_fields_changed_is_told(backbone, collection, tmp_path, monkeypatch):
+def test_missing_fields_of_a_data_set_are_reported(backbone, collection, tmp_path, monkeypatch):
     task = local_task("tiny-task", collection)
 
     def load(**_):
@@ -321,7 +319,7 @@ def test_a_data_set_whose_fields_changed_is_told(backbone, collection, tmp_path,
         evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
 
 
-def test_the_instruction_of_a_task():
+def test_the_query_prefix_has_the_instruction_of_the_task():
     class Metadata:
         name = "NQ"
         prompt: ClassVar = {"query": "Represent this post: "}
@@ -343,7 +341,7 @@ def test_the_instruction_of_a_task():
     assert "Retrieve text" in prefix(instructed, Without, own)
 
 
-def test_an_api_without_its_key_or_its_package_is_told(tmp_path, monkeypatch):
+def test_an_api_needs_its_key_and_its_package(tmp_path, monkeypatch):
     monkeypatch.delenv("SOME_KEY", raising=False)
     model = ApiModel(kind="api", name="Cohere/Cohere-embed-english-v3.0", key="SOME_KEY")
     with pytest.raises(RevelaError, match="needs the environment variable SOME_KEY"):
@@ -360,8 +358,8 @@ APIS = [model for model in CONFIG.models.values() if isinstance(model, ApiModel)
 
 
 @pytest.mark.parametrize("model", APIS, ids=lambda model: model.name)
-def test_models_behind_apis_are_of_text_and_tell_queries_from_documents(model):
-    """Where the API does; OpenAI's knows no roles."""
+def test_api_models_distinguish_queries_from_documents(model):
+    """OpenAI's API is the exception: it has no input types."""
     described = mteb.get_model_meta(model.name)
     assert described.modalities == ["text"]
     prompts = described.loader_kwargs.get("model_prompts", {})
@@ -370,7 +368,7 @@ def test_models_behind_apis_are_of_text_and_tell_queries_from_documents(model):
         assert prompts["query"] != prompts["document"]
 
 
-def test_cohere_is_told_what_is_a_query(collection, tmp_path, monkeypatch):
+def test_cohere_gets_the_type_of_its_input(collection, tmp_path, monkeypatch):
     asked = {}
 
     class Client:
@@ -393,7 +391,7 @@ def test_cohere_is_told_what_is_a_query(collection, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
-def test_judgements_are_read_with_a_heading_or_without(collection, heading):
+def test_judgements_are_read_with_or_without_a_header(collection, heading):
     (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
     task = local_task("tiny-task", collection)
     assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d2": 1}, "q1": {"d3": 2}}
@@ -410,14 +408,14 @@ def test_a_collection_as_beir_publishes_it(collection):
     assert data["relevant_docs"] == QRELS
 
 
-def test_what_is_there_twice_counts_once_and_a_few_unknown_ids_are_told(collection, capsys):
+def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, capsys):
     queries = [json.dumps({"_id": f"q{n}", "text": f"query {n}"}) for n in range(200)]
     (collection / "queries.jsonl").write_text("\n".join([*queries, queries[0]]))
     lines = [f"q{n}\td1\t1" for n in range(200)]
     (collection / "qrels.tsv").write_text("\n".join([*lines, lines[7], "q8\tlost\t1"]))
     data = local_task("tiny-task", collection).dataset["default"]["test"]
     assert len(data["queries"]) == 200
-    # trec_eval's ideal ranking has a relevant document that cannot be found.
+    # As in trec_eval, a relevant document that is missing counts in the ideal ranking.
     assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
     told = capsys.readouterr().out
     for line in ("jsonl: 1 rows are there twice", "tsv: 1 repeated judge", "tsv: 1 unknown ids"):
@@ -450,7 +448,7 @@ def test_pydocs_is_deterministic_and_complete(tmp_path, task):
     assert len(data["queries"]) == len(data["relevant_docs"]) == counts["queries"]
 
 
-def test_pydocs_functions_have_lost_their_docstring():
+def test_pydocs_functions_have_no_docstring():
     functions = list(standard_library_functions())
     assert len(functions) > 1000
     assert len({function.id for function in functions}) == len(functions)

@@ -1,4 +1,4 @@
-"""Language models on tasks of lm-eval: against a plain loop over log-likelihoods."""
+"""Evaluation of language models by lm-eval, compared with a loop over log-likelihoods."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(backbone, tmp_path_factory):
-    """An adapter that changes what the backbone says."""
+    """An adapter with random weights, which changes the predictions of the backbone."""
     folder = tmp_path_factory.mktemp("trained") / "language_model"
     model = add_lora(load_model(str(backbone), causal=True), Lora(rank=4), seed=0)
     for name, weights in model.named_parameters():
@@ -44,7 +44,7 @@ def trained(backbone, tmp_path_factory):
 
 @torch.no_grad()
 def expected(model, tokenizer, examples):
-    """Accuracy, plain and by log-likelihood a character, one choice at a time."""
+    """Return accuracy by log-likelihood and by log-likelihood per character."""
     right = {"acc": 0, "acc_norm": 0}
     for example in examples:
         likelihoods = []
@@ -68,7 +68,7 @@ def measure(folder, tasks, **settings):
     return lm_eval.evaluate(model, suite, "tiny-choice")
 
 
-def test_accuracy_is_that_of_a_plain_loop(backbone, trained, tasks):
+def test_accuracy_matches_a_plain_loop(backbone, trained, tasks):
     tokenizer, plain = load_tokenizer(str(backbone)), load_model(str(backbone), causal=True)
     found, facts = measure(backbone, tasks)
     before = expected(plain, tokenizer, EXAMPLES)
@@ -124,7 +124,7 @@ def test_errors_are_one_line(backbone, tasks, tmp_path, monkeypatch):
         lm_eval.evaluate(model, suite, "far-choice")
 
 
-def test_tasks_are_found_without_lm_evals_own_index():
+def test_tasks_are_found_without_the_index_of_lm_eval():
     files = lm_eval_task_files()
     assert len(files) > 10_000
     assert files["arc_challenge"].name == "arc_challenge.yaml"

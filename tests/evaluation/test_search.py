@@ -1,4 +1,4 @@
-"""Exact search and the shards of embeddings beneath it."""
+"""Exact search, and the shards of embeddings that it reads."""
 
 import os
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from tests.conftest import TEXTS, encoder_of
     restricted=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_search_in_blocks_is_a_sort_of_all_scores(
+def test_search_in_blocks_matches_sorting_all_scores(
     documents, queries, depth, block, restricted, seed
 ):
     random = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def encode(load, folder, texts=None, made_by="r1", devices=("cpu",)):
 
 
 class Loader:
-    """Loads the encoder in whatever process."""
+    """Loads the encoder in any process."""
 
     def __init__(self, folder):
         self.model = EncoderModel(kind="encoder", retriever=str(folder), encoding=Encoding())
@@ -79,7 +79,7 @@ class Loader:
         return load_encoder(self.model, "float32", device)
 
 
-def test_shards_are_what_the_encoder_gives_on_one_device_or_two(backbone, tmp_path):
+def test_shards_match_the_encoder_on_one_or_two_devices(backbone, tmp_path):
     expected = encoder_of(backbone).encode(passages(), "passage", 32)
     one = encode(Loader(backbone), tmp_path / "one")
     two = encode(Loader(backbone), tmp_path / "two", devices=("cpu", "cpu"))
@@ -87,14 +87,14 @@ def test_shards_are_what_the_encoder_gives_on_one_device_or_two(backbone, tmp_pa
     torch.testing.assert_close(two, one, rtol=0, atol=0)
 
 
-def test_a_restart_keeps_whole_shards_and_makes_the_others_again(backbone, tmp_path, capsys):
+def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
     first = encode(Loader(backbone), tmp_path)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"{n:05}.safetensors" for n in range(4)]
     kept = os.stat(files[0]).st_mtime_ns
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-10])  # half-written
-    save_file({"embeddings": torch.zeros(4, 16)}, files[3])  # somebody else's
+    save_file({"embeddings": torch.zeros(4, 16)}, files[3])  # of another program
     torch.testing.assert_close(encode(Loader(backbone), tmp_path), first, rtol=0, atol=0)
     assert os.stat(files[0]).st_mtime_ns == kept
     told = capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_a_restart_keeps_whole_shards_and_makes_the_others_again(backbone, tmp_p
     assert "1 of 4 shards are there already" in told
 
 
-def test_shards_of_other_texts_or_weights_are_made_again(backbone, tmp_path):
+def test_shards_of_other_texts_or_weights_are_encoded_again(backbone, tmp_path):
     first = encode(Loader(backbone), tmp_path)
     changed = passages()
     changed[8] = "Something else altogether."
@@ -122,7 +122,7 @@ class Broken(Loader):
 
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
-def test_an_embedding_that_is_not_finite_names_its_text(backbone, tmp_path, devices):
+def test_an_embedding_that_is_not_finite_is_an_error_with_its_text(backbone, tmp_path, devices):
     with pytest.raises(RevelaError, match=r"the embedding of '.*' is not finite"):
         encode(Broken(backbone), tmp_path, devices=devices)
     assert not list(tmp_path.iterdir())
@@ -133,12 +133,12 @@ class Killed(Loader):
         os._exit(9)
 
 
-def test_a_killed_process_is_told(backbone, tmp_path):
+def test_a_killed_process_is_reported(backbone, tmp_path):
     with pytest.raises(RevelaError, match="a process that encodes was killed"):
         encode(Killed(backbone), tmp_path, devices=("cpu", "cpu"))
 
 
-def test_half_precision_is_stored_as_such(backbone, tmp_path):
+def test_half_precision_is_stored_in_float16(backbone, tmp_path):
     class Half(Loader):
         def __call__(self, device):
             return super().__call__(device).to(torch.bfloat16)
@@ -156,7 +156,7 @@ def test_passages_join_title_and_text():
 
 
 def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, capsys):
-    """Of another order, some new, some twice: the scores are those of a corpus encoded alone."""
+    """The scores do not change, also where the order differs and passages are new or repeated."""
     suite = FolderBenchmark(
         source="folder", path="-", tasks=["t"], max_length=32, precision="float32"
     )
@@ -182,7 +182,7 @@ def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, 
     (own,) = (tmp_path / "own").rglob("*.safetensors")
     assert len(load_file(own)["embeddings"]) == 2
     assert shared == pytest.approx(alone, abs=1e-6)
-    # Shards of other weights are of no use.
+    # Shards of other weights are not reused.
     other = DenseSearch(model, "m", "r2", suite, tmp_path / "other", tmp_path / "lent")
     other.index(dataset(texts), hf_split="test", hf_subset="default")
     assert "0 of 25 passages are encoded already" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tasks that are cut from a corpus."""
+"""Retrieval tasks made from the chunks of a corpus."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,7 +59,7 @@ def test_halves_of_chunks(cut):
         "# Heading of this text\nIts first",
         "This line has more than twelve words, which",
     }
-    assert len(documents) == 5  # also those whose first halves are alike
+    assert len(documents) == 5  # including those whose first halves are equal
 
 
 def test_titles_of_documents(cut):
@@ -68,7 +68,7 @@ def test_titles_of_documents(cut):
         "Of numbers": [LONG, "too short"],
         "Heading of this text": ["Its first sentence is here for all to read."],
     }
-    assert len(documents) == 6  # a heading without a text is none
+    assert len(documents) == 6  # a heading without a text is not a document
 
 
 def test_queries_are_sampled(cut):
@@ -77,7 +77,7 @@ def test_queries_are_sampled(cut):
     assert len({tuple(sorted(one)) for one in some}) > 1
 
 
-def test_texts_without_a_query(cut):
+def test_texts_without_a_query_are_an_error(cut):
     cut.write([("a", "", 0, "too short")])
     with pytest.raises(RevelaError, match="corpus 'c' gives no query for 'halves'"):
         cut("halves")

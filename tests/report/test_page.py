@@ -1,4 +1,4 @@
-"""The page of results."""
+"""The HTML page of all results."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def config(tmp_path, monkeypatch):
     return config
 
 
-def test_scores_with_where_they_are_from(config):
+def test_scores_show_their_command_manifest_and_interval(config):
     page = write_page(config, "c.yaml", Path("results"))
     assert "Of &lt;two&gt; systems." in page
     assert ">40.0</summary>" in page
@@ -72,7 +72,7 @@ def test_scores_with_where_they_are_from(config):
     assert not re.search(r"(src|href)=.(?!data:)", page)
 
 
-def test_queries_that_differ(config):
+def test_queries_with_the_largest_differences_are_listed(config):
     page = write_page(config, "c.yaml", Path("results"))
     assert "T: X against BM25: better on 1 queries, worse on\n1, equal on 1" in page
     rows = re.findall(r'<td class="text">(.*)</td><td>(\d+)</td><td>(\d+)</td>', page)
@@ -88,7 +88,7 @@ def test_a_damaged_manifest_is_named(config):
         write_page(config, "c.yaml", Path("results"))
 
 
-def test_a_page_of_nothing(config):
+def test_a_page_without_results_is_an_error(config):
     Path("results/tables/a.csv").unlink()
     with pytest.raises(RevelaError, match=r"none of the tables and figures of c\.yaml is made"):
         write_page(config, "c.yaml", Path("results"))

@@ -1,4 +1,4 @@
-"""Tables and figures: what is measured, reported and missing, in three formats."""
+"""Tables, comparisons, listings and figures, made from scores, reported figures and logs."""
 
 import csv
 import itertools
@@ -151,14 +151,14 @@ def test_the_best_of_a_table_or_of_each_group(tmp_path, bold, expected):
     check_latex(latex, tmp_path)
 
 
-def test_a_group_is_named_where_one_of_its_rows_would_clash(table):
+def test_names_that_would_clash_include_the_group(table):
     rows = [("one", "g"), ("two", "g"), ("one", "h"), ("three", "k"), ("four", "")]
     rows = [table.rows[0].model_copy(update={"label": x, "group": g}) for x, g in rows]
     names = table.model_copy(update={"rows": rows}).names()
     assert names == ["g / one", "g / two", "h / one", "three", "four"]
 
 
-def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
+def test_a_transposed_table_has_groups_and_sizes_as_headings(table, tmp_path):
     rows = [
         row.model_copy(update={"group": group, "size": "1B", "shaded": group == "h"})
         for row, group in zip(table.rows, ("g", "g", "h", "h"), strict=True)
@@ -184,7 +184,7 @@ def test_tasks_as_rows_under_groups_and_sizes(table, tmp_path):
     check_latex(text, tmp_path)
 
 
-def test_equal_headings_without_groups_stay_apart(paper, tmp_path):
+def test_equal_headings_are_merged_only_as_groups(paper, tmp_path):
     text = tables.to_latex(paper["bright"], tables.compile_table(paper["bright"], tmp_path))
     assert " & Revela & Revela & REPLUG" in text
 
@@ -198,7 +198,7 @@ def test_latex_escapes(table, tmp_path):
 
 
 def check_latex(text, folder):
-    """Compile where there is a LaTeX, else count what must be even."""
+    """Compile the table if LaTeX is installed; check braces and columns in any case."""
     plain = re.sub(r"\\[{}]", "", text)
     assert plain.count("{") == plain.count("}")
     assert text.isascii()
@@ -217,7 +217,7 @@ def check_latex(text, folder):
         subprocess.run([engine, *options, "t.tex"], cwd=folder, check=True, capture_output=True)
 
 
-# ---------------------------------------------------------------------------- beside the paper
+# ---------------------------------------------------------------------------- comparisons
 
 
 def test_a_comparison_has_three_figures_and_a_verdict(table, tmp_path):
@@ -263,12 +263,12 @@ def rows_of(name):
     return lines[0][1:], {line[0]: line[1:] for line in lines[1:]}
 
 
-def test_every_table_of_the_paper_is_an_entry(paper):
+def test_every_table_of_the_paper_is_in_the_config(paper):
     assert set(PAPER_TABLES) <= set(paper)
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
-def test_reported_rows_print_the_paper(paper, name, tmp_path):
+def test_reported_rows_match_the_paper(paper, name, tmp_path):
     table = parse_settings(Table, paper[name].dump())
     headings, rows = rows_of(name)
     frame = tables.compile_table(table, tmp_path)
@@ -290,8 +290,8 @@ def test_reported_rows_print_the_paper(paper, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
-def test_bold_is_what_the_caption_says(paper, name, tmp_path):
-    """Best of the row, among non-API models on CoIR, of a triplet or pair, or nowhere."""
+def test_bold_follows_the_caption(paper, name, tmp_path):
+    """The best is that of all systems, of all but APIs (CoIR), or of each group of 2 or 3."""
     table, (_, rows) = paper[name], rows_of(name)
     apis = {"OpenAI-Ada-002", "Voyage-code-002"} if name == "coir" else set()
     size = {"lm_size_coir": 3, "lm_size_beir": 3, "contriever_summary": 2}.get(name, len(rows))
@@ -317,7 +317,7 @@ def test_bold_is_what_the_caption_says(paper, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
-def test_measured_rows_would_print_the_paper(paper, name, tmp_path):
+def test_scores_as_in_the_paper_give_its_tables(paper, name, tmp_path):
     table = paper[name]
     headings, rows = rows_of(name)
     for row in table.rows:
@@ -345,7 +345,7 @@ def test_measured_rows_would_print_the_paper(paper, name, tmp_path):
     assert set(compared["verdict"]) <= {"reproduced", "not measured"}
 
 
-def test_figures_of_the_paper_that_do_not_add_up(paper):
+def test_means_of_the_paper_that_do_not_add_up(paper):
     found = pd.concat({name: reported.check_means(table) for name, table in paper.items()})
     found = found.round(1)
     assert {key: tuple(row) for key, row in found[found["adds_up"] == "no"].iterrows()} == {
@@ -360,7 +360,7 @@ def test_figures_of_the_paper_that_do_not_add_up(paper):
     ]
 
 
-def test_a_recomputed_mean_is_rounded_as_its_decimals_say(paper):
+def test_a_recomputed_mean_is_rounded_half_up(paper):
     means = reported.check_means(paper["contriever_summary"])["recomputed"]
     assert f"{means['Contriever-wiki 1B']:.1f}" == "46.4"  # (51.8 + 40.9) / 2 = 46.35
     means = reported.check_means(paper["bright"])["recomputed"]
@@ -411,7 +411,7 @@ BATCHES = [
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """The paper's batch: its listing, its file's lines, and batches to stand beside it."""
+    """The paper's batch: its listing, the lines of its file, and a function that adds batches."""
     monkeypatch.chdir(ROOT)
     config = load_config(Path("config.yaml"))
     assert config.inputs("listings", "example_batch") == {
@@ -432,7 +432,7 @@ def example(tmp_path, monkeypatch):
     return listing, lines, listed
 
 
-def test_the_closest_batch_stands_beside_the_paper_s(example, tmp_path):
+def test_the_most_similar_batch_is_shown_beside_the_paper(example, tmp_path):
     listing, lines, listed = example
     found = listed(BATCHES)
     printed = list(csv.DictReader(listings.to_csv(listing, found).splitlines()))
@@ -451,7 +451,7 @@ def test_the_closest_batch_stands_beside_the_paper_s(example, tmp_path):
     check_latex(latex, tmp_path)
 
 
-def test_without_a_batch_that_is_close_it_is_the_first(example):
+def test_the_first_batch_is_shown_if_none_is_similar(example):
     _, _, listed = example
     batches = [["Unlike"] * 16, ["Also unlike"] * 16]
     assert list(listed(batches)["Text here"]) == batches[0]
@@ -520,7 +520,7 @@ FIGURES = [
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.kind)
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_figures_are_drawn_and_repeatable(inputs, tmp_path, figure, kind, magic):
+def test_figures_are_deterministic(inputs, tmp_path, figure, kind, magic):
     files = [tmp_path / f"{n}.{kind}" for n in (1, 2)]
     for file in files:
         figures.save(figures.draw(figure, inputs), file, kind)
@@ -533,17 +533,17 @@ def test_experiments_of_a_figure_keep_their_order():
     assert parse_settings(CurvesFigure, figure.dump()).experiments == [("z", "1"), ("a", "2")]
 
 
-def test_bars_print_their_means_and_hatch_what_is_reported(inputs):
+def test_bars_show_means_and_hatch_reported_systems(inputs):
     (axis,) = figures.draw(FIGURES[0], inputs).axes
     bars = [patch for patch in axis.patches if patch.get_width()]
     assert [bar.get_height() for bar in bars] == [10, 30, 20, 0]
     assert [text.get_text() for text in axis.texts] == ["10.0", "30.0", "20.0", "–"]
     assert [bool(bar.get_hatch()) for bar in bars] == [False, True, True, False]
     colours = [bar.get_facecolor() for bar in bars]
-    assert colours[0] == colours[1] == colours[2] != colours[3]  # Revela opaque
+    assert colours[0] == colours[1] == colours[2] != colours[3]  # only Revela is dark
 
 
-def test_a_trend_is_a_line_a_group_over_the_labels(inputs):
+def test_a_trend_has_one_line_per_group(inputs):
     drawing = figures.draw(FIGURES[1], inputs)
     (axis,) = drawing.axes
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["b4", "b16", "b8"]
@@ -560,7 +560,7 @@ def test_a_trend_is_a_line_a_group_over_the_labels(inputs):
     assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
 
 
-def test_groups_of_several_panels_look_the_same_and_unlike_others(inputs, tmp_path):
+def test_a_group_looks_the_same_in_all_panels(inputs, tmp_path):
     other = COMPILED.replace("Revela 1B / ", "").replace("b16", "b32")
     (tmp_path / "u.csv").write_text(other)
     tables = {"u": "U", "t": "T"}
@@ -574,7 +574,7 @@ def test_groups_of_several_panels_look_the_same_and_unlike_others(inputs, tmp_pa
     assert len({*looks[0].values(), *looks[1].values()}) == 4
 
 
-def test_systems_that_are_numbers_are_drawn(tmp_path):
+def test_systems_may_be_named_by_numbers(tmp_path):
     table = "system,task,Mean,source\n4,1.0,10.0,measured\n16,1.0,30.0,measured\n"
     (tmp_path / "t.csv").write_text(table)
     beside = "system,column,ci_low,ci_high\n4,Mean,8,13\n16,Mean,25,31\n"
@@ -586,7 +586,7 @@ def test_systems_that_are_numbers_are_drawn(tmp_path):
     assert [bar.tolist() for bar in bars] == [[[0, 8], [0, 13]], [[1, 25], [1, 31]]]
 
 
-def test_a_trend_has_intervals_where_its_table_has(inputs):
+def test_a_trend_shows_the_intervals_of_its_table(inputs):
     beside = "system,column,ci_low,ci_high\nRevela 1B / b4,Mean,8,13\nRevela 1B / b4,task,0,2\n"
     inputs["t"].with_name("table_significance.csv").write_text(beside)
     (axis,) = figures.draw(FIGURES[1], inputs).axes
@@ -594,7 +594,7 @@ def test_a_trend_has_intervals_where_its_table_has(inputs):
     assert [bar.tolist() for bar in bars if not np.isnan(bar).any()] == [[[0, 8], [0, 13]]]
 
 
-def test_a_curve_of_a_single_point_is_a_marker(inputs, tmp_path):
+def test_a_single_point_is_drawn_as_a_marker(inputs, tmp_path):
     append_line(tmp_path / "short.jsonl", {"step": 1, "loss": 5.0, "top_similarity": 0.1})
     drawing = figures.draw(FIGURES[3], {"e": tmp_path / "short.jsonl"})
     (point,) = drawing.axes[0].lines
@@ -603,7 +603,7 @@ def test_a_curve_of_a_single_point_is_a_marker(inputs, tmp_path):
     assert line.get_marker() == ""
 
 
-def test_a_pretraining_of_a_few_steps_is_drawn_whole(tmp_path):
+def test_a_short_pretraining_is_drawn_in_full(tmp_path):
     path, figure = (
         tmp_path / "short.jsonl",
         PretrainingFigure(kind="pretraining", caption="c", backbone="b"),
@@ -615,7 +615,7 @@ def test_a_pretraining_of_a_few_steps_is_drawn_whole(tmp_path):
     assert lowest < 5.0 < 5.5 < highest
 
 
-def test_learning_is_the_mean_of_seeds_on_their_range(inputs, tmp_path):
+def test_a_learning_curve_shows_mean_and_range_of_seeds(inputs, tmp_path):
     figure = LearningFigure(kind="learning", caption="c", task="t", experiments={"e": "E"})
     scores = {"e@0": 0.1, "e": 0.5, "e-seed1@0": 0.2, "e-seed1": 0.3, "e-other": 0.9}
     paths = {"e.log": inputs["e"]}
@@ -631,7 +631,7 @@ def test_learning_is_the_mean_of_seeds_on_their_range(inputs, tmp_path):
     assert corners == {(0, 10), (0, 20), (5, 30), (5, 50)}
 
 
-def test_learning_starts_where_an_untouched_model_is(inputs, tmp_path):
+def test_a_learning_curve_starts_at_the_untouched_model(inputs, tmp_path):
     figure = LearningFigure(
         kind="learning", caption="c", task="t", experiments={"e": "E"}, start="untouched"
     )
@@ -649,7 +649,7 @@ def test_learning_starts_where_an_untouched_model_is(inputs, tmp_path):
     ]
 
 
-def test_what_runs_rank_first_is_printed_with_the_relevant_marked(tmp_path):
+def test_ranking_prints_the_first_documents_and_marks_relevant_ones(tmp_path):
     rows = {"corpus": ["a mountain", "a  river\nwith mud", "x" * 200], "queries": ["mud?"]}
     for file, texts in rows.items():
         lines = [json.dumps({"_id": f"{file[0]}{n}", "text": t}) for n, t in enumerate(texts)]
@@ -674,7 +674,7 @@ def test_what_runs_rank_first_is_printed_with_the_relevant_marked(tmp_path):
         first_ranked(tmp_path, paths, "q7", 2)
 
 
-def test_cost_is_drawn_beside_the_growth_that_the_paper_derives(inputs):
+def test_step_cost_is_drawn_with_the_growth_derived_in_the_paper(inputs):
     time, memory = figures.draw(FIGURES[2], inputs).axes
     drawn = {line.get_label(): line.get_ydata().tolist() for line in time.lines}
     assert drawn["REPLUG"] == [1, 16] == drawn["growth with B²"]
@@ -683,7 +683,7 @@ def test_cost_is_drawn_beside_the_growth_that_the_paper_derives(inputs):
 
 
 @pytest.mark.parametrize("name", ["bright-beir", "batch-sizes", "lm-sizes"])
-def test_figures_of_the_paper_are_drawn_from_what_it_reports(paper, name, tmp_path, monkeypatch):
+def test_figures_of_the_paper_are_drawn_from_its_scores(paper, name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     figure = load_config(Path("config.yaml")).figures[name]
     compiled = {}
@@ -698,14 +698,14 @@ def test_figures_of_the_paper_are_drawn_from_what_it_reports(paper, name, tmp_pa
     assert drawing.legends[0].get_texts()[-1].get_text() == "as reported"
 
 
-def test_dynamics_show_each_recorded_step(log):
+def test_dynamics_have_a_panel_per_recorded_step(log):
     figure = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
     drawing = figures.draw(figure, {"e": log})
     titles = [axis.get_title() for axis in drawing.axes if axis.get_title()]
     assert [title.split("\n")[0] for title in titles] == ["step 0", "step 5"]
 
 
-def test_dynamics_show_whose_document_a_chunk_is(log):
+def test_dynamics_label_chunks_by_document(log):
     figure = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
     drawing = figures.draw(figure, {"e": log})
     labels = drawing.axes[0].get_yticklabels()
@@ -719,7 +719,7 @@ def test_dynamics_show_whose_document_a_chunk_is(log):
     assert not drawing.legends
 
 
-def test_dynamics_of_a_small_batch_have_room_for_their_texts(log):
+def test_labels_of_a_small_batch_do_not_overlap(log):
     drawing = figures.draw(FIGURES[4], {"e": log})
     drawing.canvas.draw()
     *panels, bar = drawing.axes

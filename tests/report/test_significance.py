@@ -1,4 +1,4 @@
-"""Intervals and tests over queries, against plain loops on small tables."""
+"""Intervals and significance tests, compared with plain loops on small tables."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from revela.config.report import Table
 from revela.report import significance, tables
 from tests.report.test_report import check_latex
 
-# Two systems; a task of one subset, one of two of unlike sizes.
+# Two systems; one task has one subset, the other has two of different sizes.
 QUERIES = {
     "one": {"a": {"": [0.9, 0.2, 0.7, 0.4]}, "b": {"s/x": [0.5, 1.0], "s/y": [0.3, 0.6, 0.8]}},
     "two": {"a": {"": [0.5, 0.3, 0.6, 0.1]}, "b": {"s/x": [0.4, 0.6], "s/y": [0.1, 0.7, 0.3]}},
@@ -49,7 +49,7 @@ def scores(tmp_path):
 
 
 def score(tasks, column):
-    """Return a column's score as the README says it: means of means, × 100."""
+    """Return a column's score as README defines it: a mean of means, × 100."""
     values = []
     for entry in [COLUMNS[column]] if isinstance(COLUMNS[column], str) else COLUMNS[column]:
         task, _, subset = entry.partition(":")
@@ -63,7 +63,7 @@ def flat(tasks):
 
 
 def unflat(values):
-    """Return values in the order of `flat` as tasks."""
+    """Return values, in the order of `flat`, as tasks; the inverse of `flat`."""
     values = iter(values)
     return {
         task: {subset: [next(values) for _ in old] for subset, old in subsets.items()}
@@ -81,7 +81,7 @@ def test_scores_are_weighted_sums_over_queries(scores):
         assert lines["queries"].to_dict() == {"a": 4, "b": 5, "y": 3, "both": 9, "Mean": 9}
 
 
-def test_p_is_that_of_all_sign_flips(scores):
+def test_p_matches_that_of_all_sign_flips(scores):
     found = significance.analyse(table_of("one", "two"), scores)
     p_values = found[found["system"] == "two"].set_index("column")["p"]
     differences = np.subtract(flat(QUERIES["one"]), flat(QUERIES["two"]))
@@ -99,7 +99,7 @@ def test_p_is_that_of_all_sign_flips(scores):
     assert set(found[found["system"] == "two"]["compared_to"]) == {"one"}
 
 
-def test_intervals_are_those_of_a_stratified_bootstrap(scores):
+def test_intervals_match_a_stratified_bootstrap(scores):
     found = significance.analyse(table_of("one"), scores).set_index("column")
     a, b = QUERIES["one"]["a"], QUERIES["one"]["b"]
     expected = scipy.stats.bootstrap(
@@ -113,7 +113,7 @@ def test_intervals_are_those_of_a_stratified_bootstrap(scores):
     )
 
 
-def test_batches_bound_the_memory_and_not_the_result(scores, monkeypatch):
+def test_resampling_in_batches_gives_the_same_result(scores, monkeypatch):
     table = table_of("one", "two")
     whole = significance.analyse(table, scores)
     assert whole.equals(significance.analyse(table, scores))
@@ -142,7 +142,7 @@ def test_p_is_adjusted_for_several_comparisons(tmp_path):
     assert adjusted["far"] == pytest.approx(2 / 10_001)
 
 
-def test_who_competes_with_whom(tmp_path):
+def test_systems_are_compared_to_the_best_of_their_scope(tmp_path):
     for number, system in enumerate("wxyz"):
         write_queries(tmp_path, system, {"a": {"": [0.1 * number, 0.2, 0.3]}})
     rows = [{"label": s, "model": s, "group": g} for s, g in zip("wxyz", "ggHH", strict=True)]
@@ -166,7 +166,7 @@ def test_a_system_of_several_seeds_is_their_mean(scores):
         assert line["score"] == pytest.approx(statistics.mean(each))
         assert line["std"] == pytest.approx(statistics.stdev(each))
         assert math.isnan(found.loc["one", column]["std"])
-    # The interval is that of the queries' mean over seeds.
+    # The interval is that of each query's mean over the seeds.
     values = (tasks["a"][""] for tasks in QUERIES.values())
     mean_Q = [statistics.mean(pair) for pair in zip(*values, strict=True)]
     spread = statistics.pstdev(mean_Q) / math.sqrt(len(mean_Q))
@@ -177,7 +177,7 @@ def test_a_system_of_several_seeds_is_their_mean(scores):
     assert set(found[found["system"] == "both"]["column"]) == {"b", "y"}
 
 
-def test_what_nobody_has_queries_of(scores):
+def test_columns_without_query_scores_are_skipped(scores):
     (scores / "two" / "a.queries.csv").unlink()
     found = significance.analyse(table_of("one", "two"), scores, resamples=9)
     assert set(found[found["system"] == "two"]["column"]) == {"b", "y"}
@@ -189,11 +189,11 @@ def test_what_nobody_has_queries_of(scores):
     assert list(significance.analyse(other, scores)) == significance.COLUMNS
 
 
-# ---------------------------------------------------------------------------- beside a table
+# ---------------------------------------------------------------------------- marks in tables
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_best_that_is_not_better_is_marked(tmp_path, transposed):
+def test_a_best_score_that_is_not_significant_is_marked(tmp_path, transposed):
     values = np.linspace(0.3, 0.8, 40)
     for system, shift in (("one", 0.2), ("two", 0.0)):
         unclear = values if system == "one" else values[::-1] - 0.001
@@ -207,7 +207,7 @@ def test_a_best_that_is_not_better_is_marked(tmp_path, transposed):
     markdown = tables.to_markdown(table, frame, undecided)
     assert "**75.0** |" in markdown
     assert "**55.0**‡ |" in markdown
-    assert markdown.count("‡") == 2  # the mark and what it means
+    assert markdown.count("‡") == 2  # the mark and its note
     latex = tables.to_latex(table, frame, undecided)
     assert "\\textbf{55.0}$^{\\ddagger}$" in latex
     check_latex(latex, tmp_path)
@@ -217,7 +217,7 @@ def test_a_best_that_is_not_better_is_marked(tmp_path, transposed):
     assert "‡" not in tables.to_markdown(plain, frame, undecided)
 
 
-def test_nothing_is_marked_where_there_is_nothing_to_compare(scores):
+def test_nothing_is_marked_without_a_comparison(scores):
     for system in ("one", "two"):
         table = table_of(system)
         assert significance.undecided(significance.analyse(table, scores, resamples=9)) == set()
