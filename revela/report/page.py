@@ -34,12 +34,9 @@ def write_page(config: Config, name: str, results: Path) -> str:
     Raises:
         RevelaError: nothing is made yet, or a result is damaged.
     """
-    made = [one for one in config.tables if Path(paths.made("tables", one)).exists()]
-    figures = {
-        one: Path(f"results/figures/{one}.png")
-        for one in config.figures
-        if Path(f"results/figures/{one}.png").exists()
-    }
+    made = [one for one in config.tables if (results / f"tables/{one}.csv").exists()]
+    drawn = {one: results / f"figures/{one}.png" for one in config.figures}
+    figures = {one: path for one, path in drawn.items() if path.exists()}
     if not made and not figures:
         raise RevelaError(f"{results}: none of the tables and figures of {name} is made yet")
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
@@ -47,7 +44,7 @@ def write_page(config: Config, name: str, results: Path) -> str:
     )
     return page.render(
         title=name,
-        tables=[_table(config, one, results / "scores") for one in made],
+        tables=[_table(config, one, results) for one in made],
         figures=[
             (config.figures[one].caption, base64.b64encode(path.read_bytes()).decode())
             for one, path in figures.items()
@@ -55,10 +52,10 @@ def write_page(config: Config, name: str, results: Path) -> str:
     )
 
 
-def _table(config: Config, name: str, scores: Path) -> dict[str, Any]:
+def _table(config: Config, name: str, results: Path) -> dict[str, Any]:
     table = config.table(name)
-    frame = tables.compile_table(table, scores)
-    analysis = significance.read_analysis(Path(paths.made("tables", name)))
+    frame = tables.compile_table(table, results / "scores")
+    analysis = significance.read_analysis(results / f"tables/{name}.csv")
     tests = analysis.set_index(["system", "column"]).to_dict("index")
     rows = []
     for row, system in zip(table.rows, table.names(), strict=True):
@@ -68,7 +65,7 @@ def _table(config: Config, name: str, scores: Path) -> dict[str, Any]:
                 "figure": frame.at[system, heading],
                 "test": tests.get((system, heading)),
                 "scores": [
-                    _origin(scores / model / f"{task.partition(':')[0]}.json")
+                    _origin(paths.scores(model, task.partition(":")[0]), results)
                     for model, task in product(row.model, tasks)
                     if source == "measured"
                 ],
@@ -81,21 +78,26 @@ def _table(config: Config, name: str, scores: Path) -> dict[str, Any]:
         "caption": table.caption,
         "headings": frame.columns.drop(tables.SOURCE),
         "rows": rows,
-        "comparisons": list(_comparisons(config, table, scores)),
+        "comparisons": list(_comparisons(config, table, results)),
     }
 
 
-def _origin(path: Path) -> dict[str, Any]:
+def _below(results: Path, path: str) -> Path:
+    """Return where a path lies if results are in a folder of another name."""
+    return results / Path(path).relative_to("results") if paths.is_made_here(path) else Path(path)
+
+
+def _origin(path: str, results: Path) -> dict[str, Any]:
     """Return how a score is made, and what its manifest records of how it was made."""
-    manifest = path.with_suffix(".manifest.json")
+    manifest = _below(results, path).with_suffix(".manifest.json")
     found = read_json(manifest) if manifest.exists() else {}
     facts = {key: found[key] for key in _FACTS if found.get(key)}
     return {"command": f"snakemake --cores all {path}", "facts": facts}
 
 
-def _comparisons(config: Config, table: Table, scores: Path) -> Iterator[dict[str, Any]]:
+def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[str, Any]]:
     """Yield where the last system of a table wins and loses most against each of the others."""
-    strata = significance.read_strata(table, scores)
+    strata = significance.read_strata(table, results / "scores")
     *others, last = table.names()
     for heading, (first, *more) in table.columns:
         subsets = [frame for (task, _), frame in strata.items() if task == first]
@@ -106,7 +108,7 @@ def _comparisons(config: Config, table: Table, scores: Path) -> Iterator[dict[st
             name: by_query.reindex(columns=row.model).mean(axis=1, skipna=False)
             for name, row in zip(table.names(), table.rows, strict=True)
         }
-        texts = _queries(config, first)
+        texts = _queries(config, first, results)
         for name in others:
             both = pd.DataFrame({"own": systems[last], "other": systems[name]}).dropna()
             gain = (both["own"] - both["other"]).sort_values(kind="stable")
@@ -124,9 +126,9 @@ def _comparisons(config: Config, table: Table, scores: Path) -> Iterator[dict[st
                 }
 
 
-def _queries(config: Config, task: str) -> dict[str, str]:
+def _queries(config: Config, task: str, results: Path) -> dict[str, str]:
     """Return the texts of a local task's queries by their ids, none for a task of the hub."""
     folder = config.collection(task)
-    if folder is None or not Path(folder).exists():
+    if folder is None or not (local := _below(results, folder)).exists():
         return {}
-    return {row["id"]: row["text"] for row in read_rows(collection_files(Path(folder))[1])}
+    return {row["id"]: row["text"] for row in read_rows(collection_files(local)[1])}

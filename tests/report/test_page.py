@@ -82,6 +82,12 @@ def test_queries_with_the_largest_differences_are_listed(config):
     ]
 
 
+def test_results_in_another_folder(config):
+    page = write_page(config, "c.yaml", Path("results"))
+    Path("results").rename("old")
+    assert write_page(config, "c.yaml", Path("old")) == page
+
+
 def test_a_damaged_manifest_is_named(config):
     Path("results/scores/bm25/t.manifest.json").write_text("[1]")
     with pytest.raises(RevelaError, match=r"bm25/t\.manifest\.json: not a JSON object"):
