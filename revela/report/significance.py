@@ -188,12 +188,9 @@ def read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
 def _read_queries(path: Path, measure: str) -> pd.Series | None:
     """Return scores by (subset, query), None if the file lacks the measure."""
     keys = ["subset", "query"]
-    try:
+    with reading(path, f"a CSV of subset, query, {measure}"):
         found = pd.read_csv(path, dtype=dict.fromkeys(keys, str), keep_default_na=False)
         if list(found.columns[:2]) != keys:
             raise ValueError(f"its header is {','.join(found.columns)}")
         found = found.set_index(keys, verify_integrity=True)
         return found[measure].astype(float) if measure in found else None
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise RevelaError(f"{path}: not a CSV of subset, query, {measure}: {reason}") from error
