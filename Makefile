@@ -52,6 +52,7 @@ lint: .venv/installed
 	.venv/snakefmt/bin/snakefmt --check Snakefile workflow
 	snakemake --lint
 	mypy
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --site-dir .site
 
 bench: .venv/installed
 	python -m bench.attention.step

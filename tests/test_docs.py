@@ -1,27 +1,47 @@
-"""Commands of the documentation: Snakemake plans them, revela knows their options."""
+"""Every command in the documentation runs: long ones as a plan, the others on small data."""
 
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
+from typer.testing import CliRunner
 
 from revela.cli import app
+from revela.common.outputs import write_json
+from revela.config.steps import Encoding
+from revela.encoder import load_tokenizer
+from revela.encoding import write_encoding
+from tests.conftest import TEXTS
 
 ROOT = Path(__file__).parents[1]
-RUN = ("check", "check-paper", "settings")  # those that run in seconds, offline
-CONFIGS = ("config.yaml", "config.demo.yaml", "config.study.yaml")  # others are the reader's
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+SNAKEMAKE, REVELA, MAKE = "snakemake", "revela|python -m revela", "make"
+SETTING_UP = r"\. \.venv/bin/activate|mkdir -p ~/mine; cat >|pre-commit install"
+NOT_RUN = ("serve", "train")  # an endless one, and one that asks for four GPUs: options are checked
+
+
+def blocks() -> list[str]:
+    """Return the blocks of shell in all pages, here-documents removed."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [
+        re.sub(r"(<<END).*?\nEND$", r"\1", one, flags=re.DOTALL | re.MULTILINE) for one in found
+    ]
 
 
 def commands() -> list[str]:
+    """Return each command once; a block with a prompt also shows what its command prints."""
     found = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for block in re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL):
-            lines = block.replace("\\\n", " ").splitlines()
-            found += [re.split(r"\s+# ", line.removeprefix("$ "))[0].strip() for line in lines]
+    for block in blocks():
+        lines = block.replace("\\\n", " ").splitlines()
+        lines = [line[2:] for line in lines if line.startswith("$ ")] or lines
+        found += [re.split(r"\s+# ", line)[0].strip() for line in lines]
     return list(dict.fromkeys(line for line in found if line))
 
 
@@ -31,17 +51,24 @@ def of(program: str) -> list[str]:
     return [line for line in commands() if start.search(line)]
 
 
-def test_there_are_commands():
-    assert len(of("snakemake")) > 6
-    assert len(of("revela|python -m revela")) > 6
+def test_every_command_has_a_test():
+    tested = {line for program in (SNAKEMAKE, REVELA, MAKE) for line in of(program)}
+    others = [line for line in commands() if line not in tested]
+    assert [line for line in others if not re.match(SETTING_UP, line)] == []
+    assert min(map(len, map(of, (SNAKEMAKE, REVELA, MAKE)))) > 3
 
 
-@pytest.mark.parametrize("line", of("snakemake"))
+@pytest.mark.parametrize("line", of(MAKE))
+def test_make_has_what_is_documented(line):
+    subprocess.run([*shlex.split(line), "-n"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("line", of(SNAKEMAKE))
 def test_snakemake_can_plan_what_is_documented(line, tmp_path):
     assert re.search(r"--cores|--profile|-n\b", line), "Snakemake refuses it"
     if "--report" in line or "collections.yaml" in line:
         return  # after a run, of the reader's own
-    (tmp_path / "mine").mkdir()  # the overlay that README has its reader write
+    (tmp_path / "mine").mkdir()  # the overlay that the page has its reader write
     (tmp_path / "mine/config.yaml").write_text("default-resources: {slurm_partition: gpu}\n")
     result = subprocess.run(
         ["bash", "-c", f"{line.replace('~', str(tmp_path))} --dry-run --quiet --nolock"],
@@ -54,17 +81,98 @@ def test_snakemake_can_plan_what_is_documented(line, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("line", of("revela|python -m revela"))
-def test_revela_takes_what_is_documented(line):
-    words = shlex.split(line[line.index("revela") :])
-    words = words[words.index("revela") + 1 :] if "revela" in words else words[1:]
-    name, *arguments = words[1:] if words[0] == "revela" else words
-    group = typer.main.get_command(app)
-    assert name in group.commands, f"{line}: no such command"
-    known = {option for parameter in group.commands[name].params for option in parameter.opts}
-    options = {word for word in arguments if word.startswith("--")}
+def parsed(line: str) -> tuple[str, list[str]]:
+    """Return the name of a `revela` command and its arguments."""
+    words = shlex.split(line)
+    name, *arguments = words[len(words) - words[::-1].index("revela") :]
+    return name, arguments
+
+
+@pytest.mark.parametrize("line", of(REVELA))
+def test_revela_knows_the_options(line):
+    name, arguments = parsed(line)
+    known_commands = typer.main.get_command(app).commands
+    assert name in known_commands, f"{line}: no such command"
+    known = {option for parameter in known_commands[name].params for option in parameter.opts}
     if name != "run":  # which passes them on
-        assert options <= known
-    named = [word for word in arguments if word.endswith(".yaml")]
-    if name in RUN and set(named) <= set(CONFIGS):
-        subprocess.run(["revela", name, *arguments], cwd=ROOT, check=True, timeout=120)
+        assert {word for word in arguments if word.startswith("--")} <= known
+
+
+def yaml_block(page: str, title: str) -> str:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (block,) = re.findall(rf'```yaml title="{title}"\n(.*?)```', text, re.DOTALL)
+    return block
+
+
+def write_collection(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name, head in (("corpus", "d"), ("queries", "q")):
+        rows = [{"_id": f"{head}{n}", "title": "", "text": text} for n, text in enumerate(TEXTS)]
+        (folder / f"{name}.jsonl").write_text("".join(json_line(row) for row in rows))
+    lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(len(TEXTS)))]
+    (folder / "qrels.tsv").write_text("\n".join(lines) + "\n")
+
+
+def json_line(row: dict[str, str]) -> str:
+    return yaml.safe_dump(row, default_flow_style=True, width=10_000)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, backbone) -> Path:
+    """A checkout's configs and data, and what the reader has when a page gives a command."""
+    folder = tmp_path_factory.mktemp("reader")
+    for path in [*ROOT.glob("config*.yaml"), ROOT / "data"]:
+        (folder / path.name).symlink_to(path)
+    (folder / "texts").mkdir()
+    for n in range(100):
+        (folder / f"texts/{n}.md").write_text(f"# Note {n}\n\n{TEXTS[n % 5]} This is note {n}.\n")
+    (folder / "mine.yaml").write_text(yaml_block("own-text.md", "mine.yaml"))
+    (folder / "queries.tsv").write_text("1\thow to close a socket\n")
+    for task in ("my-task", "scifact"):
+        write_collection(folder / "collections" / task)
+    write_collection(folder / "results/benchmarks/pydocs/docstring-to-function")
+    for name in ("my-retriever", "demo-revela"):
+        model = folder / "results/models" / name / "retriever"
+        shutil.copytree(backbone, model)
+        write_encoding(model, load_tokenizer(str(model)), Encoding(), 512, 157)
+        write_json(model.parent / "manifest.json", {"settings": {}, "files": []})
+    shutil.copytree(folder / "results/models/my-retriever/retriever", folder / "my-retriever")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run("revela new texts/")
+        run("revela index texts/ --model my-retriever --output my-index")
+    return folder
+
+
+def run(line: str) -> str:
+    """Run a command in this process, in another one where it runs Snakemake or needs a shell."""
+    name, arguments = parsed(line)
+    if name == "run" or "$(" in line:
+        line = f"{line} -n" if name == "run" else line
+        result = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+    done = CliRunner().invoke(app, [name, *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("line", [line for line in of(REVELA) if parsed(line)[0] not in NOT_RUN])
+def test_revela_runs_what_is_documented(line, prepared, tmp_path, monkeypatch):
+    shutil.copytree(prepared, tmp_path / "own", symlinks=True)
+    monkeypatch.chdir(tmp_path / "own")
+    made = {"new": "texts.yaml", "export": "my-retriever"}.get(parsed(line)[0])
+    if made:
+        shutil.rmtree(made) if Path(made).is_dir() else Path(made).unlink()
+    run(line)
+
+
+def test_what_a_block_shows_is_what_its_command_prints(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shown = [block for block in blocks() if block.startswith("$ ")]
+    assert shown
+    for block in shown:
+        line, _, printed = block[2:].partition("\n")
+        assert run(line) == printed

@@ -1,0 +1,111 @@
+"""The book: its generated pages have every key, command and figure, and ask no other host."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import typer
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config import load_config as load_site
+from nbclient import NotebookClient
+
+from revela.cli import app
+from revela.config import load_config
+from revela.config.file import Config
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "docs/notebooks/in-batch-attention.ipynb"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        build(load_site(str(ROOT / "mkdocs.yml"), site_dir=str(folder)))
+    return folder
+
+
+def page(site: Path, name: str) -> str:
+    return (site / name / "index.html").read_text(encoding="utf-8")
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    for path in site.rglob("*.html"):
+        html = path.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]*?src=\"?([^\" >]+)", html)
+        loaded += re.findall(r"<link[^>]*rel=\"?(?:stylesheet|preconnect|icon)[^>]*", html)
+        assert [one for one in loaded if "//" in one.partition("data:")[0]] == [], path
+
+
+def test_every_key_of_a_config_is_listed(site):
+    schema, html = Config.model_json_schema(), page(site, "reference/config")
+    keys = {key for one in schema["$defs"].values() for key in one["properties"]}
+    assert len(keys) > 100
+    assert [key for key in keys | set(schema["properties"]) if key not in html] == []
+
+
+def test_every_command_is_listed(site):
+    html = page(site, "reference/commands")
+    for name in typer.main.get_command(app).commands:
+        assert f'id="revela-{name}"' in html
+
+
+def test_every_figure_names_files_that_can_be_made(site):
+    html, targets = page(site, "figures"), set(load_config(ROOT / "config.yaml").targets())
+    made = set(re.findall(r"results/\w+/[^<\s]+", html))
+    assert len(made) > 300
+    assert made <= targets
+    assert len(re.findall(r">\d\d\.\d<", html)) > 500
+
+
+def test_equations_are_set(site):
+    html = page(site, "in-batch-attention")
+    assert html.count("<math") > 15
+    assert "$$" not in html
+    assert "`$" not in html
+
+
+def test_the_notebook_runs_and_prints_what_it_shows():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    shown = printed(notebook)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": ROOT}}).execute()
+    assert numbers(printed(notebook)) == pytest.approx(numbers(shown), abs=0.1)
+    before, after = re.search(r"same text: (\S+) before, (\S+) after", printed(notebook)).groups()
+    assert float(after) > float(before) + 0.2
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "".join(output.text for output in outputs if output.get("name") == "stdout")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+def test_hooks_of_commits_are_the_checks_of_lint():
+    recipe = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert hooks["repo"] == "local"
+    checks = [line.strip().split() for line in recipe.splitlines()[1:]]
+    assert len(checks) > 5
+    entries = [hook["entry"].replace(".venv/bin/", "").split() for hook in hooks["hooks"]]
+    assert entries == [[word for word in check if "=" not in word] for check in checks]
+
+
+def test_the_version_is_one(site):
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version[1]
+    assert (
+        re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version[1]
+    )
+
+
+def test_outputs_of_the_notebook_are_saved():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert sum(bool(cell.get("outputs")) for cell in cells) > 5
