@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 HEAD = """\
 # Every figure of the paper
 
-Each table below is one of `config.yaml`, with the printed figures of the paper. "Measured" is what the
-checkout that built this page has in `results/scores`; "–" means that it has not measured the cell. Put
-the path behind `snakemake --cores 8`, or a profile, to make a cell with all that it needs. A mean is
-recomputed from the printed figures if it was printed otherwise. [Reproducing a
+Each table below is one of `config.yaml`, with the printed figures of the paper. "Measured" is what
+the checkout that built this page has in `results/scores`; "–" means that it has not measured the
+cell. Put the path behind `snakemake --cores 8`, or a profile, to make a cell with all that it needs.
+"Recomputed" is the mean of the printed figures, where the paper prints another one. [Reproducing a
 table](reproducing.md) explains the verdicts.
 """
 
@@ -35,51 +35,44 @@ def figures_page() -> str:
     parts = [HEAD]
     for name, entry in paper.tables.items():
         if entry.reported:
-            table = paper.table(name)
-            made = paths.made("tables", name)
-            parts += [
-                f"## {name}",
-                table.caption,
-                f"`snakemake --cores 8 {made}`",
-                *_systems(table),
-            ]
+            command = f"`snakemake --cores 8 {paths.made('tables', name)}`"
+            parts += [f"## {name}", entry.caption, command, *_systems(name, paper.table(name))]
     return "\n\n".join(parts)
 
 
-def _systems(table: Table) -> list[str]:
+def _systems(name: str, table: Table) -> list[str]:
     """Return a folded part for each system that the paper prints."""
     lines = compare(table, measured_figures(table, ROOT / "results/scores"))
-    printed = [(table.names()[n], row) for n, row in enumerate(table.rows) if row.reported]
-    return [_system(name, row, table, lines.loc[[name]]) for name, row in printed]
+    parts = []
+    for system, row in zip(table.names(), table.rows, strict=True):
+        if row.reported:
+            rows = [_row(line, _made_by(name, table, row, line)) for line in _of(system, lines)]
+            head = ["| | Printed | Measured | Verdict | Made by |", "|---|---:|---:|---|---|"]
+            folded = "\n".join(f"    {line}" for line in [*head, *rows])
+            parts.append(f'??? quote "{system}"\n\n{folded}')
+    return parts
 
 
-def _system(name: str, row: Row, table: Table, lines: Any) -> str:
-    tasks = dict(table.columns)
-    rows = ["| | Printed | Measured | Verdict | Made by |", "|---|---:|---:|---|---|"]
-    for line in lines.to_dict("records"):
-        made = [paths.scores(model, task) for model in row.model for task in _tasks(tasks, line)]
-        rows.append(
-            f"| {line['task']} | {_figure(line['printed'])}{_recomputed(line)} "
-            f"| {_figure(line['measured'])} | {line['verdict']} | {_made_by(made)} |"
-        )
-    return f'??? quote "{name}"\n\n' + "\n".join(f"    {text}" for text in rows)
+def _of(system: str, lines: Any) -> list[dict[str, Any]]:
+    return lines.loc[[system]].to_dict("records")
 
 
-def _tasks(columns: dict[str, list[str]], line: dict[str, Any]) -> list[str]:
-    return [entry.partition(":")[0] for entry in columns.get(line["task"], [])]
+def _row(line: dict[str, Any], made_by: str) -> str:
+    printed = _figure(line["printed"])
+    if line["adds_up"] in ("no", "rounding"):
+        printed += f" (recomputed {_figure(line['recomputed'])})"
+    measured = _figure(line["measured"])
+    return f"| {line['task']} | {printed} | {measured} | {line['verdict']} | {made_by} |"
 
 
-def _made_by(made: list[str]) -> str:
-    if not made:
-        return ""
-    return f"`{made[0]}`" if len(made) == 1 else f"`{made[0]}` and {len(made) - 1} more"
+def _made_by(name: str, table: Table, row: Row, line: dict[str, Any]) -> str:
+    """Return the file of a cell; of one that averages several, and of a mean, the table."""
+    if not row.model:
+        return "reported only"
+    tasks = {entry.partition(":")[0] for entry in dict(table.columns).get(line["task"], [])}
+    one = len(tasks) == len(row.model) == 1
+    return f"`{paths.scores(row.model[0], *tasks) if one else paths.made('tables', name)}`"
 
 
 def _figure(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.1f}"
-
-
-def _recomputed(line: dict[str, Any]) -> str:
-    return (
-        f" (recomputed {line['recomputed']:.1f})" if line["adds_up"] in ("no", "rounding") else ""
-    )

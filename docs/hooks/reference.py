@@ -17,8 +17,8 @@ CONFIG_HEAD = """\
 
 A config is a YAML file with the sections below. Each entry of a section is one thing to make, named
 by its key. Any entry can have `base:`, and an experiment `grid:` and `seeds:` ([an
-ablation](../ablation.md)). Unknown keys are errors. `revela check CONFIG` checks a file, and `revela
-settings CONFIG SECTION NAME` prints an entry with its defaults left out.
+ablation](../ablation.md)). Unknown keys are errors. `revela check CONFIG` checks a file, and
+`revela settings CONFIG SECTION NAME` prints an entry without the keys that have their defaults.
 """
 
 
