@@ -97,13 +97,15 @@ def test_hooks_of_commits_are_the_checks_of_lint():
     assert entries == [[word for word in check if "=" not in word] for check in checks]
 
 
-def test_the_version_is_one(site):
-    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version[1]
-    assert (
-        re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version[1]
-    )
+def test_the_version_is_one():
+    (version,) = first(r'^version = "(.+)"', "pyproject.toml")
+    assert first(r"^version: (.+)", "CITATION.cff") == (version,)
+    assert first(r"^## (\S+)", "CHANGELOG.md") == (version,)
+
+
+def first(pattern: str, file: str) -> tuple[str, ...]:
+    found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    return found.groups() if found else ()
 
 
 def test_outputs_of_the_notebook_are_saved():

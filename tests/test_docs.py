@@ -30,9 +30,8 @@ def blocks() -> list[str]:
     """Return the blocks of shell in all pages, here-documents removed."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    return [
-        re.sub(r"(<<END).*?\nEND$", r"\1", one, flags=re.DOTALL | re.MULTILINE) for one in found
-    ]
+    document = re.compile(r"(<<END).*?\nEND$", re.DOTALL | re.MULTILINE)
+    return [document.sub(r"\1", block) for block in found]
 
 
 def commands() -> list[str]:
@@ -55,7 +54,7 @@ def test_every_command_has_a_test():
     tested = {line for program in (SNAKEMAKE, REVELA, MAKE) for line in of(program)}
     others = [line for line in commands() if line not in tested]
     assert [line for line in others if not re.match(SETTING_UP, line)] == []
-    assert min(map(len, map(of, (SNAKEMAKE, REVELA, MAKE)))) > 3
+    assert min(map(len, map(of, (SNAKEMAKE, REVELA, MAKE)))) > 2
 
 
 @pytest.mark.parametrize("line", of(MAKE))

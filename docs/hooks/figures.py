@@ -17,9 +17,9 @@ HEAD = """\
 
 Each table below is one of `config.yaml`, with the printed figures of the paper. "Measured" is what
 the checkout that built this page has in `results/scores`; "–" means that it has not measured the
-cell. Put the path behind `snakemake --cores 8`, or a profile, to make a cell with all that it needs.
-"Recomputed" is the mean of the printed figures, where the paper prints another one. [Reproducing a
-table](reproducing.md) explains the verdicts.
+cell. Put the path behind `snakemake --cores 8`, or a profile, to make a cell with all that it
+needs. "Recomputed" is the mean of the printed figures, where the paper prints another one.
+[Reproducing a table](reproducing.md) explains the verdicts.
 """
 
 
