@@ -70,7 +70,13 @@ def _cell(text: str) -> str:
 
 def commands_page() -> str:
     """Return what `--help` says of each command; keys of JSON settings stand on the other page."""
-    command = typer.main.get_command(app)
-    page = get_docs_for_click(obj=command, ctx=typer.Context(command), name="revela")
-    page = page.replace("# `revela`", "# Every command", 1)
-    return page.replace("keys are listed below", "keys are listed in [the reference](config.md)")
+    group: Any = typer.main.get_command(app)
+    page = get_docs_for_click(obj=group, ctx=typer.Context(group), name="revela")
+    names = [
+        f"- [`{name}`](#revela-{name}): {(command.help or '').splitlines()[0]}"
+        for name, command in group.commands.items()
+    ]
+    # typer's own list of commands cuts their descriptions.
+    details = page[page.index("## `revela ") :]
+    details = details.replace("listed below", "listed in [the reference](config.md)")
+    return "\n".join(["# Every command", "", *names, "", details])
