@@ -144,8 +144,12 @@ def prepared(tmp_path_factory, backbone) -> Path:
     unfinished = folder / "results/models/revela-code-1b/checkpoints/0/checkpoint-1"
     unfinished.mkdir(parents=True)
     (unfinished / "model.safetensors").write_bytes(bytes(1000))
+    os.utime(unfinished.parent, (0, 0))  # no sign of life for long
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        settings_of_corpus = "$(revela settings mine.yaml corpora mine)"
+        run(f'revela chunk --settings "{settings_of_corpus}" --output chunks.parquet')
+        shutil.copytree("results/models/my-retriever", "my-model")
         run("revela new texts/ --backbone data/backbone")
         run("revela export results/models/my-retriever/retriever my-retriever")
         run("revela index texts/ --model my-retriever --output my-index")

@@ -12,7 +12,8 @@ LOCK = dict(
     for line in (ROOT / "requirements.lock").read_text().splitlines()
     if "==" in line
 )
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 
 ENVIRONMENT = yaml.safe_load((ROOT / "envs/environment.yaml").read_text())
 # Its pins, the post-deployment script's included.
@@ -63,3 +64,9 @@ def test_the_container_installs_the_lock_as_make_does():
         assert selection in make
     assert "-r /opt/requirements.lock" in recipe
     assert not re.search(r"\w==\d", recipe)  # versions stand in the lock alone
+
+
+def test_the_package_holds_all_its_files():
+    files = [path for path in (ROOT / "revela").rglob("*.*") if "__pycache__" not in path.parts]
+    others = {str(path.relative_to(ROOT / "revela")) for path in files if path.suffix != ".py"}
+    assert set(PYPROJECT["tool"]["setuptools"]["package-data"]["revela"]) == others
