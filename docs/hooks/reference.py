@@ -60,7 +60,10 @@ def _linked(kind: str, classes: dict[str, Any]) -> str:
 
 
 def _default(field: dict[str, Any]) -> str:
-    return f"`{json.dumps(field['default'])}`" if "default" in field else "required"
+    default = field.get("default")
+    if default and isinstance(default, dict):
+        return "its defaults"
+    return f"`{json.dumps(default)}`" if "default" in field else "required"
 
 
 def _cell(text: str) -> str:
