@@ -78,13 +78,14 @@ def usage(
     paper: Annotated[Path | None, typer.Option(help="CSV of the reported GPU-hours.")] = None,
 ) -> None:
     """Add up GPU-hours, energy and peak memory by model, from the manifests that are there."""
-    from revela.plan.usage import to_csv, to_markdown, usage_rows
+    from revela.plan.usage import summed, to_markdown
 
-    rows = usage_rows(results, paper)
-    print(to_csv(rows), end="")
+    table = summed(results, paper)
+    text = table.to_csv(float_format="%.4g")
+    print(text, end="")
     if files:
-        outputs.write_text(files.with_suffix(".md"), to_markdown(rows))
-        outputs.write_text(files.with_suffix(".csv"), to_csv(rows))
+        outputs.write_text(files.with_suffix(".md"), to_markdown(table))
+        outputs.write_text(files.with_suffix(".csv"), text)
 
 
 @command(app)

@@ -1,10 +1,12 @@
 """What trainings take, as modelled, measured and reported, and a paper's claims about it."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import check_name, reading
 from revela.config.file import Config
 from revela.config.report import CostTable
 from revela.plan.costs import Plan
@@ -14,8 +16,28 @@ from revela.plan.usage import reported_hours, training_manifests
 from revela.report.render import MISSING, as_latex, latex, markdown
 
 _ABOUT = 2  # a factor, either way, within which a ratio is about what is claimed
-_TEXT_COLUMNS = ["training", "label", "data", "gpu"]
 _CLAIM_COLUMNS = ["claim", "claimed", "compared", "theirs", "ours", "source"]
+_COST_CELLS = {  # heading → column, its format
+    "Training": ("label", "{}"),
+    "Data": ("data", "{}"),
+    "Batches": ("batches", "{:,.0f}"),
+    "Texts (M)": ("texts", "{:,.2f}"),
+    "Tokens (M)": ("tokens", "{:,.0f}"),
+    "EFLOP": ("eflop", "{:,.1f}"),
+    "GPU-hours, modelled": ("modelled_gpu_hours", "{:,.0f}"),
+    "measured": ("measured_gpu_hours", "{:,.1f}"),
+    "on": ("gpu", "{}"),
+    "reported": ("reported_gpu_hours", "{:,.0f}"),
+}
+_CLAIM_CELLS = {
+    "Claim": ("claim", "{}"),
+    "Compared": ("compared", "{}"),
+    "Theirs": ("theirs", "{:,.0f}"),
+    "Ours": ("ours", "{:,.0f}"),
+    "Ratio": ("ratio", "{:,.3g}×"),
+    "Verdict": ("verdict", "{}"),
+    "Source": ("source", "{}"),
+}
 _NOTE = (
     "Texts and tokens are those of the batches, each text counted as of full length. Modelled: on "
     f"an A100 at {TFLOPS['A100']:.0f} TFLOP/s, a rate that itself comes from the reported hours. "
@@ -40,8 +62,10 @@ def training_costs(config: Config, entry: CostTable, results: Path, known: Path)
     rows = []
     for name, label in entry.experiments:
         experiment, manifest = config.experiments[name], measured.get(name, {})
-        batches, flops = plan.counts.rows_trained(name), plan.training_flops(name)
-        texts = batches and batches * plan.row_size(name)
+        batches = plan.counts.rows_trained(name) or math.nan
+        flops = plan.training_flops(name) or math.nan
+        texts = batches * plan.row_size(name)
+        data_and_objective = _cut_from(config, experiment.data), experiment.objective.name
         rows.append(
             {
                 "training": name,
@@ -49,18 +73,15 @@ def training_costs(config: Config, entry: CostTable, results: Path, known: Path)
                 "data": str(experiment.data),
                 "batches": batches,
                 "texts": texts,
-                "tokens": texts and texts * experiment.max_length,
-                "eflop": flops and flops / 1e18,
-                "modelled_gpu_hours": flops and flops / TFLOPS["A100"] / 3.6e15,
-                "measured_gpu_hours": manifest.get("gpu_hours") or None,  # 0 on a CPU
+                "tokens": texts * experiment.max_length,
+                "eflop": flops / 1e18,
+                "modelled_gpu_hours": flops / TFLOPS["A100"] / 3.6e15,
+                "measured_gpu_hours": manifest.get("gpu_hours") or math.nan,  # 0 on a CPU
                 "gpu": manifest.get("gpu"),
-                "reported_gpu_hours": reported.get(
-                    (_cut_from(config, experiment.data), experiment.objective.name)
-                ),
+                "reported_gpu_hours": reported.get(data_and_objective, math.nan),
             }
         )
-    frame = pd.DataFrame(rows)
-    return frame.astype({name: float for name in frame if name not in _TEXT_COLUMNS})
+    return pd.DataFrame(rows)
 
 
 def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
@@ -71,19 +92,20 @@ def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         RevelaError: the CSV cannot be read or lacks a column, or `ours` is neither.
     """
-    path, kinds = Path(entry.claims), {"claimed": float, "theirs": float, "ours": str}
-    try:
+    path = Path(entry.claims)
+    kinds = {"claimed": float, "theirs": float, "ours": str}
+    with reading(path, f"a CSV of {', '.join(_CLAIM_COLUMNS)}"):
         claims = pd.read_csv(path, dtype=kinds, usecols=_CLAIM_COLUMNS)[_CLAIM_COLUMNS]
-    except (OSError, KeyError, ValueError) as error:
-        raise RevelaError(f"{path}: expected {', '.join(_CLAIM_COLUMNS)}: {error}") from error
-    own = costs.set_index("training").loc[entry.claims_about]
-    own = own.drop(_TEXT_COLUMNS, errors="ignore")
+    own = costs.set_index("training").loc[entry.claims_about].drop(["label", "data", "gpu"])
     for ours in claims["ours"]:
-        if ours not in own and not str(ours).isdecimal():
-            raise RevelaError(f"{path}: {unknown_name('ours', str(ours), own.index)}")
+        if not str(ours).isdecimal():
+            check_name(str(path), "ours", str(ours), own.index)
     claims["ours"] = [float(own.get(ours, ours)) for ours in claims["ours"]]
     claims["ratio"] = claims["theirs"] / claims["ours"]
-    claims["verdict"] = (claims["ratio"] / claims["claimed"]).map(_verdict)
+    share = claims["ratio"] / claims["claimed"]
+    cases = [share.isna(), share < 1 / _ABOUT, share > _ABOUT]
+    verdicts = ["not checkable", "less than claimed", "more than claimed"]
+    claims["verdict"] = np.select(cases, verdicts, "as claimed")
     return claims
 
 
@@ -93,17 +115,10 @@ def _cut_from(config: Config, data: str) -> str:
     return next(iter(batches.sample_from)) if batches and len(batches.sample_from) == 1 else data
 
 
-def _verdict(share: float) -> str:
-    if pd.isna(share):
-        return "not checkable"
-    if 1 / _ABOUT <= share <= _ABOUT:
-        return "as claimed"
-    return "less than claimed" if share < 1 else "more than claimed"
-
-
 def render(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> tuple[str, str]:
     """Return the costs, and below them the claims, as Markdown and as LaTeX."""
-    above, below = _cost_cells(costs), _claim_cells(claims)
+    millions = costs.assign(texts=costs["texts"] / 1e6, tokens=costs["tokens"] / 1e6)
+    above, below = _cells(millions, _COST_CELLS), _cells(claims, _CLAIM_CELLS)
     about = f"The claims, checked for {dict(entry.experiments)[entry.claims_about]}."
     costs_in_markdown = markdown(above, entry.caption, [_NOTE])
     claims_in_markdown = markdown(below, about, [_CLAIMS_NOTE], align="left")
@@ -114,34 +129,10 @@ def render(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> tuple
     return f"{costs_in_markdown}\n{claims_in_markdown}", costs_in_latex + claims_in_latex
 
 
-def _cost_cells(costs: pd.DataFrame) -> pd.DataFrame:
+def _cells(frame: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    """Return columns of a frame as texts under their headings; the first one is the index."""
     cells = {
-        "Training": costs["label"],
-        "Data": costs["data"],
-        "Batches": _printed(costs["batches"]),
-        "Texts (M)": _printed(costs["texts"] / 1e6, "{:,.2f}"),
-        "Tokens (M)": _printed(costs["tokens"] / 1e6),
-        "EFLOP": _printed(costs["eflop"], "{:,.1f}"),
-        "GPU-hours, modelled": _printed(costs["modelled_gpu_hours"]),
-        "measured": _printed(costs["measured_gpu_hours"], "{:,.1f}"),
-        "on": costs["gpu"].fillna(MISSING),
-        "reported": _printed(costs["reported_gpu_hours"]),
+        heading: frame[name].map(form.format).where(frame[name].notna(), MISSING)
+        for heading, (name, form) in columns.items()
     }
-    return pd.DataFrame(cells).set_index("Training")
-
-
-def _claim_cells(claims: pd.DataFrame) -> pd.DataFrame:
-    cells = {
-        "Claim": claims["claim"],
-        "Compared": claims["compared"],
-        "Theirs": _printed(claims["theirs"]),
-        "Ours": _printed(claims["ours"]),
-        "Ratio": _printed(claims["ratio"], "{:,.3g}×"),
-        "Verdict": claims["verdict"],
-        "Source": claims["source"],
-    }
-    return pd.DataFrame(cells).set_index("Claim")
-
-
-def _printed(column: pd.Series, shape: str = "{:,.0f}") -> pd.Series:
-    return column.map(shape.format).where(column.notna(), MISSING)
+    return pd.DataFrame(cells).set_index(next(iter(cells)))

@@ -10,12 +10,13 @@ import time
 import types
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from revela.common import usage
 from revela.common.errors import RevelaError
-from revela.plan import status
-from revela.plan.usage import to_csv, to_markdown, usage_rows
+from revela.plan import commands, status
+from revela.plan.usage import summed
 from revela.training import trackers
 
 NOW = 1_800_000_000.0
@@ -175,9 +176,10 @@ def test_a_failure_is_named_with_its_line_and_what_it_left_can_be_removed(result
     assert (results / "models/done/manifest.json").exists()
 
 
-def test_cost_adds_up_beside_the_paper(results):
+def test_usage_adds_up_beside_the_paper(results, tmp_path):
     paper = Path(__file__).parents[2] / "data/paper/gpu_hours.csv"
-    rows = list(csv.DictReader(to_csv(usage_rows(results, paper)).splitlines()))
+    commands.usage(results, tmp_path / "usage.csv", paper)
+    rows = list(csv.DictReader((tmp_path / "usage.csv").read_text().splitlines()))
     assert [row["name"] for row in rows] == ["done", "total"]
     assert rows[0] == {
         "name": "done", "gpu": "A100", "gpus": "4", "starts": "3", "training_hours": "2",
@@ -185,15 +187,22 @@ def test_cost_adds_up_beside_the_paper(results):
         "peak_gpu_memory_gb": "30", "peak_memory_gb": "9", "paper_gpu_hours": "176",
     }  # fmt: skip
     assert (rows[1]["training_gpu_hours"], rows[1]["evaluation_gpu_hours"]) == ("8", "1")
-    cells = [line.split() for line in to_markdown(usage_rows(results, paper)).splitlines()]
+    cells = [line.split() for line in (tmp_path / "usage.md").read_text().splitlines()]
     assert ["|", "done", "|", "A100", "|", "4", "|"] in [line[:7] for line in cells]
+    assert ["|", "total", "|", "–", "|", "–", "|"] in [line[:7] for line in cells]
 
 
-def test_the_commands_answer_at_once(results):
+def test_energy_is_unknown_where_one_step_did_not_count_it(results):
+    (results / "scores/done/c.manifest.json").write_text('{"settings": {}, "gpu_hours": 0.5}')
+    row = summed(results).loc["done"]
+    assert pd.isna(row["kilowatt_hours"])
+    assert row["evaluation_gpu_hours"] == 1.5
+
+
+def test_status_answers_at_once(results):
     code = (
         "import sys; from revela.cli import app; "
         "app(['status', sys.argv[1]], standalone_mode=False); "
-        "app(['usage', sys.argv[1]], standalone_mode=False); "
         "print(sorted({'torch', 'transformers', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     result = subprocess.run(
