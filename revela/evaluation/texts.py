@@ -54,9 +54,15 @@ def _titles(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
         texts = {f"chunk-{number}": row["text"] for number, row in rows}
         title, first = rows[0][1]["title"], next(iter(texts))
         if not title:
-            line, _, rest = texts[first].partition("\n")
-            if 0 < len(line.split()) <= _TITLE_WORDS:
-                title, texts[first] = line.strip("# "), rest.strip()
+            title, texts[first] = split_title(texts[first])
         texts = {name: text for name, text in texts.items() if text}
         if texts:
             yield title, texts
+
+
+def split_title(text: str) -> tuple[str, str]:
+    """Return a text's first line if it is short enough for a title, else nothing, and the rest."""
+    line, _, rest = text.partition("\n")
+    if 0 < len(line.split()) <= _TITLE_WORDS:
+        return line.strip("# "), rest.strip()
+    return "", text

@@ -7,7 +7,8 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,14 +17,17 @@ from revela.common.errors import RevelaError
 from revela.config.file import Config
 from revela.config.steps import ApiModel, LmEvalBenchmark, LuceneModel
 from revela.plan import estimates
-from revela.plan.costs import Cost, Plan
+from revela.plan.costs import Plan
 from revela.plan.counts import Rows
 from revela.plan.estimates import GB, UNCERTAINTY
-from revela.plan.jobs import SECTIONS, Job, backbone_of
+from revela.plan.jobs import SECTIONS, Job, backbone_of, sources
 from revela.plan.machine import Machine, partition_resources
 from revela.training import trackers
 
+_UNCOUNTED = "unknown how many: a corpus has no published counts and cannot be read"
 _UNKNOWN = "memory and time unknown: no config.json of its model"
+
+_KINDS = {"chunk": "data", "batch": "data", "pair": "data", "pretrain": "models", "train": "models"}
 
 Verdict = Literal["ok", "warning", "error"]
 
@@ -35,7 +39,7 @@ class Finding:
     what: str
     verdict: Verdict
     message: str
-    jobs: tuple[Job, ...] = ()
+    jobs: Sequence[Job] = ()
 
 
 def check(plan: Plan) -> list[Finding]:
@@ -48,24 +52,27 @@ def check(plan: Plan) -> list[Finding]:
 
 def _hub(plan: Plan) -> Iterator[Finding]:
     """Say how many repositories can be read; a finding for each that cannot."""
-    hub = plan.hub
-    needed = {what: plan.sources(what) for what in ("model", "data set")}
-    if hub.unreachable and any(needed.values()):
-        every = tuple(job for own in needed.values() for jobs in own.values() for job in jobs)
+    hub, needing = plan.hub, defaultdict(list)
+    for job in plan.jobs:
+        for source in sources(plan.config, job):
+            needing[source].append(job)
+    if hub.unreachable and needing:
+        every = [job for jobs in needing.values() for job in jobs]
         yield Finding("hub", "error", f"{hub.address} cannot be reached", every)
     where = "in the local cache" if hub.offline else f"on {hub.address}"
-    for what, own in needed.items():
-        problems = hub.problems(what, [(source.name, source.revision) for source in own])
+    for what in ("model", "data set"):
+        needed = sorted((source for source in needing if source.what == what), key=str)
+        problems = hub.problems(what, [(source.name, source.revision) for source in needed])
         if readable := problems.count(None):
-            yield Finding("hub", "ok", f"{readable} of {len(own)} {what}s {where}")
-        for problem, jobs in zip(problems, own.values(), strict=True):
+            yield Finding("hub", "ok", f"{readable} of {len(needed)} {what}s {where}")
+        for source, problem in zip(needed, problems, strict=True):
             if problem:
-                yield Finding("hub", "error", problem, jobs)
+                yield Finding("hub", "error", problem, needing[source])
 
 
 def _trackers(plan: Plan) -> Iterator[Finding]:
-    trainings = tuple(job for job in plan.jobs if job.rule == "train")
-    for tracker in trackers.chosen() if trainings else []:
+    trainings = [job for job in plan.jobs if job.rule == "train"]
+    for tracker in trackers.chosen() if trainings else ():
         if problem := trackers.missing(tracker):
             yield Finding(tracker, "error", problem, trainings)
 
@@ -77,8 +84,7 @@ def _counts(plan: Plan) -> Iterator[Finding]:
         for name, jobs in plan.of(rule).items():
             rows, what = plan.counts.data(section, name), f"{section} {name}"
             if rows is None:
-                message = "unknown how many: a corpus has no published counts and cannot be read"
-                yield Finding(what, "warning", message, jobs)
+                yield Finding(what, "warning", _UNCOUNTED, jobs)
             elif rows.margin is not None:
                 verdict = _verdict(1, rows.margin)
                 if rows.exact:
@@ -132,7 +138,7 @@ def _evaluations(plan: Plan) -> Iterator[Finding]:
             yield _memory(f"evaluate {name}", need, machine, jobs)
 
 
-def _memory(what: str, need: float | None, machine: Machine, jobs: tuple[Job, ...]) -> Finding:
+def _memory(what: str, need: float | None, machine: Machine, jobs: Sequence[Job]) -> Finding:
     """Compare bytes needed with what one GPU has, or the machine without one."""
     if need is None:
         return Finding(what, "warning", _UNKNOWN, jobs)
@@ -154,39 +160,19 @@ def _disk(plan: Plan) -> Iterator[Finding]:
     """Add up what will be written, on the disk of `results/` and on that of the hub's cache."""
     from huggingface_hub import constants
 
-    def cost(*rules: str) -> Cost:
-        return plan.cost(job for job in plan.jobs if job.rule in rules)
-
-    data, trained = cost("chunk", "batch", "pair"), cost("pretrain", "train")
-    evaluated = cost("evaluate", "evaluate_language_model")
-    own = {
-        "data": data.disk,
-        "models": trained.disk,
-        "runs": evaluated.disk,
-        "checkpoints of one": trained.peak,
-        "embeddings of one": evaluated.peak,
-    }
-    fetched = (trained + evaluated).fetched
-    loaded = {source.name for source in plan.sources("model")}
-    models = sum(size for name, size in fetched.items() if name in loaded)
-    cached = {
-        "models": models,
-        # As they are fetched, and as they are prepared.
-        "tasks": 2 * (sum(fetched.values()) - models),
-        "data": sum(data.fetched[name] for name in data.fetched if _stays(plan.config, name)),
-    }
-    places = [("results", Path("results"), own), ("hub cache", Path(constants.HF_HOME), cached)]
+    cost, written, cached = plan.cost(plan.jobs), Counter[str](), Counter[str]()
+    for job in plan.jobs:
+        written[_KINDS.get(job.rule, "runs")] += round(plan.cost([job]).disk)
+    written["checkpoints or embeddings of one job"] = round(cost.peak)
+    for source, size in cost.cached.items():
+        cached[f"{source.what}s"] += round(size)
+    places = [("results", Path("results"), written), ("hub cache", Path(constants.HF_HOME), cached)]
     for what, place, amounts in places:
-        need, free = sum(amounts.values()) / GB, _free(place) / GB
+        need, free = amounts.total() / GB, _free(place) / GB
         shares = ", ".join(f"{key} {value / GB:.1f}" for key, value in amounts.items() if value)
         if shares:
             message = f"about {need:.1f} GB ({shares}); {place} has {free:.0f} GB free"
-            yield Finding(f"disk, {what}", _verdict(need, free), message, tuple(plan.jobs))
-
-
-def _stays(config: Config, name: str) -> bool:
-    """Tell whether a data set is kept as a file in the cache; corpora without one are streamed."""
-    return name not in config.corpora or bool(getattr(config.corpora[name], "file", None))
+            yield Finding(f"disk, {what}", _verdict(need, free), message, plan.jobs)
 
 
 def _free(place: Path) -> int:
@@ -196,18 +182,16 @@ def _free(place: Path) -> int:
 
 
 def _lucene(plan: Plan) -> Iterator[Finding]:
-    models = plan.config.models
-    jobs = tuple(job for job in plan.jobs if isinstance(models.get(job.name), LuceneModel))
-    if not jobs:
-        return
     from revela.evaluation.lucene import java_and_jar
 
-    try:
+    def answer() -> str:
         java, jar = java_and_jar()
         subprocess.run([java, "-version"], capture_output=True, timeout=10, check=True)
-        yield Finding("Java and Lucene", "ok", f"{java}, {jar.name}")
-    except (RevelaError, OSError, subprocess.SubprocessError) as error:
-        yield Finding("Java and Lucene", "error", str(error), jobs)
+        return f"{java}, {jar.name}"
+
+    models = plan.config.models
+    if jobs := [job for job in plan.jobs if isinstance(models.get(job.name), LuceneModel)]:
+        yield _tried("Java and Lucene", answer, jobs)
 
 
 def _lm_eval(plan: Plan) -> Iterator[Finding]:
@@ -215,14 +199,18 @@ def _lm_eval(plan: Plan) -> Iterator[Finding]:
     jobs = [job for job in plan.jobs if job.task and isinstance(task(job.task), LmEvalBenchmark)]
     if jobs and importlib.util.find_spec("lm_eval") is None:
         message = "the package lm-eval is missing: pip install 'revela[lm-eval]'"
-        yield Finding("lm-eval", "error", message, tuple(jobs))
+        yield Finding("lm-eval", "error", message, jobs)
 
 
 def _partition(plan: Plan) -> Iterator[Finding]:
-    if not (name := plan.machine.partition):
-        return
+    if name := plan.machine.partition:
+        with_gpus = plan.machine.gpus > 0
+        yield _tried(f"partition {name}", lambda: partition_resources(name, with_gpus), plan.jobs)
+
+
+def _tried(what: str, answer: Callable[[], str], jobs: Sequence[Job]) -> Finding:
+    """Return what a tool answers; that it does not answer, or what it lacks, is an error."""
     try:
-        resources = partition_resources(name, gpus=plan.machine.gpus > 0)
-        yield Finding(f"partition {name}", "ok", resources)
-    except RevelaError as error:
-        yield Finding(f"partition {name}", "error", str(error), tuple(plan.jobs))
+        return Finding(what, "ok", answer(), jobs)
+    except (RevelaError, OSError, subprocess.SubprocessError) as error:
+        return Finding(what, "error", str(error), jobs)

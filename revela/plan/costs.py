@@ -1,18 +1,19 @@
 """Planned jobs and what they cost, from shapes and counts alone: operations, disk, downloads."""
 
 import functools
-import json
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from revela.common.hub import Hub
+from revela.common.outputs import read_json
 from revela.config.file import Config
 from revela.config.steps import MtebBenchmark
 from revela.plan import estimates
-from revela.plan.counts import BYTES_PER_WORD, CHUNK_FILL, Counts
+from revela.plan.counts import BYTES_PER_WORD, CHUNK_FILL, Counts, texts_per_row
 from revela.plan.estimates import GB, TFLOPS, Collection, Models, Shape
-from revela.plan.jobs import SECTIONS, Job, Planned, Source, backbone_of, sources
+from revela.plan.jobs import SECTIONS, Job, Source, backbone_of, sources
 from revela.plan.machine import Machine
 
 _RUN_LINES = 100  # documents of a query in a run
@@ -26,7 +27,8 @@ class Cost:
     flops: float = 0
     disk: float = 0  # bytes that stay
     peak: float = 0  # bytes that are there while the largest job runs
-    fetched: dict[str, float] = field(default_factory=dict)  # name → bytes, each fetched once
+    fetched: dict[Source, float] = field(default_factory=dict)  # bytes, each fetched once
+    cached: dict[Source, float] = field(default_factory=dict)  # bytes in the hub's cache
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -34,6 +36,7 @@ class Cost:
             self.disk + other.disk,
             max(self.peak, other.peak),
             self.fetched | other.fetched,
+            self.cached | other.cached,
         )
 
     def figures(self) -> dict[str, float]:
@@ -49,31 +52,21 @@ class Plan:
     `known` is the folder with published counts of corpora and shapes of models.
     """
 
-    def __init__(self, config: Config, jobs: Planned, machine: Machine, known: Path) -> None:
+    def __init__(self, config: Config, jobs: Iterable[Job], machine: Machine, known: Path) -> None:
         self.config, self.machine, self.hub = config, machine, Hub()
-        self.jobs = sorted(Job.of(rule, wildcards) for rule, wildcards in jobs)
+        self.jobs = sorted(jobs)
         self.counts = Counts(config, self.jobs, known / "corpora.csv", self.hub.offline)
-        published = known / "models.json"
-        self._published = json.loads(published.read_text("utf-8")) if published.exists() else {}
+        self._published = read_json(known / "models.json")
         self.shape = functools.cache(self._shape)
         self._cost_of = functools.cache(self._cost)
 
-    def of(self, *rules: str) -> dict[str, tuple[Job, ...]]:
+    def of(self, *rules: str) -> dict[str, list[Job]]:
         """Return the jobs of some rules by their names."""
-        found: dict[str, tuple[Job, ...]] = {}
+        found = defaultdict(list)
         for job in self.jobs:
             if job.rule in rules:
-                found[job.name] = (*found.get(job.name, ()), job)
+                found[job.name].append(job)
         return found
-
-    def sources(self, what: str) -> dict[Source, tuple[Job, ...]]:
-        """Return the models or data sets that jobs load, each with these jobs."""
-        found: dict[Source, tuple[Job, ...]] = {}
-        for job in self.jobs:
-            for source in sources(self.config, job):
-                if source.what == what:
-                    found[source] = (*found.get(source, ()), job)
-        return dict(sorted(found.items(), key=str))
 
     def cost(self, jobs: Iterable[Job]) -> Cost:
         """Return the cost of jobs together."""
@@ -89,7 +82,7 @@ class Plan:
     def row_size(self, experiment: str) -> int:
         """Return the texts of a row of an experiment's data: B, or query and documents."""
         data = self.config.experiments[experiment].data
-        return self.counts.texts_per_row(data.section, data)
+        return texts_per_row(getattr(self.config, data.section)[data])
 
     def training_flops(self, experiment: str) -> float | None:
         """Return the floating-point operations of a training, None if they are not known."""
@@ -119,21 +112,28 @@ class Plan:
         }.get(job.rule, self._of_evaluation)(job)
         for source in sources(self.config, job):
             if source.what == "model" and (shape := self.shape(source.name)):
-                cost.fetched[source.name] = shape.file_bytes
+                cost.fetched[source] = cost.cached[source] = shape.file_bytes
         return cost
 
     def _of_chunks(self, job: Job) -> Cost:
         text, corpus = self.counts.text(job.name), self.config.corpora[job.name]
-        words = text.chunks * corpus.max_words * CHUNK_FILL if text else 0
-        return Cost(disk=words * BYTES_PER_WORD, fetched={job.name: text.download if text else 0})
+        if text is None:
+            return Cost()
+        words = text.chunks * corpus.max_words * CHUNK_FILL
+        fetched = {Source("data set", job.name): text.download}
+        # A corpus without a file of its own is streamed.
+        cached = fetched if getattr(corpus, "file", None) else {}
+        return Cost(disk=words * BYTES_PER_WORD, fetched=fetched, cached=cached)
 
     def _of_rows(self, job: Job) -> Cost:
         section = SECTIONS[job.rule]
-        rows = self.counts.data(section, job.name)
-        words = rows.count * self.counts.words_per_row(section, job.name) if rows else 0
-        hubs = [source.name for source in sources(self.config, job)]
-        fetched = {hub: self.counts.download(hub) for hub in hubs}
-        return Cost(disk=words * BYTES_PER_WORD, fetched=fetched)
+        entry, rows = getattr(self.config, section)[job.name], self.counts.data(section, job.name)
+        if rows is None:
+            return Cost()
+        longest = max((self.config.corpora[one].max_words for one in entry.corpora), default=120)
+        words = rows.count * texts_per_row(entry) * longest * CHUNK_FILL
+        fetched = dict.fromkeys(sources(self.config, job), rows.download)
+        return Cost(disk=words * BYTES_PER_WORD, fetched=fetched, cached=fetched)
 
     def _of_pretraining(self, job: Job) -> Cost:
         shape = self.shape(job.name)
@@ -158,8 +158,11 @@ class Plan:
         if self.config.shared_corpus(job.name, job.task):
             # Another task encodes the documents; the tokens of queries are not worth counting.
             size = Collection(0, size.queries, 0)
+        source = Source("data set", job.task)
         cost = Cost(
-            disk=size.queries * _RUN_LINES * _BYTES_PER_LINE, fetched={job.task: size.characters}
+            disk=size.queries * _RUN_LINES * _BYTES_PER_LINE,
+            fetched={source: size.characters},
+            cached={source: 2 * size.characters},  # as it is fetched, and as it is prepared
         )
         if shape := self.shape(backbone_of(self.config, job.name)):
             own = getattr(self.config.models.get(job.name), "max_length", None)

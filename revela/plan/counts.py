@@ -3,18 +3,27 @@
 import gzip
 import itertools
 import lzma
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.config import paths
 from revela.config.file import Config
 from revela.config.local import text_files
-from revela.config.steps import AnyCorpus, Batches, FilesCorpus, First, HubCorpus, Pairs
+from revela.config.steps import (
+    AnyCorpus,
+    Batches,
+    FilesCorpus,
+    First,
+    HubCorpus,
+    PackagesCorpus,
+    Pairs,
+)
 from revela.plan.jobs import SECTIONS, Job
-from revela.text.corpora import Skipped, read_documents
+from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import count_rows
 
 # Words of a chunk as a share of `max_words`, the last chunk of a document aside, which is half as
@@ -39,16 +48,26 @@ class Text:
 class Rows:
     """A set of batches or pairs: how many rows it will have, and how many it could have."""
 
-    chunks: float | None  # that it is drawn from, None where they are not
+    chunks: float | None  # that it is drawn from, None where they are not known
     available: float
     asked: int | None = None
-    margin: float | None = None  # what there is for each that is asked for
     exact: bool = True  # not estimated
+    download: float = 0  # bytes that are read from the hub
 
     @property
     def count(self) -> float:
         """The rows that there will be."""
         return self.asked or self.available
+
+    @property
+    def margin(self) -> float | None:
+        """The rows that are available for each that is asked for."""
+        return self.available / self.asked if self.asked else None
+
+
+def texts_per_row(entry: Batches | Pairs) -> int:
+    """Return the texts of a batch (B), or of a pair with its negatives."""
+    return entry.batch_size if isinstance(entry, Batches) else 2 + entry.negatives
 
 
 class Counts:
@@ -85,31 +104,16 @@ class Counts:
                 self.rows[section, name] = self._drawn(getattr(self._config, section)[name])
         return self.rows[section, name]
 
-    def rows_trained(self, experiment: str) -> float | None:
-        """Return how many rows an experiment reads."""
-        steps = self.steps(experiment)
-        return steps and steps * self._config.experiments[experiment].batches_per_step
-
     def steps(self, experiment: str) -> int | None:
         """Return the optimizer steps of an experiment: its own number, or those of one epoch."""
         settings = self._config.experiments[experiment]
         rows = self.data(settings.data.section, settings.data)
         return settings.steps or (int(rows.count / settings.batches_per_step) if rows else None)
 
-    def texts_per_row(self, section: str, name: str) -> int:
-        """Return the texts of a batch (B), or of a pair with its negatives."""
-        entry = getattr(self._config, section)[name]
-        return entry.batch_size if isinstance(entry, Batches) else 2 + entry.negatives
-
-    def words_per_row(self, section: str, name: str) -> float:
-        """Return the words of a batch or pair, as on disk."""
-        corpora = getattr(self._config, section)[name].corpora
-        longest = max((self._config.corpora[one].max_words for one in corpora), default=120)
-        return self.texts_per_row(section, name) * longest * CHUNK_FILL
-
-    def download(self, dataset: str) -> float:
-        """Return the bytes of a data set of ready-made batches, 0 where they are not known."""
-        return self._known.get((dataset, ""), {}).get("bytes", 0.0)
+    def rows_trained(self, experiment: str) -> float | None:
+        """Return how many rows an experiment reads."""
+        steps = self.steps(experiment)
+        return steps and steps * self._config.experiments[experiment].batches_per_step
 
     def _existing(self, section: str, name: str) -> float | None:
         file = Path(paths.made(section, name))
@@ -117,86 +121,100 @@ class Counts:
 
     def _drawn(self, entry: Batches | Pairs) -> Rows | None:
         if isinstance(entry, Pairs):
-            asked, size = entry.num_pairs, 1
-        else:
-            asked, size = _number(entry.num_batches), entry.batch_size
-            if entry.sample_from:
-                return self._sampled(entry, asked)
-            if not entry.corpora:
-                published = self._known.get((entry.hub, ""), {}).get("rows")
-                there = _rows_of(Path(entry.file)) if entry.file else published
-                return _asked(None, there, asked, exact=not entry.file) if there else None
-        texts = [text for corpus in entry.corpora if (text := self.text(corpus))]
-        if len(texts) < len(entry.corpora):
+            return self._cut(entry.corpora, 1, entry.num_pairs)
+        asked = _number(entry.num_batches)
+        if entry.corpora:
+            return self._cut(entry.corpora, entry.batch_size, asked)
+        if entry.sample_from:
+            return self._sampled(entry, asked)
+        if entry.file:
+            return Rows(None, _rows_of(Path(entry.file)), asked, exact=False)
+        published = self._known.get((entry.hub, ""), {})
+        if "rows" not in published:
+            return None
+        return Rows(None, published["rows"], asked, download=published.get("bytes", 0))
+
+    def _cut(self, corpora: Sequence[str], size: int, asked: int | None) -> Rows | None:
+        """Return the rows of `size` chunks that corpora can be cut into."""
+        texts = [text for corpus in corpora if (text := self.text(corpus))]
+        if len(texts) < len(corpora):
             return None
         chunks = sum(text.chunks for text in texts)
-        return _asked(chunks, chunks / size, asked, all(text.documents is None for text in texts))
+        exact = all(text.documents is None for text in texts)
+        return Rows(chunks, chunks / size, asked, exact)
 
     def _sampled(self, entry: Batches, asked: int | None) -> Rows | None:
-        """Return the rows of samples of other sets; the margin is that of the scarcest."""
-        made, margins, exact = 0, [], True
+        """Return the rows of samples of other sets; the scarcest says how many there could be."""
+        made, scarcest, exact = 0, math.inf, True
         for other, count in entry.sample_from.items():
             drawn_from = self.data("batches", other)
             if drawn_from is None:
                 return None
-            margins.append(drawn_from.count / count)
+            scarcest = min(scarcest, drawn_from.count / count)
             exact &= drawn_from.exact or drawn_from.asked is not None
             each = self._config.batches[other].batch_size // entry.batch_size
             made += count * (each if entry.oversized == "split" else 1)
-        if asked:
-            margins.append(made / asked)
-        return Rows(None, made, asked or made, min(margins), exact)
+        available = made * (min(1, scarcest) if asked else scarcest)
+        return Rows(None, available, asked or made, exact)
 
     def _estimated(self, corpus: AnyCorpus) -> Text | None:
         """Return the size of a corpus by the published counts, else by its first documents."""
         known: dict[str, float] = {}
         if corpus.source == "hub":
             known = self._known.get((corpus.dataset, corpus.subset or ""), {})
+            if not known and (self._offline or corpus.file):
+                return None
         limit, first = _number(corpus.max_documents), isinstance(corpus.max_documents, First)
         if known:
+            source = "published counts"
             joined = getattr(corpus, "join_title", False) and "titles" in known
             documents = known["titles"] if joined else known["rows"]
             words = known["rows"] * known["words_per_row"] / documents
             documents *= _share(corpus)
             if first and "words_per_first_document" in known:
                 words = known["words_per_first_document"]
-            source = "published counts"
         else:
-            try:
-                documents, words = self._look(corpus)
-            except RevelaError:  # what reads it tells why
-                return None
             source = f"its first {_SAMPLE:,} documents"
+            try:
+                documents, words, _ = look(corpus)
+            except RevelaError:  # the step that reads it says why
+                return None
         kept = min(documents, limit or documents)
-        chunks = kept * (words / (CHUNK_FILL * corpus.max_words) + 0.5)
         # A sample is drawn in a second pass; what comes first is all that is read.
         passes = kept / documents if first else 2 if limit else 1
-        whole_file = getattr(corpus, "file", None)
-        download = known.get("bytes", 0.0) * (1 if whole_file else passes)
-        return Text(kept, kept * words, chunks, source, download)
+        download = known.get("bytes", 0.0) * (1 if getattr(corpus, "file", None) else passes)
+        return Text(kept, kept * words, chunks_of(kept, words, corpus.max_words), source, download)
 
-    def _look(self, corpus: AnyCorpus) -> tuple[float, float]:
-        """Read the first documents; return the number of all and the words of one.
 
-        Raises:
-            RevelaError: it cannot be read, or its length is unknown.
-        """
-        if corpus.source == "hub" and (self._offline or corpus.file):
-            raise RevelaError(f"{corpus.dataset}: neither published counts nor rows to look at")
-        update = {"max_documents": None, "join_title": False, "on_bad_row": "skip"}
-        stream = read_documents(corpus.model_copy(update=update), Skipped())
-        if corpus.source == "python-packages":
-            sample, rows = list(stream), None
+def look(corpus: AnyCorpus) -> tuple[float, float, list[Document]]:
+    """Return the number of documents, the words of one, and the first documents themselves.
+
+    `max_documents` does not count; rows that are to be joined by their titles are not joined.
+
+    Raises:
+        RevelaError: the corpus cannot be read, holds no document, or is of unknown length.
+    """
+    update = {"max_documents": None, "join_title": False, "on_bad_row": "skip"}
+    stream = read_documents(corpus.model_copy(update=update), Skipped())
+    sample = list(itertools.islice(stream, _SAMPLE))
+    if not sample:
+        raise RevelaError(f"{getattr(corpus, 'path', corpus.source)}: holds no document")
+    rows: float = len(sample)
+    if len(sample) == _SAMPLE:
+        if isinstance(corpus, PackagesCorpus):
+            rows += sum(1 for _ in stream)
         else:
-            sample = list(itertools.islice(stream, _SAMPLE))
-            rows = _rows(corpus) * _share(corpus) if len(sample) == _SAMPLE else None
-        if not sample:
-            raise RevelaError("the corpus holds no document")
-        documents = len(sample)
-        if getattr(corpus, "join_title", False):
-            documents = len(list(itertools.groupby(sample, key=lambda one: one.title)))
-        words = sum(len(one.text.split()) for one in sample)
-        return (rows or len(sample)) * documents / len(sample), words / documents
+            rows = _rows(corpus) * _share(corpus)
+    documents = len(sample)
+    if getattr(corpus, "join_title", False):
+        documents = len(list(itertools.groupby(sample, key=lambda one: one.title)))
+    words = sum(len(one.text.split()) for one in sample)
+    return rows * documents / len(sample), words / documents, sample
+
+
+def chunks_of(documents: float, words: float, max_words: int) -> float:
+    """Return about how many chunks documents of so many words each are cut into."""
+    return documents * (words / (CHUNK_FILL * max_words) + 0.5)
 
 
 def _number(limit: int | First | None) -> int | None:
@@ -207,19 +225,14 @@ def _share(corpus: AnyCorpus) -> float:
     return corpus.share[1] - corpus.share[0]
 
 
-def _asked(chunks: float | None, available: float, asked: int | None, exact: bool) -> Rows:
-    return Rows(chunks, available, asked, available / asked if asked else None, exact)
-
-
 def _read_known(path: Path) -> dict[tuple[str | None, str], dict[str, float]]:
     """Read data set, subset → the published counts of its row."""
-    if not path.exists():
-        return {}
     import pandas as pd
 
-    table = pd.read_csv(path).drop(columns="source").fillna({"subset": ""})
-    counts = table.set_index(["dataset", "subset"]).astype(float)
-    return {key: row.dropna().to_dict() for key, row in counts.iterrows()}
+    with reading(path, "a CSV of published counts"):
+        table = pd.read_csv(path).drop(columns="source").fillna({"subset": ""})
+        counts = table.set_index(["dataset", "subset"]).astype(float)
+        return {key: row.dropna().to_dict() for key, row in counts.iterrows()}
 
 
 def _rows_of(file: Path) -> float:

@@ -1,7 +1,7 @@
 """The jobs of a run, as Snakemake plans them, and what each loads that no other job makes."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
@@ -22,18 +22,8 @@ class Job(NamedTuple):
     name: str  # of the corpus, batch set, set of pairs, backbone, experiment or model
     task: str = ""
 
-    @classmethod
-    def of(cls, rule: str, wildcards: dict[str, str]) -> "Job":
-        """Return the job of a rule with these wildcards."""
-        (name,) = (value for key, value in wildcards.items() if key != "task")
-        return cls(rule, name, wildcards.get("task", ""))
-
     def __str__(self) -> str:
         return " ".join(filter(None, self))
-
-
-Planned = Iterable[tuple[str, dict[str, str]]]
-"""Jobs as Snakemake has them: rule, wildcards."""
 
 
 class Source(NamedTuple):
@@ -60,7 +50,14 @@ def sources(config: Config, job: Job) -> Iterator[Source]:
             yield from _weights(config.model(job.name))
             if training_of(config, job.name):  # LoRA's weights are put on the backbone anew
                 yield from _weights(backbone_of(config, job.name))
-            yield from _collection(config, job.task)
+            suite = config.task(job.task)
+            if isinstance(suite, MtebBenchmark):
+                yield _mteb_data_set(job.task)
+            elif isinstance(suite, LmEvalBenchmark):
+                file = lm_eval_task_files(suite.path).get(job.task)
+                path = lm_eval_data_set(file) if file else None
+                if path and "/" in path:
+                    yield Source("data set", path)
 
 
 def _weights(entry: object) -> Iterator[Source]:
@@ -68,17 +65,6 @@ def _weights(entry: object) -> Iterator[Source]:
     for model in references(entry):
         if isinstance(model, ModelRef) and model.is_hub_name:
             yield Source("model", model, None if adapter and model != adapter else revision)
-
-
-def _collection(config: Config, task: str) -> Iterator[Source]:
-    suite = config.task(task)
-    if isinstance(suite, MtebBenchmark):
-        yield _mteb_data_set(task)
-    elif isinstance(suite, LmEvalBenchmark):
-        file = lm_eval_task_files(suite.path).get(task)
-        path = lm_eval_data_set(file) if file else None
-        if path and "/" in path:
-            yield Source("data set", path)
 
 
 @functools.cache

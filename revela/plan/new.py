@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,12 +12,12 @@ from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
 from revela.config.file import parse_config
 from revela.config.local import collection_files, text_files
-from revela.config.steps import FieldNames, FilesCorpus
-from revela.plan.counts import CHUNK_FILL
+from revela.config.steps import FilesCorpus
+from revela.evaluation.texts import split_title
+from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
-from revela.text.corpora import Skipped, field_names, read_documents
+from revela.text.corpora import field_names
 
-_SAMPLE = 1_000  # documents that are looked at
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10
 _CPU_STEPS = 300  # at most: hours of a processor are not spent unasked
@@ -26,19 +25,20 @@ _SMALL_BACKBONE = "data/backbone"  # of this repository
 _BACKBONE = "HuggingFaceTB/SmolLM2-135M"  # the paper's smallest
 
 _TEMPLATE = """\
-# {texts}: {documents} documents, about {words} words, {language}.
+# {texts}: {documents:,.0f} documents, about {words:,.0f} words, {language}.
 #
 #   revela run {file}      trains a retriever on them and prints the table
 
 corpora:
   {name}: &texts
     source: files
-    path: {path}{fields}
+    path: {texts}
+    fields: {fields}
     max_words: {max_words} # of a chunk
     share: [0, {kept}] # the other documents are kept aside for the benchmark
   {name}-aside: {{<<: *texts, share: [{kept}, 1]}}
 
-batches: # chunks that attend to each other: about {chunks} chunks are {batches} batches
+batches: # chunks that attend to each other: about {chunks:,.0f} chunks are {batches:,} batches
   {name}: {{corpora: [{name}], batch_size: 16{run_length}}}
 
 experiments:
@@ -46,9 +46,9 @@ experiments:
     objective: {{name: revela{temperature}}}
     data: {name}
     retriever: {backbone}
-    language_model: {backbone}{small}
+    language_model: {backbone}{experiment}
     batches_per_step: {batches_per_step}
-    steps: {steps} # {epochs} passes over the batches
+    steps: {steps} # {epochs:.1f} passes over the batches
     warmup_steps: 0.1 # of all steps
 
 models:
@@ -65,27 +65,24 @@ benchmarks:
 tables:
   {name}:
     caption: Retrieval on {name} (nDCG@10, %).
-    columns: {columns}
+    columns: {{{columns}}}
     rows:
       - {{label: BM25, model: bm25}}
       - {{label: Backbone untouched, model: {name}-untouched}}
       - {{label: Revela, model: {name}-revela}}
 """
-_SMALL = """
+_ON_GPU = {"max_words": 120, "max_length": 512, "temperature": "", "encoding": "", "experiment": ""}
+_ON_CPU = {
+    "max_words": 40,
+    "max_length": 256,
+    "temperature": ", temperature: 0.05",
+    "encoding": ", encoding: {pooling: mean}",
+    "experiment": """
     encoding: {pooling: mean}
     lora: null # all weights: the backbone is small
     max_length: 128
-    learning_rate: 5.0e-4"""
-
-
-@dataclass(frozen=True)
-class Look:
-    """What texts are like, by their first documents."""
-
-    documents: float
-    words: float
-    language: str
-    titled: bool  # whether most begin with a title
+    learning_rate: 5.0e-4""",
+}
 
 
 def write_config(texts: Path, output: Path, backbone: str | None, collection: Path | None) -> str:
@@ -102,66 +99,58 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     """
     if output.exists():
         raise RevelaError(f"{output}: is there already; give another --output")
-    files = text_files(texts)
-    fields = field_names(files)
-    corpus = FilesCorpus(source="files", path=str(texts), fields=fields, on_bad_row="skip")
-    look = _look(corpus, files)
+    fields = field_names(text_files(texts))
+    corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
+    documents, each, sample = look(corpus)
     small = not backbone and not this_machine().gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
-    max_words = 40 if small else 120
+    machine: dict[str, Any] = _ON_CPU if small else _ON_GPU
     kept = 1 - _HELD_OUT
-    chunks = kept * (look.words / (CHUNK_FILL * max_words) + 0.5 * look.documents)
+    chunks = chunks_of(kept * documents, each, machine["max_words"])
     batches = int(chunks / 16)
     if not batches:
         raise RevelaError(
-            f"{texts}: {look.words:.0f} words make about {chunks:.0f} chunks; a batch has 16"
+            f"{texts}: {documents * each:.0f} words make about {chunks:.0f} chunks; a batch has 16"
         )
     batches_per_step = max(1, min(4 if small else 32, batches // _MIN_STEPS))
     epoch = batches // batches_per_step
     steps = max(epoch, min(_MIN_STEPS, _MAX_EPOCHS * epoch))
     steps = min(steps, _CPU_STEPS) if small else steps
-    tasks = ["halves", "titles"] if look.titled or fields.title else ["halves"]
-    columns = f"{{{', '.join(f'{task}: {task}' for task in tasks)}}}"
+    titled = sum(bool(one.title or all(split_title(one.text))) for one in sample)
+    tasks = columns = ["halves", "titles"] if titled > len(sample) / 2 else ["halves"]
     brought = ""
     if collection:
         collection_files(collection)
-        folder, name = collection.resolve().parent, collection.name
-        brought = f"  brought: {{source: folder, path: {folder}, tasks: [{name}]}}\n"
-        columns = f"{columns[:-1]}, {name}: {name}}}"
-    name = output.stem
-    text = _TEMPLATE.format_map(
-        dict(
-            file=output,
-            name=name,
-            texts=texts,
-            path=texts,
-            documents=f"{look.documents:,.0f}",
-            words=f"{look.words:,.0f}",
-            language=look.language,
-            fields=_yaml(fields),
-            max_words=max_words,
-            kept=kept,
-            chunks=f"{chunks:,.0f}",
-            batches=f"{batches:,}",
-            # Long documents: a batch of one place alone is too easy.
-            run_length=", run_length: 4" if chunks > 8 * kept * look.documents else "",
-            temperature=", temperature: 0.05" if small else "",
-            backbone=backbone,
-            small=_SMALL if small else "",
-            encoding=", encoding: {pooling: mean}" if small else "",
-            batches_per_step=batches_per_step,
-            steps=steps,
-            epochs=f"{steps / epoch:.1f}",
-            tasks=", ".join(tasks),
-            max_length=256 if small else 512,
-            collection=brought,
-            columns=columns,
-        )
+        folder, columns = collection.resolve().parent, [*tasks, collection.name]
+        brought = f"  brought: {{source: folder, path: {folder}, tasks: [{collection.name}]}}\n"
+    given = fields.model_dump(exclude_none=True)
+    language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
+    text = _TEMPLATE.format(
+        file=output,
+        name=output.stem,
+        texts=texts,
+        documents=documents,
+        words=documents * each,
+        language=language,
+        fields=yaml.safe_dump(given, default_flow_style=True).strip(),
+        kept=kept,
+        chunks=chunks,
+        batches=batches,
+        # Long documents: a batch of one place alone is too easy.
+        run_length=", run_length: 4" if chunks > 8 * kept * documents else "",
+        backbone=backbone,
+        batches_per_step=batches_per_step,
+        steps=steps,
+        epochs=steps / epoch,
+        tasks=", ".join(tasks),
+        columns=", ".join(f"{column}: {column}" for column in columns),
+        collection=brought,
+        **machine,
     )
     parse_config(yaml.safe_load(text), str(output))
     write_text(output, text)
     return (
-        f"{texts}: {look.documents:,.0f} documents, {look.words:,.0f} words, {look.language}; "
+        f"{texts}: {documents:,.0f} documents, {documents * each:,.0f} words, {language}; "
         f"{steps} steps from {backbone}"
     )
 
@@ -173,42 +162,15 @@ def _small_backbone() -> str:
     return _SMALL_BACKBONE if folder == Path(_SMALL_BACKBONE).resolve() else str(folder)
 
 
-def _look(corpus: FilesCorpus, files: list[Path]) -> Look:
-    skipped = Skipped()
-    sample = list(islice(read_documents(corpus, skipped), _SAMPLE))
-    if not sample:
-        raise RevelaError(f"{corpus.path}: holds no document")
-    sizes = sum(len(document.text.encode()) for document in sample)
-    whole = sum(file.stat().st_size for file in files)
-    packed = {".gz": 3.0, ".xz": 4.0, ".parquet": 2.0}.get(files[0].suffix, 1.0)
-    factor = max(1.0, whole * packed / sizes) if len(sample) == _SAMPLE else 1.0
-    words = [document.text.split() for document in sample]
-    first_lines = [document.text.strip().partition("\n") for document in sample]
-    titled = sum(0 < len(line.split()) <= 12 and bool(rest) for line, _, rest in first_lines)
-    return Look(
-        factor * len(sample),
-        factor * sum(map(len, words)),
-        _language(word.lower() for some in words for word in some[:1000]),
-        titled > len(sample) / 2,
-    )
-
-
 def _language(words: Iterable[str]) -> str:
-    """Name the language whose function words are the most of some words."""
+    """Name the language whose stop words are the most of some words."""
     from bm25s import stopwords
 
-    known = {
-        name.removeprefix("STOPWORDS_").capitalize(): set(getattr(stopwords, name))
-        for name in dir(stopwords)
-        if name.startswith("STOPWORDS_") and not name.endswith(("EN", "PLUS"))
-    } | {"English": set(stopwords.STOPWORDS_EN_PLUS)}
     counts = Counter(words)
-    seen = {name: sum(counts[word] for word in few) for name, few in known.items()}
-    best = max(seen, key=lambda name: seen[name])
-    return best if seen[best] > 0.1 * counts.total() else "language unknown"
-
-
-def _yaml(fields: FieldNames) -> str:
-    given = fields.model_dump(exclude_defaults=True)
-    inner = ", ".join(f"{key}: {value}" for key, value in given.items())
-    return f"\n    fields: {{{inner}}}" if given else ""
+    # The shorter list of English ones is part of the longer.
+    lists = [one for one in dir(stopwords) if one.startswith("STOPWORDS_") and one[-3:] != "_EN"]
+    seen = {one: sum(counts[word] for word in set(getattr(stopwords, one))) for one in lists}
+    best = max(seen, key=lambda one: seen[one])
+    if seen[best] <= 0.1 * counts.total():
+        return "language unknown"
+    return best.removeprefix("STOPWORDS_").replace("EN_PLUS", "English").capitalize()

@@ -6,7 +6,10 @@ Findings that are errors keep the jobs that they concern from running; the other
 """
 
 import os
+import re
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,20 +19,22 @@ from revela.common.errors import RevelaError, unknown_name
 from revela.config.file import Config
 from revela.plan.checks import Finding, check
 from revela.plan.costs import Plan
-from revela.plan.jobs import Job, Planned
+from revela.plan.counts import Rows, Text
+from revela.plan.jobs import Job
 from revela.plan.machine import Machine
 from revela.plan.show import show_table
 
+_COUNTED = ("documents", "words", "chunks", "available", "asked", "margin")
 _MODES = ("on", "strict", "only", "off")
 
 
 def run(
     config: Config,
-    jobs: Planned,
+    jobs: Iterable[Job],
     machine: Machine,
     known: Path,
     output: Path,
-    targets: dict[str, Planned],
+    targets: dict[str, list[Job]],
 ) -> dict[Job, str]:
     """Check the jobs of a run, print counts, findings and costs, and write them as JSON.
 
@@ -56,7 +61,10 @@ def run(
     plan = Plan(config, jobs, machine, known)
     findings = check(plan)
     counts, costs = _count_rows(plan), _cost_rows(plan, targets)
-    _show(findings, counts, costs)
+    show_table("Counts", counts)
+    show_table("Preflight", _grouped(findings))
+    if max(value for value in costs[-1].values() if isinstance(value, float)) >= 1:
+        show_table("Costs, about: hours of one GPU, each with all that it needs", costs)
     found = [asdict(one) | {"jobs": list(map(str, one.jobs))} for one in findings]
     report = {"machine": vars(machine), "findings": found, "counts": counts, "costs": costs}
     outputs.write_json(output, report)
@@ -75,51 +83,39 @@ def run(
 
 def _count_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return a row for each corpus, then for each set of batches or pairs with its steps."""
-    steps = {name: plan.counts.steps(name) for name in plan.of("train")}
-    rows: list[dict[str, Any]] = [
-        {"name": f"corpus {name}"} | (vars(t) if t else {}) for name, t in plan.counts.texts.items()
+    steps: dict[str, set[int]] = defaultdict(set)
+    for name in plan.of("train"):
+        data = plan.config.experiments[name].data
+        steps[f"{data.section} {data}"] |= {plan.counts.steps(name) or 0}
+    counted: dict[str, Text | Rows | None] = {
+        **{f"corpus {name}": text for name, text in plan.counts.texts.items()},
+        **{" ".join(key): rows for key, rows in plan.counts.rows.items()},
+    }
+    return [
+        {"name": name}
+        | {column: getattr(count, column, None) for column in _COUNTED}
+        | {"steps": sorted(steps[name] - {0}) or None}
+        for name, count in counted.items()
     ]
-    trained_on = {one: plan.config.experiments[one].data for one in steps}
-    for key, found in plan.counts.rows.items():
-        own = {one: steps[one] for one, data in trained_on.items() if (data.section, data) == key}
-        rows.append({"name": " ".join(key), **(vars(found) if found else {}), "steps": own})
-    return rows
 
 
-def _cost_rows(plan: Plan, targets: dict[str, Planned]) -> list[dict[str, Any]]:
+def _cost_rows(plan: Plan, targets: dict[str, list[Job]]) -> list[dict[str, Any]]:
     """Return what each target costs with all it needs, and the cost of all jobs."""
-    jobs = {name: [Job.of(*job) for job in needed] for name, needed in sorted(targets.items())}
-    costs = {name: plan.cost(needed) for name, needed in (jobs | {"all": plan.jobs}).items()}
-    return [{"name": name, **cost.figures()} for name, cost in costs.items()]
-
-
-def _show(
-    findings: list[Finding], counts: list[dict[str, Any]], costs: list[dict[str, Any]]
-) -> None:
-    columns = ["name", "documents", "words", "chunks", "available", "asked", "margin"]
-    show_table("Counts", [{k: row.get(k) for k in columns} | _steps(row) for row in counts])
-    show_table("Preflight", _grouped(findings))
-    if max(value for value in costs[-1].values() if isinstance(value, float)) >= 1:
-        show_table("Costs, about: hours of one GPU, each with all that it needs", costs)
-
-
-def _steps(row: dict[str, Any]) -> dict[str, Any]:
-    steps = sorted({step for step in row.get("steps", {}).values() if step})
-    return {"steps": ", ".join(f"{step:,}" for step in steps) or None}
+    needed = dict(sorted(targets.items())) | {"all": plan.jobs}
+    return [{"name": name, **plan.cost(jobs).figures()} for name, jobs in needed.items()]
 
 
 def _grouped(findings: list[Finding]) -> list[dict[str, str]]:
-    """Put findings of one kind that say the same, and what the hub lacks, in a line each."""
-    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    """Put findings of one kind that say the same, whatever names they quote, in a line each."""
+    groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
     for one in findings:
-        lacking = one.what == "hub" and one.verdict == "error"
-        key = (one.what.partition(" ")[0], one.verdict, "" if lacking else one.message)
-        groups.setdefault(key, []).append(one)
-    lines = []
-    for first, *others in groups.values():
-        more = f" and {len(others)} more" if others else ""
-        what, message = first.what + more, first.message
-        if first.what == "hub":
-            what, message = "hub", first.message + more
-        lines.append({"what": what, "verdict": first.verdict, "message": message})
-    return lines
+        kind, message = one.what.partition(" ")[0], re.sub("'.*?'", "", one.message)
+        groups[kind, one.verdict, message].append(one)
+    return [
+        {
+            "what": first.what,
+            "verdict": first.verdict,
+            "message": first.message + (f" (and {len(others)} more)" if others else ""),
+        }
+        for first, *others in groups.values()
+    ]

@@ -28,6 +28,8 @@ def show_table(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -33,12 +33,9 @@ def counts_of(config: Config, jobs: list[Job], known: Path = KNOWN) -> Counts:
     return Counts(config, jobs, known / "corpora.csv", offline=True)
 
 
-def text_jobs(config: Config) -> list[tuple[str, dict[str, str]]]:
-    return [
-        *(("chunk", {"corpus": name}) for name in config.corpora),
-        *(("batch", {"batches": name}) for name in config.batches),
-        *(("pair", {"pairs": name}) for name in config.pairs),
-    ]
+def text_jobs(config: Config) -> list[Job]:
+    made = {"chunk": config.corpora, "batch": config.batches, "pair": config.pairs}
+    return [Job(rule, name) for rule, section in made.items() for name in section]
 
 
 def with_sample(config: Config, documents: object) -> Config:
@@ -47,7 +44,7 @@ def with_sample(config: Config, documents: object) -> Config:
 
 
 def test_a_sample_of_wikipedia_is_too_small_for_the_paper_s_batches(paper):
-    jobs = [Job.of(*job) for job in text_jobs(paper)]
+    jobs = text_jobs(paper)
     sampled = with_sample(paper, 339_409)
     counts = counts_of(sampled, jobs)
     text = counts.text("wikipedia")
@@ -59,7 +56,7 @@ def test_a_sample_of_wikipedia_is_too_small_for_the_paper_s_batches(paper):
     (finding,) = [one for one in found if one.what == "batches wikipedia"]
     assert finding.verdict == "error"
     assert finding.message.startswith("num_batches asks for 320,000 of about 141,")
-    assert finding.jobs == (Job("batch", "wikipedia"),)
+    assert finding.jobs == [Job("batch", "wikipedia")]
     for others in ("batches code", "batches fineweb-edu", "pairs wikipedia", "pairs code"):
         assert not [one for one in found if one.what == others]
 
@@ -187,7 +184,7 @@ def test_chunks_that_are_there_are_counted(folder):
     def verdicts(asked: int) -> list[str]:
         asking = {"mine": {"corpora": ["mine"], "num_batches": asked}}
         own = parse_config(CONFIG | {"batches": asking}, "config")
-        found = check(Plan(own, [("batch", {"batches": "mine"})], MACHINE, KNOWN))
+        found = check(Plan(own, [Job("batch", "mine")], MACHINE, KNOWN))
         return [one.verdict for one in found if one.what == "batches mine"]
 
     enough = made.chunks // 16
@@ -202,7 +199,7 @@ def test_a_mixture_asks_the_sets_that_it_is_drawn_from(folder):
     assert counts.data("batches", "half").count == 80  # each of 16 is split
     assert counts.data("batches", "half").margin == 100 / 40
     assert counts.data("batches", "heads").count == 40  # the first half of each
-    jobs = [("batch", {"batches": name}) for name in config.batches]
+    jobs = [Job("batch", name) for name in config.batches]
     found = {one.what: one for one in check(Plan(config, jobs, MACHINE, KNOWN))}
     assert "batches half" not in found
     assert found["batches more"].verdict == "error"
@@ -212,7 +209,7 @@ def test_a_mixture_asks_the_sets_that_it_is_drawn_from(folder):
 def test_what_can_be_neither_known_nor_read_is_a_warning(folder):
     nowhere = {"mine": {"source": "hub", "dataset": "some/texts"}}
     config = parse_config(CONFIG | {"corpora": nowhere}, "config")
-    found = check(Plan(config, [("pair", {"pairs": "mine"})], MACHINE, KNOWN))
+    found = check(Plan(config, [Job("pair", "mine")], MACHINE, KNOWN))
     assert [one.verdict for one in found if one.what == "pairs mine"] == ["warning"]
 
 
@@ -223,7 +220,7 @@ def test_margins_at_which_an_estimate_warns_and_fails(folder):
     def verdicts(share: float) -> list[str]:
         pairs = {"mine": {"corpora": ["mine"], "num_pairs": int(available / share)}}
         config = parse_config(CONFIG | {"pairs": pairs}, "config")
-        found = check(Plan(config, [("pair", {"pairs": "mine"})], MACHINE, KNOWN))
+        found = check(Plan(config, [Job("pair", "mine")], MACHINE, KNOWN))
         return [one.verdict for one in found if one.what == "pairs mine"]
 
     assert [verdicts(share) for share in (1.5, 1.3, 0.8, 0.6)] == [

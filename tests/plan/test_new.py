@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import load_config
+from revela.text.corpora import Document
 from tests.conftest import TEXTS
 
 
@@ -65,8 +66,7 @@ def test_small_corpora_take_smaller_steps_and_more_passes(
 ):
     from revela.plan import new as module
 
-    look = module.Look(documents=words / 1000, words=words, language="English", titled=False)
-    monkeypatch.setattr(module, "_look", lambda *_: look)
+    monkeypatch.setattr(module, "look", lambda _: (words / 1000, 1000, [Document("a", "A text.")]))
     new(notes(1), "--backbone", backbone)
     experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
     assert experiment.batches_per_step == per_step

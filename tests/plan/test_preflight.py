@@ -242,17 +242,19 @@ from pathlib import Path
 from revela.config.file import parse_config
 from revela.plan.checks import check
 from revela.plan.costs import Plan
+from revela.plan.jobs import Job
 from revela.plan.machine import Machine
 config, jobs, known = map(json.loads, sys.argv[1:])
+jobs = [Job(*job) for job in jobs]
 found = check(Plan(parse_config(config, "c"), jobs, Machine(2, 80, 100), Path(known)))
 print(json.dumps([[one.what, one.verdict, one.message, list(map(str, one.jobs))] for one in found]))
 """
 
 
-def checked(folder: Path, *jobs: tuple, **environment: str) -> list[list]:
+def checked(folder: Path, *jobs: Job, **environment: str) -> list[list]:
     """Return what `check` finds in a new process: the hub's client reads its settings once."""
     own = {"HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
-    told = [CONFIG, jobs, str(folder)]
+    told = [CONFIG, jobs, str(ROOT / "data/paper")]
     result = subprocess.run(
         [sys.executable, "-c", CHECK, *map(json.dumps, told)],
         cwd=folder,
@@ -265,9 +267,9 @@ def checked(folder: Path, *jobs: tuple, **environment: str) -> list[list]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-TEXT = [("chunk", {"corpus": "wiki"}), ("batch", {"batches": "wiki"})]
-SMALL = ("train", {"experiment": "small"})
-GATED = ("train", {"experiment": "gated"})
+TEXT = [Job("chunk", "wiki"), Job("batch", "wiki")]
+SMALL = Job("train", "small")
+GATED = Job("train", "gated")
 
 
 @pytest.fixture
@@ -284,7 +286,7 @@ def test_what_the_hub_has_and_lacks(repositories):
     with serving(repositories / "hub") as address:
         online = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
         small = checked(repositories, *TEXT, SMALL, **online)
-        gated = checked(repositories, ("batch", {"batches": "ready"}), GATED, **online)
+        gated = checked(repositories, Job("batch", "ready"), GATED, **online)
     assert ["hub", "ok", f"1 of 1 models on {address}", []] in small
     assert ["hub", "ok", f"1 of 1 data sets on {address}", []] in small
     (training,) = [one for one in small if one[0] == "train small"]
@@ -324,8 +326,8 @@ def test_a_hub_that_does_not_answer_is_one_error(repositories):
     assert [one[2] for one in found].count(f"{address} cannot be reached") == 1
 
 
-def found_in(config: Config, *jobs: tuple, on: Machine = Machine(0, None, 64)) -> list:  # noqa: B008
-    return checks.check(Plan(config, jobs, on, Path("nothing")))
+def found_in(config: Config, *jobs: Job, on: Machine = Machine(0, None, 64)) -> list:  # noqa: B008
+    return checks.check(Plan(config, jobs, on, ROOT / "data/paper"))
 
 
 @pytest.mark.parametrize(("there", "verdict"), [(100.0, "ok"), (16.0, "warning"), (8.0, "error")])
@@ -363,17 +365,17 @@ def no_java(monkeypatch):
 
 
 def test_tools_that_are_missing(config, no_java):
-    jobs = [("evaluate", {"model": m, "task": "one"}) for m in ("mine", "bm25")]
+    jobs = [Job("evaluate", m, "one") for m in ("mine", "bm25")]
     (error,) = (one for one in found_in(config, *jobs) if one.verdict == "error")
     assert f"{error.what}: {error.message}" == NO_JAVA
-    assert error.jobs == (Job("evaluate", "bm25", "one"),)
+    assert error.jobs == [Job("evaluate", "bm25", "one")]
 
 
 def test_costs_are_those_of_what_a_target_needs(monkeypatch):
     monkeypatch.chdir(ROOT)
     paper = load_config(ROOT / "config.yaml")
-    training = [("train", {"experiment": "revela-wiki-1b"})]
-    tasks = [("evaluate", {"model": "revela-wiki-1b", "task": t}) for t in ("SciFact", "FEVER")]
+    training = [Job("train", "revela-wiki-1b")]
+    tasks = [Job("evaluate", "revela-wiki-1b", t) for t in ("SciFact", "FEVER")]
     plan = Plan(paper, [*training, *tasks], Machine(4, 80, 64), ROOT / "data/paper")
     targets = {"train revela-wiki-1b": training, "table x": [*training, *tasks]}
     rows = {row["name"]: row for row in preflight._cost_rows(plan, targets)}
@@ -432,15 +434,15 @@ def test_gpus_as_the_driver_tells_them(tmp_path, monkeypatch):
 def shown(config, tmp_path, no_java):
     """What a run of preflight prints and writes, or how it ends."""
 
-    def run(*jobs: tuple) -> tuple[dict, dict]:
+    def run(*jobs: Job) -> tuple[dict, dict]:
         output = tmp_path / "p.json"
-        found = preflight.run(config, jobs, Machine(0, None, 64), Path("nothing"), output, {})
+        found = preflight.run(config, jobs, Machine(0, None, 64), ROOT / "data/paper", output, {})
         return found, json.loads(output.read_text())
 
     return run
 
 
-LUCENE = ("evaluate", {"model": "bm25", "task": "one"})
+LUCENE = Job("evaluate", "bm25", "one")
 
 
 def test_errors_are_lines_on_stderr_and_name_the_jobs(shown, tmp_path, capsys, monkeypatch):
@@ -481,7 +483,8 @@ def test_the_tables_print_counts_and_all_of_a_message(config, tmp_path, capsys):
     known = tmp_path / "corpora.csv"
     head = "dataset,subset,rows,words_per_row,titles,words_per_first_document,bytes,source\n"
     known.write_text(f"{head}some/texts,,10000,211.2,,,5000,somebody\n")
-    jobs = [*TEXT, SMALL, ("evaluate", {"model": "mine", "task": "one"})]
+    (tmp_path / "models.json").write_text("{}")
+    jobs = [*TEXT, SMALL, Job("evaluate", "mine", "one")]
     preflight.run(config, jobs, Machine(0, None, 64), tmp_path, tmp_path / "p.json", {})
     lines = [re.split(r" *[│┃] *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
     # 10,000 documents of 2.5 chunks: 1,562 batches, of which 640 make 20 steps of 32.

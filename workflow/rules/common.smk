@@ -261,10 +261,10 @@ def costly(jobs):
 
 
 def planned(jobs):
-    """Return the rule and the wildcards of each job that takes time."""
-    return [(job.rule.name, job.wildcards_dict) for job in costly(jobs)]
+    """Return the jobs that take time as the plan calls them."""
+    return [in_plan(job) for job in costly(jobs)]
 
 
 def in_plan(job):
     """Return a job as the plan calls it."""
-    return Job.of(job.rule.name, job.wildcards_dict)
+    return Job(job.rule.name, *job.wildcards)
