@@ -24,7 +24,7 @@ from revela.plan.jobs import Job
 from revela.plan.machine import Machine
 from revela.plan.show import show_table
 
-_COUNTED = ("documents", "words", "chunks", "available", "asked", "margin")
+_COUNTED = ("documents", "words", "chunks", "available", "asked", "margin", "source")
 _MODES = ("on", "strict", "only", "off")
 
 
@@ -61,7 +61,8 @@ def run(
     plan = Plan(config, jobs, machine, known)
     findings = check(plan)
     counts, costs = _count_rows(plan), _cost_rows(plan, targets)
-    show_table("Counts", counts)
+    # Where a count comes from is for the file: the columns fill a terminal.
+    show_table("Counts", [{k: v for k, v in row.items() if k != "source"} for row in counts])
     show_table("Preflight", _grouped(findings))
     if max(value for value in costs[-1].values() if isinstance(value, float)) >= 1:
         show_table("Costs, about: hours of one GPU, each with all that it needs", costs)

@@ -1,12 +1,12 @@
 """Snakemake's progress, a line a job with the time that is left; its own log has all the rest."""
 
+import statistics
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from logging import WARNING, LogRecord
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -26,8 +26,7 @@ ERRORS: set[str] = set()
 """The names of Snakemake's exceptions."""
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     rule: str
     name: str
     log: Path | None
@@ -78,8 +77,8 @@ class LogHandler(LogHandlerBase):
     def _finished(self, job: _Job) -> None:
         now = time.monotonic()
         self.seconds[job.rule].append(now - job.start)
-        done = sum(map(len, self.seconds.values()))
-        line = f"[{done}/{sum(self.planned.values())}] {job.name}, {duration(now - job.start)}"
+        done, planned = sum(map(len, self.seconds.values())), sum(self.planned.values())
+        line = f"[{done}/{planned}] {job.name}, {duration(now - job.start)}"
         if left := self._seconds_left(now):
             line += f"; about {duration(left)} left"
         print(line, file=sys.stderr)
@@ -87,13 +86,9 @@ class LogHandler(LogHandlerBase):
     def _seconds_left(self, now: float) -> float:
         """Return the time that the other jobs take, if they run as those of their rules did."""
         every = [seconds for of_rule in self.seconds.values() for seconds in of_rule]
-        mean = sum(every) / len(every)
-        means = {rule: sum(own) / len(own) for rule, own in self.seconds.items()}
-        left = sum(
-            (count - len(self.seconds.get(rule, []))) * means.get(rule, mean)
-            for rule, count in self.planned.items()
-        )
-        left -= sum(now - job.start for job in self.running.values())
+        left = -sum(now - job.start for job in self.running.values())
+        for rule, count in self.planned.items():
+            left += (count - len(self.seconds[rule])) * statistics.mean(self.seconds[rule] or every)
         at_once = sum(every) / (now - self.start)
         return max(0.0, left) / max(1.0, at_once)
 

@@ -21,7 +21,7 @@ from revela.plan.show import duration, show_table
 
 _QUIET = 300  # seconds without a sign of life, or so many steps, until a training has stalled
 _QUIET_STEPS = 10
-_LAST_LINES = 64 * 1024  # bytes of a log that are read
+_TAIL = 64 * 1024  # bytes of a log that are read
 _STEPS_AVERAGED = 50
 _ERROR = re.compile(r"^revela: error: |^[\w.]+(Error|Exception)\b")
 _MADE = {
@@ -37,16 +37,16 @@ def show(results: Path) -> None:
     """Print how trainings and evaluations stand, and how many files of each kind there are."""
     now, failed = time.time(), failures(results)
     rows = trainings(results, now)
-    for row in rows:
-        if row["state"] != "done" and any(job.endswith(f" {row['model']}") for job in failed):
+    unfinished = [row for row in rows if row["state"] != "done"]
+    for row in unfinished:
+        if any(job.endswith(f" {row['model']}") for job in failed):
             row["state"] = "failed"
     show_table("Trainings", rows)
     show_table("Evaluations under way", evaluations_under_way(results, now))
     show_table("Failed", [{"job": job, "why": why} for job, why in failed.items()])
-    for row in rows:
-        if row["state"] != "done":
-            work = results / "models" / row["model"] / "checkpoints"
-            print(f"{work}: {_size(work) / 1e9:.1f} GB; `revela clean {row['model']}` removes them")
+    for row in unfinished:
+        work = results / "models" / row["model"] / "checkpoints"
+        print(f"{work}: {_size(work) / 1e9:.1f} GB; `revela clean {row['model']}` removes them")
     counts = {what: len(list(results.glob(pattern))) for what, pattern in _MADE.items()}
     made = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     print(f"{results}: {made or 'nothing is done yet'}")
@@ -79,10 +79,7 @@ def failures(results: Path) -> dict[str, str]:
 
 def last_line(log: Path) -> str:
     """Return the last line of a log that is not blank."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _LAST_LINES))
-        lines = stream.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return next((line.strip() for line in reversed(_tail(log)) if line.strip()), "")
 
 
 def clean(results: Path, model: str) -> int:
@@ -92,15 +89,14 @@ def clean(results: Path, model: str) -> int:
         RevelaError: there are none, or it is running.
     """
     left = [results / "models" / model / name for name in ("checkpoints", "retriever-unchecked")]
-    folders = [*left, results / "shards" / model]
-    there = [folder for folder in folders if folder.is_dir()]
-    if not there:
+    folders = [folder for folder in (*left, results / "shards" / model) if folder.is_dir()]
+    if not folders:
         raise RevelaError(f"{results}: no checkpoints and no shards of {model!r}")
-    running = [row["model"] for row in trainings(results, time.time()) if row["state"] == "running"]
-    if model in running:
+    rows = trainings(results, time.time())
+    if any(row["model"] == model and row["state"] == "running" for row in rows):
         raise RevelaError(f"{model!r} is running")
-    size = sum(map(_size, there))
-    for folder in there:
+    size = sum(map(_size, folders))
+    for folder in folders:
         shutil.rmtree(folder)
     return size
 
@@ -122,7 +118,7 @@ def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
 
 def _finished(folder: Path, now: float) -> dict[str, Any]:
     path = folder / "manifest.json"
-    manifest, lines = read_json(path), _last_lines(folder / "log.jsonl")
+    manifest, lines = read_json(path), _last_steps(folder / "log.jsonl")
     return {
         "model": folder.name,
         "state": "done",
@@ -139,7 +135,7 @@ def _finished(folder: Path, now: float) -> dict[str, Any]:
 
 
 def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
-    lines, segments = _last_lines(work / "log.jsonl"), read_segments(work)
+    lines, segments = _last_steps(work / "log.jsonl"), read_segments(work)
     step = lines[-1]["step"] if lines else 0
     rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
     seconds, last_step, ended = None, None, False
@@ -178,15 +174,20 @@ def _last_sign(work: Path) -> float:
     return max(path.stat().st_mtime for path in files if path.exists())
 
 
-def _last_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the last lines of a log that hold a loss; one that is being written is left out."""
-    lines = []
-    with contextlib.suppress(OSError), path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _LAST_LINES))
-        for line in stream.read().splitlines():
-            with contextlib.suppress(ValueError):
-                lines.append(json.loads(line))
-    return [line for line in lines if isinstance(line, dict) and "loss" in line]
+def _last_steps(log: Path) -> list[dict[str, Any]]:
+    """Return the last lines of a training's log that hold a loss, but none that is cut."""
+    steps = []
+    for line in _tail(log) if log.exists() else ():
+        with contextlib.suppress(ValueError):
+            steps.append(json.loads(line))
+    return [step for step in steps if isinstance(step, dict) and "loss" in step]
+
+
+def _tail(log: Path) -> list[str]:
+    """Return the last lines of a file."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL))
+        return stream.read().decode(errors="replace").split("\n")
 
 
 def _ago(now: float, seen: float) -> str:
