@@ -1,4 +1,4 @@
-"""Sizes of corpora and data sets before they are made, against those that are made."""
+"""Estimated sizes of corpora and data sets, compared with those that are made."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def with_sample(config: Config, documents: object) -> Config:
     return config.model_copy(update={"corpora": config.corpora | {"wikipedia": wikipedia}})
 
 
-def test_a_sample_of_wikipedia_is_too_small_for_the_paper_s_batches(paper):
+def test_random_sample_of_wikipedia_is_too_small_for_the_paper(paper):
     jobs = text_jobs(paper)
     sampled = with_sample(paper, 339_409)
     counts = counts_of(sampled, jobs)
@@ -61,19 +61,19 @@ def test_a_sample_of_wikipedia_is_too_small_for_the_paper_s_batches(paper):
         assert not [one for one in found if one.what == others]
 
 
-def test_the_first_articles_suffice_as_the_paper_says(paper):
-    """Its 320,000 batches are what the words of a first article come from."""
+def test_first_articles_of_wikipedia_suffice_for_the_paper(paper):
+    """The words of a first article are themselves derived from the paper's 320,000 batches."""
     counts = counts_of(with_sample(paper, First(first=339_409)), [])
     assert counts.data("batches", "wikipedia").margin == pytest.approx(1, abs=0.01)
     found = check(Plan(paper, text_jobs(paper), MACHINE, KNOWN))
     assert not [one for one in found if one.what.startswith("batches") and one.verdict == "error"]
-    # Only that share of the file's articles is read.
+    # Without a limit all articles of the file are read.
     whole = counts_of(with_sample(paper, None), []).text("wikipedia")
     assert whole.documents == 3_232_908
     assert whole.words == pytest.approx(21_015_324 * 100)
 
 
-def test_steps_are_those_that_the_paper_reports(paper):
+def test_steps_match_those_that_the_paper_reports(paper):
     counts = counts_of(paper, [])
     assert counts.steps("revela-wiki-1b") == 10_000
     assert counts.steps("revela-code-1b") == 11_211
@@ -124,7 +124,7 @@ def write(path: Path, rows: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.jsonl.gz"])
-def test_a_corpus_of_one_s_own_is_looked_at(folder, name):
+def test_size_of_a_local_corpus_is_estimated_from_a_sample(folder, name):
     rows = documents(2_500, 150)
     write(folder / name, rows)
     config = parse_config(
@@ -143,7 +143,7 @@ def test_a_corpus_of_one_s_own_is_looked_at(folder, name):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
-def test_rows_of_a_long_file_are_estimated_from_its_beginning(folder, suffix):
+def test_rows_of_a_long_file_are_estimated_from_its_first_megabyte(folder, suffix):
     draw = random.Random(0)
     lines = [
         json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n"
@@ -156,21 +156,21 @@ def test_rows_of_a_long_file_are_estimated_from_its_beginning(folder, suffix):
     assert estimate != 40_000
     assert estimate == pytest.approx(40_000, rel=0.1)
     path.write_bytes(compress("".join(lines[:3000]).encode()))
-    assert _rows_of(path) == 3000  # a short one is counted
+    assert _rows_of(path) == 3000  # a short file is counted exactly
 
 
-def test_joined_rows_and_few_rows(folder):
+def test_small_corpus_with_joined_titles_is_counted_exactly(folder):
     write(folder / "mine.jsonl", documents(300, 50))
     joined = {"source": "files", "path": "mine.jsonl", "fields": {"title": "title"},
               "join_title": True}  # fmt: skip
     counts = counts_of(parse_config(CONFIG | {"corpora": {"mine": joined}}, "config"), [])
-    assert counts.text("mine").documents == 100  # exact: there are less than a thousand rows
+    assert counts.text("mine").documents == 100  # there are fewer than a thousand rows
     longest = counts.text("mine").words / 100
     expected = 100 * (longest / (CHUNK_FILL * 120) + 0.5)
     assert counts.text("mine").chunks == pytest.approx(expected)
 
 
-def test_chunks_that_are_there_are_counted(folder):
+def test_existing_chunks_are_counted(folder):
     write(folder / "mine.jsonl", documents(700, 150))
     config = parse_config(CONFIG, "config")
     Path("results/chunks").mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_chunks_that_are_there_are_counted(folder):
     counts = counts_of(config, [Job("batch", "mine")])
     assert counts.text("mine").chunks == made.chunks
     assert counts.data("batches", "mine").exact
-    # A job that makes them anew: what is there does not count.
+    # Existing chunks that a job will replace are not counted.
     assert counts_of(config, [Job("chunk", "mine")]).text("mine").documents == 700
 
     def verdicts(asked: int) -> list[str]:
@@ -192,12 +192,13 @@ def test_chunks_that_are_there_are_counted(folder):
     assert verdicts(enough + 1) == ["error"]
 
 
-def test_a_mixture_asks_the_sets_that_it_is_drawn_from(folder):
+def test_sampled_set_is_limited_by_the_sets_it_samples_from(folder):
     write(folder / "mine.jsonl", documents(2_000, 150))
     config = parse_config(CONFIG, "config")
     counts = counts_of(config, [])
     assert counts.data("batches", "half").count == 80  # each of 16 is split
     assert counts.data("batches", "half").margin == 100 / 40
+    assert counts.data("batches", "half").available == 200  # two of each of the 100
     assert counts.data("batches", "heads").count == 40  # the first half of each
     jobs = [Job("batch", name) for name in config.batches]
     found = {one.what: one for one in check(Plan(config, jobs, MACHINE, KNOWN))}
@@ -206,14 +207,14 @@ def test_a_mixture_asks_the_sets_that_it_is_drawn_from(folder):
     assert found["batches more"].message.startswith("sample_from asks for 120 of mine")
 
 
-def test_what_can_be_neither_known_nor_read_is_a_warning(folder):
+def test_corpus_of_unknown_size_is_a_warning(folder):
     nowhere = {"mine": {"source": "hub", "dataset": "some/texts"}}
     config = parse_config(CONFIG | {"corpora": nowhere}, "config")
     found = check(Plan(config, [Job("pair", "mine")], MACHINE, KNOWN))
     assert [one.verdict for one in found if one.what == "pairs mine"] == ["warning"]
 
 
-def test_margins_at_which_an_estimate_warns_and_fails(folder):
+def test_margins_at_which_an_estimate_is_a_warning_or_an_error(folder):
     write(folder / "mine.jsonl", documents(2_000, 150))
     available = counts_of(parse_config(CONFIG, "config"), []).text("mine").chunks
 
@@ -231,7 +232,7 @@ def test_margins_at_which_an_estimate_warns_and_fails(folder):
     ]
 
 
-def test_every_corpus_of_the_paper_is_known(paper):
+def test_every_corpus_of_the_paper_has_published_counts(paper):
     counts = counts_of(paper, [])
     for name, corpus in paper.corpora.items():
         assert counts.text(name).source == "published counts", name

@@ -1,4 +1,4 @@
-"""A configuration written for texts of one's own."""
+"""`revela new`: a configuration written for the user's own texts."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def notes(count: int, text: str = " ".join(TEXTS), folder: str = "my notes") -> 
     return Path(folder)
 
 
-def test_a_folder_of_markdown(backbone):
+def test_config_for_a_folder_of_markdown(backbone):
     out = new(notes(200), "--backbone", backbone)
     words = 200 * (3 + len(" ".join(TEXTS).split()))
     assert f"my notes: 200 documents, {words:,} words, English; " in out
@@ -55,13 +55,13 @@ def test_a_folder_of_markdown(backbone):
 @pytest.mark.parametrize(
     ("words", "per_step", "steps", "epochs"),
     [
-        (8_000, 1, 40, 10.0),  # too few for a hundred steps: ten passes, no more
+        (8_000, 1, 40, 10.0),  # too few for a hundred steps: at most ten passes
         (100_000, 1, 100, 1.7),
         (1_000_000, 5, 117, 1.0),
         (30_000_000, 32, 549, 1.0),
     ],
 )
-def test_small_corpora_take_smaller_steps_and_more_passes(
+def test_small_corpora_get_smaller_steps_and_more_epochs(
     backbone, words, per_step, steps, epochs, monkeypatch
 ):
     from revela.plan import new as module
@@ -75,7 +75,14 @@ def test_small_corpora_take_smaller_steps_and_more_passes(
     assert float(passes) == pytest.approx(epochs, abs=0.3)
 
 
-def test_rows_with_fields_and_a_collection(backbone):
+def test_short_texts_without_a_title_give_no_task_of_titles(backbone):
+    rows = [{"text": "Rivers carry water to the sea."} for _ in range(900)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    new("rows.jsonl", "--backbone", backbone)
+    assert load_config(Path("rows.yaml")).benchmarks["rows"].tasks == ["halves"]
+
+
+def test_config_for_rows_with_fields_and_a_collection(backbone):
     rows = [
         {"uid": n, "headline": f"Title {n}", "body": f"{TEXTS[n % 5]}\n" * 9} for n in range(90)
     ]
@@ -103,7 +110,7 @@ def test_rows_with_fields_and_a_collection(backbone):
         (lambda: notes(9, "word " * 999, "é"), "é.yaml: corpora: a name must be letters"),
     ],
 )
-def test_texts_that_no_config_can_be_written_for(make, message, backbone):
+def test_unusable_texts_are_refused_in_one_line(make, message, backbone):
     if "plain" in message:
         notes(1)
     with pytest.raises(RevelaError, match=message):
@@ -116,8 +123,8 @@ def _file(name: str, text: str) -> Path:
     return Path(name.partition("/")[0])
 
 
-def test_from_texts_to_a_table(backbone):
-    """The whole way: `revela new`, `revela run`, a table with three systems."""
+def test_new_config_runs_through_to_its_table(backbone):
+    """`revela new` followed by `revela run` gives a table of three systems."""
     import subprocess
 
     Path("backbone").mkdir()

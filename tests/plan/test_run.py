@@ -1,4 +1,4 @@
-"""`revela run`: Snakemake on a config of one's own, a line a job."""
+"""`revela run`: Snakemake on a user's config, with one line of output a job."""
 
 import json
 import logging
@@ -36,13 +36,13 @@ def run(folder: Path, config: dict, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-def test_a_line_a_job_and_nothing_else_to_do(folder):
+def test_run_prints_one_line_a_job(folder):
     first = run(folder, CONFIG, BATCHES)
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("snakemake --snakefile ")
     assert "--configfile mine.yaml --replace-workflow-config" in first.stdout
     assert re.search(r"\[1/2\] chunk mine, \d+ s; about .* left\n\[2/2\] batch mine", first.stderr)
-    assert "6 documents" not in first.stdout + first.stderr  # that stands in the log
+    assert "6 documents" not in first.stdout + first.stderr  # it is in the log
     assert "6 documents" in (folder / "results/logs/chunk/mine.log").read_text()
     second = run(folder, CONFIG, BATCHES)
     assert second.stderr.strip().startswith("Nothing to be done")
@@ -50,19 +50,19 @@ def test_a_line_a_job_and_nothing_else_to_do(folder):
     assert "This was a dry-run" in dry.stdout + dry.stderr
 
 
-def test_what_a_job_prints_is_added_to_a_log_of_all(folder):
-    """As in a job of Slurm, whose standard output is a file."""
+def test_verbose_output_of_jobs_goes_to_a_redirected_stdout(folder):
+    """Standard output is a file, as in a Slurm job."""
     shutil.rmtree(folder / "results", ignore_errors=True)
     (folder / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
     command = [sys.executable, "-m", "revela", "run", "mine.yaml", "--verbose", BATCHES]
     with (folder / "all.log").open("w") as log:
         subprocess.run(command, cwd=folder, stdout=log, stderr=log, timeout=300, check=True)
-    told = (folder / "all.log").read_text()
-    places = [told.find(part) for part in ("snakemake --", "6 documents", "3 batches of 2")]
+    output = (folder / "all.log").read_text()
+    places = [output.find(part) for part in ("snakemake --", "6 documents", "3 batches of 2")]
     assert -1 < places[0] < places[1] < places[2]
 
 
-def test_the_last_line_is_why_a_job_failed(folder):
+def test_last_line_says_why_a_job_failed(folder):
     large = json.loads(json.dumps(CONFIG))
     large["batches"]["mine"]["batch_size"] = 20
     result = run(folder, large, BATCHES)
@@ -76,33 +76,33 @@ def test_the_last_line_is_why_a_job_failed(folder):
     assert "set -euo" not in result.stderr
 
 
-def test_the_time_left_is_that_of_the_rules(capsys, monkeypatch):
-    """Two jobs at once: chunks of 10 s, batches of 20 s, a training that nothing is known of."""
+def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
+    """Two jobs run at once: chunks take 10 s, batches 20 s; no training has finished before."""
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     handler = progress.LogHandler(None, None)
 
-    def tell(event, **told):
-        handler.emit(logging.makeLogRecord({"event": event} | told))
+    def emit(event, **details):
+        handler.emit(logging.makeLogRecord({"event": event} | details))
 
     def start(number, rule):
-        tell(LogEvent.JOB_INFO, jobid=number, rule_name=rule, wildcards={"x": str(number)}, log=[])
+        emit(LogEvent.JOB_INFO, jobid=number, rule_name=rule, wildcards={"x": str(number)}, log=[])
 
     planned = {"chunk": 2, "batch": 2, "train": 1, "total": 5}
-    tell(LogEvent.RUN_INFO, stats=planned)
+    emit(LogEvent.RUN_INFO, stats=planned)
     for number in (1, 2):
         start(number, "chunk")
     now = 10.0
     for number in (1, 2):
-        tell(LogEvent.JOB_FINISHED, job_id=number)
+        emit(LogEvent.JOB_FINISHED, job_id=number)
     for number in (3, 4):
         start(number, "batch")
     now = 30.0
     for number in (3, 4):
-        tell(LogEvent.JOB_FINISHED, job_id=number)
+        emit(LogEvent.JOB_FINISHED, job_id=number)
     start(5, "train")
     now = 45.0
-    tell(LogEvent.JOB_FINISHED, job_id=5)
+    emit(LogEvent.JOB_FINISHED, job_id=5)
     assert capsys.readouterr().err.splitlines() == [
         "5 jobs",
         "[1/5] chunk 1, 10 s; about 30 s left",  # 4 of 10 s less the 10 s of the one that runs
@@ -120,7 +120,7 @@ def test_the_time_left_is_that_of_the_rules(capsys, monkeypatch):
         ("results/tables/x.csv", "unknown target"),
     ],
 )
-def test_a_misspelt_target_is_named(folder, target, message):
+def test_misspelt_target_is_reported_with_a_suggestion(folder, target, message):
     result = run(folder, CONFIG, target)
     assert result.returncode == 1
     assert re.search(f"revela: error: mine.yaml: {message}", result.stderr)

@@ -1,4 +1,4 @@
-"""What is told of runs from their files: status, usage, trackers."""
+"""Status and usage of runs, read from their files, and trackers."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ NOW = 1_800_000_000.0
 
 
 def segment(work: Path, started: float, seen: float, **more: object) -> None:
-    told = {
+    facts = {
         "host": "node1", "process": 1, "started": started, "began": started, "seen": seen,
         "processes": 4, "gpus": 4, "gpu": "A100", "first_step": 0, "step": 0, "last_step": 100,
         "ended": False, "joules": None, "peak_gpu_memory_gb": None,
@@ -31,26 +31,26 @@ def segment(work: Path, started: float, seen: float, **more: object) -> None:
     folder = work / "segments"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{started:.0f}-{more.get('host', 'node1')}.json"
-    path.write_text(json.dumps(told | more))
+    path.write_text(json.dumps(facts | more))
 
 
-def test_segments_of_restarts_and_nodes_add_up(tmp_path):
+def test_usage_sums_segments_of_restarts_and_nodes(tmp_path):
     hour = 3600
     segment(tmp_path, NOW, NOW + hour, joules=3.6e6, peak_gpu_memory_gb=10.0)
     segment(tmp_path, NOW + 2 * hour, NOW + 2.5 * hour, joules=1.8e6, peak_gpu_memory_gb=12.0)
     segment(tmp_path, NOW + 2 * hour + 5, NOW + 2.5 * hour + 5, host="node2", joules=1.8e6)
     spent = usage.spent(tmp_path)
     assert spent["starts"] == 2
-    assert spent["gpus"] == 8  # of the last start
+    assert spent["gpus"] == 8  # of the last start only
     assert spent["gpu_hours"] == pytest.approx(4 * 1 + 4 * 0.5 + 4 * 0.5, abs=1e-3)
     assert spent["hours"] == pytest.approx(1.5, abs=0.01)
     assert spent["kilowatt_hours"] == pytest.approx(2.0)
     assert spent["peak_gpu_memory_gb"] == 12.0
     segment(tmp_path, NOW + 9 * hour, NOW + 9 * hour)
-    assert usage.spent(tmp_path)["kilowatt_hours"] is None  # one segment does not know
+    assert usage.spent(tmp_path)["kilowatt_hours"] is None  # one segment lacks it
 
 
-def test_energy_is_that_of_the_visible_gpus(monkeypatch):
+def test_energy_counts_visible_gpus_only(monkeypatch):
     drawn = {0: 5_000, 1: 7_000}
 
     class NVMLError(Exception):
@@ -82,7 +82,7 @@ def test_energy_is_that_of_the_visible_gpus(monkeypatch):
 
 @pytest.fixture
 def results(tmp_path) -> Path:
-    """A training that is done, evaluated twice, one that runs, and an evaluation under way."""
+    """Results with a finished training, two evaluations of it, and one of each under way."""
     done = tmp_path / "models" / "done"
     done.mkdir(parents=True)
     manifest = {
@@ -96,11 +96,11 @@ def results(tmp_path) -> Path:
     scores = tmp_path / "scores" / "done"
     scores.mkdir(parents=True)
     for task in "ab":
-        told = {"settings": {}, "gpu_hours": 0.5, "kilowatt_hours": 0.25, "peak_memory_gb": 9.0}
-        (scores / f"{task}.manifest.json").write_text(json.dumps(told))
+        manifest = {"settings": {}, "gpu_hours": 0.5, "kilowatt_hours": 0.25, "peak_memory_gb": 9.0}
+        (scores / f"{task}.manifest.json").write_text(json.dumps(manifest))
     work = tmp_path / "models" / "under-way" / "checkpoints" / "0123"
     (work / "checkpoint-20").mkdir(parents=True)
-    (work / "checkpoint-30").mkdir()  # not whole
+    (work / "checkpoint-30").mkdir()  # incomplete
     (work / "checkpoint-20" / "complete.json").write_text("{}")
     lines = [{"step": n, "loss": 9 - n / 10, "tokens_per_second": 100.0} for n in range(1, 31)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -111,7 +111,7 @@ def results(tmp_path) -> Path:
     return tmp_path
 
 
-def test_status_of_what_is_done_and_under_way(results):
+def test_status_of_finished_and_running_trainings(results):
     now = time.time()
     work = results / "models/under-way/checkpoints/0123"
     segment(work, now - 100, now, first_step=20, step=30, last_step=100)
@@ -129,18 +129,18 @@ def test_status_of_what_is_done_and_under_way(results):
     def state(later: float) -> str:
         return status.trainings(results, now + later)[1]["state"]
 
-    # A step of ten seconds: quiet for five minutes is long.
+    # Steps take ten seconds, so five minutes without a sign of life are a stall.
     assert state(200) == "running"
     assert state(400) == "stalled"
     segment(work, now - 100, now, first_step=20, step=30, ended=True)
     assert state(400) == "stopped"
     segment(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
-    assert state(1) == "stopped"  # killed on this machine
+    assert state(1) == "stopped"  # its process on this machine is gone
     (evaluation,) = status.evaluations_under_way(results, now)
     assert [evaluation[key] for key in ("model", "task", "shards")] == ["done", "c", 1]
 
 
-def test_a_failure_is_named_with_its_line_and_what_it_left_can_be_removed(results, capsys):
+def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     now = time.time()
     segment(results / "models/under-way/checkpoints/0123", now - 100, now)
     logs = {
@@ -160,9 +160,9 @@ def test_a_failure_is_named_with_its_line_and_what_it_left_can_be_removed(result
     with pytest.raises(RevelaError, match="'under-way' is running"):
         status.clean(results, "under-way")
     status.show(results)
-    told = capsys.readouterr().out
-    assert "failed" in told
-    assert "`revela clean under-way` removes them" in told
+    output = capsys.readouterr().out
+    assert "failed" in output
+    assert "`revela clean under-way` removes them" in output
     segment(results / "models/under-way/checkpoints/0123", now - 50, now, ended=True)
     unchecked = results / "models" / "under-way" / "retriever-unchecked"
     unchecked.mkdir()
@@ -176,7 +176,7 @@ def test_a_failure_is_named_with_its_line_and_what_it_left_can_be_removed(result
     assert (results / "models/done/manifest.json").exists()
 
 
-def test_usage_adds_up_beside_the_paper(results, tmp_path):
+def test_usage_sums_manifests_beside_the_paper(results, tmp_path):
     paper = Path(__file__).parents[2] / "data/paper/gpu_hours.csv"
     commands.usage(results, tmp_path / "usage.csv", paper)
     rows = list(csv.DictReader((tmp_path / "usage.csv").read_text().splitlines()))
@@ -192,14 +192,14 @@ def test_usage_adds_up_beside_the_paper(results, tmp_path):
     assert ["|", "total", "|", "–", "|", "–", "|"] in [line[:7] for line in cells]
 
 
-def test_energy_is_unknown_where_one_step_did_not_count_it(results):
+def test_energy_is_unknown_if_one_manifest_lacks_it(results):
     (results / "scores/done/c.manifest.json").write_text('{"settings": {}, "gpu_hours": 0.5}')
     row = summed(results).loc["done"]
     assert pd.isna(row["kilowatt_hours"])
     assert row["evaluation_gpu_hours"] == 1.5
 
 
-def test_status_answers_at_once(results):
+def test_status_imports_nothing_heavy(results):
     code = (
         "import sys; from revela.cli import app; "
         "app(['status', sys.argv[1]], standalone_mode=False); "
@@ -214,7 +214,7 @@ def test_status_answers_at_once(results):
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_trackers_that_are_missing_are_told(monkeypatch, tmp_path):
+def test_missing_trackers_are_errors(monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("REVELA_TRACKERS", "tensorboard, wand")
@@ -232,7 +232,7 @@ def test_trackers_that_are_missing_are_told(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     for name in ("WANDB_DIR", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_PROJECT", "WANDB_RESUME"):
         monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv(name, "")  # so that what is set here does not stay
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it
         monkeypatch.delenv(name)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
     trackers.prepare(tmp_path / "m", "a")

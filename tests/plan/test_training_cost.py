@@ -1,4 +1,4 @@
-"""What trainings take, beside what the paper reports and claims."""
+"""The table of training costs, and the paper's claims about them."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def paper(monkeypatch, tmp_path):
-    """The settings of the paper's table as its job gets them, where nothing is made yet."""
+    """Return the settings of the paper's table, and change to a folder without results."""
     monkeypatch.chdir(ROOT)
     settings = load_config(Path("config.yaml")).resolved("costs", "training_cost").dump()
     (tmp_path / "data").symlink_to(ROOT / "data")
@@ -41,15 +41,15 @@ def write_manifest(model, **facts):
     path.write_text(json.dumps(facts))
 
 
-def test_trainings_of_the_paper_are_counted_before_anything_is_made(paper):
+def test_costs_are_modelled_without_results(paper):
     entry, costs = costs_of(paper)
     rows = costs.set_index("training")
     assert list(rows["label"].items()) == entry.experiments
     of_1b = rows.loc["revela-wiki-1b"]
     assert (of_1b["batches"], of_1b["texts"]) == (320_000, 5_120_000)
     assert of_1b["tokens"] == 5_120_000 * 157
-    # Twice forward and once backward through 0.97 billion weights (one and a half times, since
-    # the query form is half a chunk) and through those of the language model, for e and for h.
+    # Six operations a weight and token: the retriever encodes a chunk and its first half, the
+    # language model computes e and h, and the head serves h alone.
     weights, head = 973_078_528, 128_256 * 2048
     operations = 6 * (1.5 * weights + 2 * weights + head)
     assert of_1b["eflop"] == pytest.approx(5_120_000 * 157 * operations / 1e18, rel=1e-3)
@@ -58,13 +58,13 @@ def test_trainings_of_the_paper_are_counted_before_anything_is_made(paper):
     assert rows.loc["revela-wiki-3b", "texts"] == 320_000 * 8
     assert rows.loc["replug-wiki-1b", "batches"] == 4500 * 32
     reported = rows["reported_gpu_hours"]
-    assert reported["revela-wiki-3b"] == 176  # its smaller batches are cut from the same ones
+    assert reported["revela-wiki-3b"] == 176  # its smaller batches are cut from the reported ones
     assert reported["revela-code-0.1b"] == 192
     assert reported.filter(like="replug").isna().all()
     assert rows["measured_gpu_hours"].isna().all()
 
 
-def test_what_is_measured_stands_beside_it(paper):
+def test_measured_hours_come_from_manifests(paper):
     write_manifest("revela-wiki-3b", gpu_hours=150.25, gpu="NVIDIA A100", gpus=4, settings={})
     write_manifest("revela-wiki-1b", gpu_hours=0.0, gpu=None, gpus=0, settings={})  # on a CPU
     files = Path("out/training_cost.csv")
@@ -83,7 +83,7 @@ def test_what_is_measured_stands_beside_it(paper):
     assert measured["verdict"] == "more than claimed"
 
 
-def test_the_claims_of_the_paper(paper, tmp_path):
+def test_claims_of_the_paper_are_checked(paper, tmp_path):
     entry, costs = costs_of(paper)
     claims = check_claims(entry, costs)
     ratios = [270e6 / 339_409, 270e6 / 320_000, 540e6 / 2.56e6, 64 * 48 / 176, 1231 / 176]
@@ -96,7 +96,7 @@ def test_the_claims_of_the_paper(paper, tmp_path):
         check_latex(f"{table}\\end{{table}}\n", tmp_path)
 
 
-def test_the_settings_change_with_these_trainings_only(monkeypatch):
+def test_settings_change_only_with_the_trainings_of_the_table(monkeypatch):
     monkeypatch.chdir(ROOT)
     raw = read_yaml(Path("config.yaml"))
     config = parse_config(raw, "config.yaml")
