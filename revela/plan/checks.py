@@ -86,9 +86,7 @@ def _counts(plan: Plan) -> Iterator[Finding]:
             if rows is None:
                 yield Finding(what, "warning", _UNCOUNTED, jobs)
             elif rows.margin is not None:
-                verdict = _verdict(1, rows.margin)
-                if rows.exact:
-                    verdict = "ok" if rows.margin >= 1 else "error"
+                verdict = _verdict(1, rows.margin, 1 if rows.exact else UNCERTAINTY)
                 if verdict != "ok":
                     yield Finding(what, verdict, _short(plan.config, section, name, rows), jobs)
 
@@ -146,14 +144,15 @@ def _memory(what: str, need: float | None, machine: Machine, jobs: Sequence[Job]
     if machine.gb is None:
         message = f"{about} a GPU; what a GPU has is unknown (gpu_memory_gb)"
         return Finding(what, "warning", message, jobs)
-    message = f"{about}; {machine.name} has {machine.gb:.0f} GB"
+    has = "a GPU has" if machine.gpus else "no GPU here; the machine has"
+    message = f"{about}; {has} {machine.gb:.0f} GB"
     return Finding(what, _verdict(need / GB, machine.gb), message, jobs)
 
 
-def _verdict(need: float, there: float) -> Verdict:
-    if need > UNCERTAINTY * there:
+def _verdict(need: float, there: float, uncertainty: float = UNCERTAINTY) -> Verdict:
+    if need > uncertainty * there:
         return "error"
-    return "warning" if need * UNCERTAINTY > there else "ok"
+    return "warning" if need * uncertainty > there else "ok"
 
 
 def _disk(plan: Plan) -> Iterator[Finding]:

@@ -19,11 +19,6 @@ class Machine:
     partition: str | None = None
 
     @property
-    def name(self) -> str:
-        """What jobs compute on."""
-        return "a GPU" if self.gpus else "no GPU here; the machine"
-
-    @property
     def has_bfloat16(self) -> bool:
         """Whether models of precision bfloat16 stay so: on a GPU, and on some processors."""
         from revela.encoder import native_dtype
