@@ -119,7 +119,7 @@ def _micro_step(config: Any, name: str) -> MicroStep:
         settings=json.loads(cut.dump()),
         models=models,
         row=row,
-        training_gb=estimates.training_memory(cut, known, row, half) / estimates.GB,
+        training_gb=estimates.training_memory(cut, known, row, half, True) / estimates.GB,
         encoding_gb=estimates.encoding_memory(known[0], half, gpu=False) / estimates.GB,
         flops=estimates.training_flops(cut, known, row, size),
         parameters=known[0].weights(),

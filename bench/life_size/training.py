@@ -99,7 +99,8 @@ class Training:
         rate = apart(matmul_rate)
         output = self.work / "trained"
         settings = json.dumps(self.settings)
-        self._revela("train", "--settings", settings, "--data", data, "--output", output)
+        given = ("--settings", settings, "--data", data, "--gradient-checkpointing")
+        self._revela("train", *given, "--output", output)
         manifest = json.loads((output / "manifest.json").read_text(encoding="utf-8"))
         lines = map(json.loads, (output / "log.jsonl").read_text(encoding="utf-8").splitlines())
         steps = [line for line in lines if "loss" in line]

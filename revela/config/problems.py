@@ -21,6 +21,9 @@ RENAMED = {
 }
 """Keys of version 0.1, and what they are called now."""
 
+OF_THE_MACHINE = {"gradient_checkpointing"}
+"""Keys that experiments had before they became options of `revela train`: they change no result."""
+
 
 _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
 """Pydantic's errors where keys with values were expected."""
@@ -61,6 +64,12 @@ def unknown_key(key: str, settings: type[BaseModel]) -> str:
     """Say that settings have no such key, and where it belongs."""
     if RENAMED.get(key) in settings.model_fields:
         return f"{key!r} is now called {RENAMED[key]!r}"
+    if key in OF_THE_MACHINE and "objective" in settings.model_fields:
+        option = "--" + key.replace("_", "-")
+        return (
+            f"{key!r} changes no result and belongs to the machine: "
+            f"`set-resources: {{train: {{{key}: true}}}}` in a profile, or {option}"
+        )
     for group, kinds in nested(settings).items():
         if any(key in kind.model_fields for kind in kinds):
             return f"unknown key {key!r}; it belongs to {group!r}"

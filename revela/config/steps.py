@@ -375,7 +375,6 @@ class Experiment(Settings):
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     precision: Precision = "bfloat16"
-    gradient_checkpointing: bool = False
     checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
     checkpoints_kept: int = Field(2, ge=2, strict=True)
     similarity_snapshot_steps: list[Natural] = Field([], description="whose similarities are kept")

@@ -116,7 +116,13 @@ def _trainings(plan: Plan) -> Iterator[Finding]:
         need = None
         if models:
             size = plan.row_size(name)
-            need = estimates.training_memory(experiment, models, size, machine.has_bfloat16)
+            need = estimates.training_memory(
+                experiment,
+                models,
+                size,
+                machine.has_bfloat16,
+                machine.gradient_checkpointing,
+            )
         yield _memory(f"train {name}", need, machine, jobs)
 
 

@@ -121,7 +121,13 @@ def trained_parameters(experiment: Experiment, models: Models) -> int:
     return _weights(trained)
 
 
-def training_memory(experiment: Experiment, models: Models, row: int, half: bool) -> float:
+def training_memory(
+    experiment: Experiment,
+    models: Models,
+    row: int,
+    half: bool,
+    gradient_checkpointing: bool = False,
+) -> float:
     """Return the bytes that one process of a training takes, of the device that it computes on.
 
     Weights, gradients and AdamW's two moments; what each layer keeps for the backward pass, or
@@ -131,6 +137,7 @@ def training_memory(experiment: Experiment, models: Models, row: int, half: bool
         experiment, models: what is trained.
         row: texts of a batch (B); of a pair, its query, positive and negatives.
         half: whether the device has bfloat16.
+        gradient_checkpointing: whether activations are computed again in the backward pass.
     """
     width = 2 if half and experiment.precision == "bfloat16" else 4
     trained = trained_parameters(experiment, models)
@@ -147,7 +154,7 @@ def training_memory(experiment: Experiment, models: Models, row: int, half: bool
             # No gradients: the keys and values of all prefixes, and a part of one layer.
             kept += tokens // 2 * shape.layers * 2 * shape.keys * width
             working = max(working, tokens // 2 * shape.layer_width() / 4 * width)
-        elif experiment.gradient_checkpointing:
+        elif gradient_checkpointing:
             kept += 10 * tokens * shape.layers * shape.hidden
             working = max(working, tokens * shape.layer_width() * width)
         else:
@@ -170,11 +177,11 @@ def training_flops(experiment: Experiment, models: Models, row: int, rows: float
     """Return the floating-point operations of a training on `rows` batches (pairs) of `row` texts.
 
     Two a weight for a token that passes forward and two for its gradient; two more where the
-    weights themselves are trained, two for a second forward pass with gradient checkpointing. Every
-    text counts as of full length, as in the paper's time that the rate was taken from.
+    weights themselves are trained, two for a second forward pass with gradient checkpointing. That
+    and every text of full length is how the paper's time was counted, which the rate comes from.
     """
     tokens = rows * row * experiment.max_length
-    each = 4.0 + (0 if experiment.lora else 2) + (2 if experiment.gradient_checkpointing else 0)
+    each = 6.0 + (0 if experiment.lora else 2)
     forms = 1.0 if experiment.objective.on_pairs else 1.5 if experiment.first_half else 2.0
     retriever, *language_model = models
     operations = each * forms * retriever.matrices

@@ -17,6 +17,7 @@ class Machine:
     gpu_gb: float | None  # memory of one, None if it is not known
     ram_gb: float
     partition: str | None = None
+    gradient_checkpointing: bool = False  # of its trainings
 
     @property
     def has_bfloat16(self) -> bool:
@@ -32,7 +33,10 @@ class Machine:
 
 
 def this_machine(
-    gpus: int | None = None, gpu_gb: float | None = None, partition: str | None = None
+    gpus: int | None = None,
+    gpu_gb: float | None = None,
+    partition: str | None = None,
+    gradient_checkpointing: bool = False,
 ) -> Machine:
     """Return what jobs will run on: what is given, and for the rest this machine."""
     found = _own_gpus()
@@ -41,6 +45,7 @@ def this_machine(
         gpu_gb=min(found, default=None) if gpu_gb is None else gpu_gb,
         ram_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3,
         partition=partition,
+        gradient_checkpointing=gradient_checkpointing,
     )
 
 

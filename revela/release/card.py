@@ -15,6 +15,7 @@ from revela.common.errors import RevelaError
 from revela.common.hub import find_file
 from revela.common.outputs import read_json
 from revela.config.names import ModelName, ModelRef
+from revela.config.problems import OF_THE_MACHINE
 from revela.config.steps import Experiment
 
 _TEXT = """---
@@ -83,7 +84,8 @@ def make_card(folder: Path, location: str) -> str | None:
         return None
     name = home.name if home == above[0] else str(ModelName(home.name, step=int(folder.name)))
     manifest = read_json(home / "manifest.json")
-    experiment = Experiment.model_validate(manifest["settings"])
+    settings = {k: v for k, v in manifest["settings"].items() if k not in OF_THE_MACHINE}
+    experiment = Experiment.model_validate(settings)
     sources = list(_sources(Path(next(iter(manifest["inputs"])))))
     data_sets = sorted({one["dataset"] for one in sources if "dataset" in one})
     scores = list(_scores(home.parents[1] / "scores" / name))

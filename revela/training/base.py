@@ -12,6 +12,7 @@ import torch
 import transformers
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader, RandomSampler
 from tqdm.auto import tqdm
 from transformers.trainer import SAFE_WEIGHTS_NAME, SCHEDULER_NAME
 
@@ -109,11 +110,19 @@ class BaseTrainer(transformers.Trainer):
         accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
         self.rows_per_step = accumulated * self.args.world_size
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
-        """Draw whole steps only: a shorter last one would depend on the number of processes."""
+    def get_train_dataloader(self) -> DataLoader:
+        """Load whole steps only: a shorter last one would depend on the number of processes."""
         rows = len(self.train_dataset)
-        whole = rows - rows % self.rows_per_step
-        return torch.utils.data.RandomSampler(self.train_dataset, num_samples=whole)
+        loader = DataLoader(
+            self.train_dataset,
+            self.args.train_batch_size,
+            sampler=RandomSampler(self.train_dataset, num_samples=rows - rows % self.rows_per_step),
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            worker_init_fn=checkpoints.start_loader_worker,
+        )
+        return self.accelerator.prepare(loader)
 
     def run(self, checkpoint_minutes: float = 15) -> None:
         """Train from the last checkpoint to the end, with a checkpoint every so many minutes.

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -49,9 +50,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     work = folder / hashlib.sha256(known.encode()).hexdigest()[:12]
     first = int(os.environ.get("RANK", "0")) == 0
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # Die with the launcher: when it is killed, its processes would train on and hold the lock.
-        with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        _die_with_parent()  # when the launcher is killed, its processes would train on
     try:
         work.mkdir(parents=True, exist_ok=True)
         stream = (folder / "lock").open("w")
@@ -80,6 +79,29 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
                         work.rmdir()
                     folder.rmdir()
                     output.rmdir()
+
+
+def _die_with_parent() -> None:
+    """Have this process killed when its parent is: it would hold the lock."""
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def start_loader_worker(_: int) -> None:
+    """Have a loader's worker process end with the training, and not before it.
+
+    SIGTERM may be sent to all processes of a job. A worker that it ended would end the training
+    before its checkpoint, so that only the training's own SIGTERM ends one.
+    """
+    _die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_wait_for_sigterm_of_parent, daemon=True).start()
+
+
+def _wait_for_sigterm_of_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def mark_complete(checkpoint: Path, processes: dict[str, int]) -> None:

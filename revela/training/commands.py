@@ -38,6 +38,12 @@ def train(
     batches_per_forward: Annotated[
         int, typer.Option(min=1, help="Revela's batches of one forward pass, at most.")
     ] = 1,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option(help="Recompute activations: less memory, a third more to compute.")
+    ] = False,
+    loader_workers: Annotated[
+        int, typer.Option(min=0, help="Processes that tokenize ahead for a GPU.")
+    ] = 2,
 ) -> None:
     """Train a retriever.
 
@@ -47,7 +53,16 @@ def train(
     from revela.training.trainer import train as run
 
     with _left_process_group():
-        run(settings, data, folder, checkpoint_minutes, zero, batches_per_forward)
+        run(
+            settings,
+            data,
+            folder,
+            checkpoint_minutes,
+            zero,
+            batches_per_forward,
+            gradient_checkpointing,
+            loader_workers,
+        )
 
 
 @contextlib.contextmanager

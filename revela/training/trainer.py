@@ -11,7 +11,7 @@ from transformers.trainer_pt_utils import get_model_param_count
 from revela.common import outputs
 from revela.common.errors import RevelaError, reading
 from revela.config.steps import EncoderModel, Experiment
-from revela.encoder import Encoder, add_lora, load_model, load_tokenizer, native_dtype
+from revela.encoder import Encoder, add_lora, devices, load_model, load_tokenizer, native_dtype
 from revela.encoding import write_encoding
 from revela.release.card import make_card
 from revela.release.check import check_folder
@@ -34,6 +34,8 @@ def train(
     checkpoint_minutes: float = 15,
     zero_stage: int = 0,
     batches_per_forward: int = 1,
+    gradient_checkpointing: bool = False,
+    loader_workers: int = 2,
 ) -> None:
     """Train a retriever on a batch file, for Contriever a pair file, and write it to a folder.
 
@@ -44,7 +46,16 @@ def train(
     tokenizer, encoding), `language_model/` where one is trained, `log.jsonl` (one line a step) and
     `manifest.json`. While it runs, checkpoints are in `output/checkpoints/`, in a folder of these
     settings and data, `checkpoint_minutes` apart at most: another call resumes from the last one.
-    `zero_stage` is DeepSpeed's, 2 or 3; 0 is DDP.
+
+    Args:
+        experiment: what is trained, and how.
+        data: batch file or pair file.
+        output: the folder.
+        checkpoint_minutes: see above.
+        zero_stage: of DeepSpeed, 2 or 3; 0 is DDP.
+        batches_per_forward: Revela's batches of one forward pass, at most.
+        gradient_checkpointing: recompute activations in the backward pass to save memory.
+        loader_workers: processes that tokenize ahead on a GPU; a CPU has no core to spare.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
@@ -53,6 +64,9 @@ def train(
     """
     folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
     inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
+    workers = loader_workers if devices()[0] != "cpu" else 0
+    if workers:  # tokenizers warns where a process forks after it has used threads
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with start(output, experiment, inputs) as work:
         # Before the models: ZeRO-3 shards weights where they are loaded.
         arguments = training_arguments(
@@ -66,6 +80,7 @@ def train(
             weight_decay=experiment.weight_decay,
             max_grad_norm=experiment.max_gradient_norm,
             save_total_limit=experiment.checkpoints_kept,
+            dataloader_num_workers=workers,
             label_names=[],
             average_tokens_across_devices=False,
         )
@@ -78,7 +93,7 @@ def train(
             )
         with reading(data, "enough for this schedule"):
             experiment.check_steps(experiment.steps or len(rows) // experiment.batches_per_step)
-        module, collate = _build(experiment, zero_stage)
+        module, collate = _build(experiment, zero_stage, gradient_checkpointing)
         trainer = _Trainer(
             experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
         )
@@ -115,7 +130,14 @@ def train(
         trained = get_model_param_count(module, trainable_only=True)
         found = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
         files = sorted(str(file.relative_to(output)) for file in found)
-        trainer.finish(output, experiment, inputs, trainable_parameters=trained, files=files)
+        trainer.finish(
+            output,
+            experiment,
+            inputs,
+            gradient_checkpointing=gradient_checkpointing,
+            trainable_parameters=trained,
+            files=files,
+        )
         if writes:
             final = output / "retriever"
             outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
@@ -137,7 +159,9 @@ def _rows_per_forward(experiment: Experiment, most: int) -> int:
     return max([n for n in range(1, most + 1) if share % n == 0], default=1) if share else 1
 
 
-def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
+def _build(
+    experiment: Experiment, zero_stage: int, gradient_checkpointing: bool
+) -> tuple[Any, Any]:
     """Load the models of an experiment and return its objective and its collator."""
     dtype = native_dtype(experiment.precision)
     # Frozen weights can be half precision; trained ones stay in float32 under autocast.
@@ -147,7 +171,7 @@ def _build(experiment: Experiment, zero_stage: int) -> tuple[Any, Any]:
         if experiment.lora and trained and Path(name, "adapter_config.json").exists():
             raise RevelaError(f"model {name!r} is an adapter: make it whole by `revela export`")
         model = load_model(name, causal=causal, dtype=weights)
-        if experiment.gradient_checkpointing:
+        if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
         if not (experiment.lora and trained):

@@ -117,7 +117,6 @@ def experiment(**changes: object) -> Experiment:
         "data": "wiki",
         "retriever": "a/b",
         "language_model": "a/b",
-        "gradient_checkpointing": True,
     }
     return Experiment.model_validate(settings | changes)
 
@@ -128,7 +127,7 @@ def test_training_memory_is_near_the_measured_one():
     for size, measured in ((64, 12.2), (128, 12.8)):
         all_weights = experiment(lora=None)
         models = [shape, shape]
-        whole = estimates.training_memory(all_weights, models, size, half=True)
+        whole = estimates.training_memory(all_weights, models, size, True, True)
         # The bench's step holds gradients, but neither weights nor AdamW's moments.
         step = whole - 12 * estimates.trained_parameters(all_weights, models)
         assert measured / UNCERTAINTY < step / GB < measured * UNCERTAINTY
@@ -137,10 +136,10 @@ def test_training_memory_is_near_the_measured_one():
 def test_training_memory_grows_with_batch_and_trained_weights():
     models = [decoder(LLAMA_1B), decoder(LLAMA_1B)]
 
-    def memory(size: int = 16, **changes: object) -> float:
-        return estimates.training_memory(experiment(**changes), models, size, half=True)
+    def memory(size: int = 16, checkpointing: bool = True, **changes: object) -> float:
+        return estimates.training_memory(experiment(**changes), models, size, True, checkpointing)
 
-    assert memory() < memory(32) < memory(32, gradient_checkpointing=False)
+    assert memory() < memory(32) < memory(32, checkpointing=False)
     assert memory() < memory(lora=None)
     # Weights, gradients and two moments of both models in float32, whatever the batch.
     assert memory(1, lora=None) > 16 * 2 * 1.2e9
@@ -158,7 +157,7 @@ def test_bfloat16_on_a_cpu_halves_the_memory(monkeypatch, has):
     assert weights < estimates.encoding_memory(shape, half, gpu=False) < 1.3 * weights
     models = [shape, shape]
     states = 2 * weights + 16 * estimates.trained_parameters(experiment(), models)
-    assert states < estimates.training_memory(experiment(), models, 2, half) < 1.2 * states
+    assert states < estimates.training_memory(experiment(), models, 2, half, True) < 1.2 * states
 
 
 @pytest.mark.parametrize(("name", "hours"), [("revela-wiki-1b", 44), ("revela-code-1b", 48)])
@@ -184,7 +183,6 @@ CONFIG = {
             "data": "wiki",
             "retriever": "some/model",
             "language_model": "some/model",
-            "gradient_checkpointing": True,
         },
         "gated": {"base": "small", "retriever": "some/gated", "data": "ready"},
     },
@@ -332,10 +330,13 @@ def found_in(config: Config, *jobs: Job, on: Machine = Machine(0, None, 64)) -> 
     return checks.check(Plan(config, jobs, on, ROOT / "data/paper"))
 
 
-@pytest.mark.parametrize(("there", "verdict"), [(100.0, "ok"), (16.0, "warning"), (8.0, "error")])
-def test_memory_is_compared_with_that_of_the_gpu(config, monkeypatch, there, verdict):
+@pytest.mark.parametrize(
+    ("there", "checkpointing", "verdict"),
+    [(100.0, True, "ok"), (16.0, True, "warning"), (8.0, True, "error"), (16.0, False, "error")],
+)
+def test_memory_is_compared_with_that_of_the_gpu(config, monkeypatch, there, checkpointing, verdict):
     monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"model_type": "llama"})
-    found = found_in(config, SMALL, on=Machine(4, there, 64))
+    found = found_in(config, SMALL, on=Machine(4, there, 64, gradient_checkpointing=checkpointing))
     (training,) = [one for one in found if one.what == "train small"]
     assert training.verdict == verdict
 

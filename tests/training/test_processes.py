@@ -97,7 +97,6 @@ def experiments(folder: Path) -> dict[str, Experiment]:
         "lora": experiment(
             folder,
             lora=LORA,
-            gradient_checkpointing=True,
             similarity_snapshot_steps=[0, 2],
             save_retriever_steps=[0, 2],
         ),

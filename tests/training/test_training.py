@@ -15,6 +15,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -88,6 +89,7 @@ def experiment(backbone, **changes) -> Experiment:
     return Experiment.model_validate(settings | changes)
 
 
+LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
 REPLUG = {
     "name": "replug",
     "retriever_temperature": 0.1,
@@ -237,32 +239,62 @@ def test_several_batches_in_a_forward_pass_change_nothing(backbone, data, tmp_pa
         torch.testing.assert_close(more[name], weight, atol=1e-3, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("objective", ["revela", "replug", "contriever"])
+@pytest.fixture(params=["revela", "replug", "contriever"])
+def objective(request, data, pair_data) -> tuple[dict, Path]:
+    """The settings of an objective that take few steps, and the file that it is trained on."""
+    settings: dict = {"lora": LORA, "batches_per_step": 2, "steps": 4}
+    if request.param == "contriever":
+        settings |= {"batches_per_device": 2, "language_model": None}
+        settings["objective"] = {
+            "name": "contriever",
+            "temperature": 0.1,
+            "encode_batch_size": 4,
+        }
+        return settings, pair_data
+    return settings | ({"objective": REPLUG} if request.param == "replug" else {}), data
+
+
+def test_gradient_checkpointing_changes_nothing(backbone, objective, tmp_path):
+    """In float32, with dropout: the activations that are recomputed are the same."""
+    settings, rows = experiment(backbone, **objective[0]), objective[1]
+    for on in (False, True):
+        train(settings, rows, tmp_path / str(on), gradient_checkpointing=on)
+        manifest = json.loads((tmp_path / str(on) / "manifest.json").read_text())
+        assert manifest["gradient_checkpointing"] is on
+    assert_same_weights(tmp_path / "False", tmp_path / "True")
+
+
+def test_loader_workers_change_nothing(backbone, objective, tmp_path, monkeypatch, capfd):
+    settings, rows = experiment(backbone, **objective[0]), objective[1]
+    monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])  # a CPU has none
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    collated_in = []
+    original = torch.utils.data.DataLoader.__iter__
+    monkeypatch.setattr(
+        torch.utils.data.DataLoader,
+        "__iter__",
+        lambda self: collated_in.append(self.num_workers) or original(self),
+    )
+    for workers in (0, 1, 2):
+        train(settings, rows, tmp_path / str(workers), loader_workers=workers)
+        assert set(collated_in) == {workers}
+        collated_in.clear()
+    assert_same_weights(tmp_path / "0", tmp_path / "1")
+    assert_same_weights(tmp_path / "0", tmp_path / "2")
+    assert "parallelism" not in capfd.readouterr().err
+
+
 def test_a_training_as_on_a_gpu_is_near_one_on_a_cpu(
-    backbone, data, pair_data, tmp_path, monkeypatch, request, objective
+    backbone, objective, tmp_path, monkeypatch, request
 ):
     """In bfloat16, with adapters, recomputed activations and several batches at a time."""
-    own = {
-        "revela": {"temperature": 0.1, "plain_loss_every": 2},
-        "replug": REPLUG,
-        "contriever": {"temperature": 0.1, "encode_batch_size": 4},
-    }
-    contriever = objective == "contriever"
-    settings = experiment(
-        backbone,
-        objective={"name": objective} | own[objective],
-        lora={"rank": 4, "dropout": 0.0},
-        gradient_checkpointing=True,
-        precision="bfloat16",
-        batches_per_step=2,
-        batches_per_device=2 if contriever else 1,
-        steps=1,
-    )
+    lora = {"rank": 4, "dropout": 0.0}
+    changes = objective[0] | {"lora": lora, "precision": "bfloat16", "steps": 1}
+    settings, rows = experiment(backbone, **changes), objective[1]
     monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
-    rows = pair_data if contriever else data
-    train(settings, rows, tmp_path / "cpu")
+    train(settings, rows, tmp_path / "cpu", gradient_checkpointing=True)
     request.getfixturevalue("flash")
-    train(settings, rows, tmp_path / "gpu", batches_per_forward=2)
+    train(settings, rows, tmp_path / "gpu", batches_per_forward=2, gradient_checkpointing=True)
     cpu, gpu = (read_log(tmp_path / name / "log.jsonl") for name in ("cpu", "gpu"))
     assert gpu[0]["loss"] == pytest.approx(cpu[0]["loss"], rel=2e-2)
     assert gpu[0]["gradient_norm"] == pytest.approx(cpu[0]["gradient_norm"], rel=0.1)
@@ -278,30 +310,63 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
+def assert_same_weights(one: Path, other: Path) -> None:
+    expected, found = weights_of(one), weights_of(other)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
 def as_in_a_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 
 
-def run_until(settings: Experiment, data: Path, output: Path, step: int, how: int) -> str:
-    """Train in a process of its own and send it a signal when it has logged a step."""
+def count_forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets an entry at each forward pass of a training."""
+    calls: list[int] = []
+    original = training._Trainer.compute_loss
+    monkeypatch.setattr(
+        training._Trainer,
+        "compute_loss",
+        lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs),
+    )
+    return calls
+
+
+AS_WITH_A_GPU = """
+from revela import cli
+from revela.training import trainer
+trainer.devices = lambda: ["cuda:0"]
+cli.main()
+"""
+
+
+def run_until(
+    settings: Experiment, data: Path, output: Path, step: int, how: int, workers: int = 0
+) -> str:
+    """Train in a process of its own and send it a signal when it has logged a step.
+
+    Its loader workers get the signal as well, except SIGKILL.
+    """
+    program = ["-c", AS_WITH_A_GPU] if workers else ["-m", "revela"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "revela", "train", "--settings", settings.dump(),
-         "--data", str(data), "--output", str(output)],
+        [sys.executable, *program, "train", "--settings", settings.dump(), "--data", str(data),
+         "--output", str(output), "--loader-workers", str(workers)],
         stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal,
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         logs = list(output.rglob("log.jsonl"))
         if logs and len(logs[0].read_text().splitlines()) >= step:
+            children = psutil.Process(process.pid).children()
+            assert len(children) == workers
+            for child in children if how != signal.SIGKILL else ():
+                child.send_signal(how)
             process.send_signal(how)
             break
         time.sleep(0.01)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0, "the training ended before it could be stopped"
     return errors
-
-
-LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -327,21 +392,30 @@ def test_a_killed_training_ends_as_if_it_had_not_been(
     assert not (tmp_path / "killed" / "retriever").exists()
     (work,) = (tmp_path / "killed" / "checkpoints").glob("*/")
     assert last_checkpoint(work) is not None
-    calls = []
-    original = training._Trainer.compute_loss
-    monkeypatch.setattr(
-        training._Trainer,
-        "compute_loss",
-        lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs),
-    )
+    calls = count_forward_passes(monkeypatch)
     train(settings, data, tmp_path / "killed")
     assert len(calls) < 25, "it started over"
-    expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "killed")
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "killed")
     for name in ("step", "loss", "learning_rate", "gradient_norm"):
         logs = [read_log(tmp_path / kind / "log.jsonl") for kind in ("undisturbed", "killed")]
         assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_training_resumes_on_a_machine_of_another_kind(
+    backbone, data, tmp_path, monkeypatch, how
+):
+    """With other values of what changes no number."""
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=LORA)
+    train(settings, data, tmp_path / "undisturbed")
+    errors = run_until(settings, data, tmp_path / "moved", 7, how, workers=2)
+    if how == signal.SIGTERM:
+        assert "stopped by SIGTERM at step" in errors
+    assert "Traceback" not in errors
+    calls = count_forward_passes(monkeypatch)
+    train(settings, data, tmp_path / "moved", gradient_checkpointing=True)
+    assert len(calls) < 25, "it started over"
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "moved")
 
 
 def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
@@ -381,8 +455,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
     printed = capsys.readouterr().out
     assert f"{checkpoints[-1].name}: is incomplete" in printed
     assert f"{checkpoints[-2].name}: model.safetensors is damaged" in printed
-    expected, found = weights_of(tmp_path / "undisturbed"), weights_of(tmp_path / "m")
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "m")
 
 
 def test_a_training_stops_before_its_job_ends(backbone, data, tmp_path, monkeypatch):

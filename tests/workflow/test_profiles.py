@@ -48,6 +48,7 @@ def test_the_paper_is_planned_on_a_cluster(clone):
     assert {"chunk", "batch", "train", "evaluate", "table"} < set(counts)
     train = asked(told, "train")
     expected = {"nodes": "1", "gpu": "4", "runtime": "1440", "mem_mb": "256000", "threads": "32"}
+    expected |= {"gradient_checkpointing": "True", "loader_workers": "2"}
     assert expected.items() <= train.items()
     assert asked(told, "evaluate")["gpu"] == "1"
     assert "gpu" not in asked(told, "batch")

@@ -215,7 +215,12 @@ def look_first():
     if workflow.local_exec and not told.get("gpu_memory_gb"):
         told = {}
     gpus = told.get("gpu") and told["gpu"] * told.get("nodes", 1)
-    machine = this_machine(gpus, told.get("gpu_memory_gb"), told.get("slurm_partition"))
+    machine = this_machine(
+        gpus,
+        told.get("gpu_memory_gb"),
+        told.get("slurm_partition"),
+        any(job.resources.get("gradient_checkpointing") for job in jobs),
+    )
     known, output = Path(workflow.basedir, "data/paper"), Path("results/preflight.json")
     blocked = or_exit(preflight, CONFIG, planned(jobs), machine, known, output, targets)
     skip({job: blocked[own] for job in jobs if (own := in_plan(job)) in blocked})

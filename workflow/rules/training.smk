@@ -44,6 +44,8 @@ rule train:
         nodes=1,
         zero=0,
         batches_per_forward=1,
+        gradient_checkpointing=False,
+        loader_workers=2,
     params:
         settings=lambda w: settings("experiments", w.experiment),
         folder=subpath(output.log, parent=True),
@@ -51,4 +53,7 @@ rule train:
     shell:
         "launch {resources.nodes} revela train --settings {params.settings:q} --data {input.data:q}"
         " --output {params.folder:q} --zero {resources.zero}"
-        " --batches-per-forward {resources.batches_per_forward} | record {log:q}"
+        " --batches-per-forward {resources.batches_per_forward}"
+        " --loader-workers {resources.loader_workers}"
+        " $([ {resources.gradient_checkpointing} = False ] || echo --gradient-checkpointing)"
+        " | record {log:q}"
