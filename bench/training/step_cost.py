@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from accelerate.utils import send_to_device
 
 from bench.common import machine, medians, peak_gb, real_chunks, report
 from revela.common import outputs
@@ -63,7 +64,7 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     texts = real_chunks(max(sizes))
     steps: dict[int, dict[str, Callable[[], None]]] = {}
     for size in sizes:
-        inputs = {name: t.to(device) for name, t in collate.tensors(texts[:size], "").items()}
+        inputs = send_to_device(collate.tensors([(texts[:size], "")]), device)
         steps[size] = {name: step(m.to(device).train(), inputs) for name, m in modules.items()}
     return steps
 

@@ -78,9 +78,7 @@ def field_names(files: list[Path]) -> steps.FieldNames:
         return steps.FieldNames()
     if len(rows) < len(files):
         raise RevelaError(f"{files[0].parent}: holds files of rows and plain texts; take one kind")
-    first = parquet_rows(rows[0]) if rows[0].suffix == ".parquet" else json_lines(rows[0])
-    row = next(iter(first), None)
-    row = row[1] if isinstance(row, tuple) else row
+    _, row = next(_rows_of(rows[0]), ("", None))
     if not isinstance(row, dict):
         raise RevelaError(f"{rows[0]}: its first row has no fields")
     lengths = {key: len(value) for key, value in row.items() if isinstance(value, str)}

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate.utils import send_to_device
 from safetensors.torch import load_file
 
 from revela.attention import zero
@@ -70,8 +71,8 @@ class AtSteps(transformers.TrainerCallback):
 def record_similarities(trainer: Any, step: int) -> None:
     """Log the in-batch similarities and losses of the first batch (figure 6)."""
     module, row = trainer.model, trainer.train_dataset[0]
-    tensors = trainer.data_collator.tensors(row["texts"], row["source"])
-    inputs = {name: tensor.to(trainer.args.device) for name, tensor in tensors.items()}
+    tensors = trainer.data_collator.tensors([(row["texts"], row["source"])])
+    inputs = send_to_device(tensors, trainer.args.device)
     training = module.training
     module.eval()
     # In all processes: chunks may attend to those of others.

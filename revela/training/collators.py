@@ -28,30 +28,20 @@ class BatchCollator:
         self.language_model_tokenizer = language_model_tokenizer
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
-
-        B chunks are those of all rows, a row's behind another's; `sizes` says how many each has if
-        there are several, and `retriever_lengths` how many tokens the retriever's rows have.
-        """
+        """Return what `tensors` does of rows, the chunks of each shuffled."""
         batches = []
         for row in rows:
             texts = list(row["texts"])
             random.Random(f"{self.experiment.seed} {row['index']}").shuffle(texts)
             batches.append((texts, row["source"]))
-        ids, bare = self._tokenized(batches)
-        lists = {"retriever_lengths": [len(row) for row in ids]}
-        if len(rows) > 1:
-            lists["sizes"] = [len(texts) for texts, _ in batches]
-        return self._tensors(ids, bare) | lists
+        return self.tensors(batches)
 
-    def tensors(self, texts: list[str], source: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of chunks in the order given."""
-        return self._tensors(*self._tokenized([(texts, source)]))
+    def tensors(self, batches: list[tuple[list[str], str]]) -> dict[str, Any]:
+        """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
 
-    def _tokenized(
-        self, batches: list[tuple[list[str], str]]
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the ids of query and passage forms, and of the bare chunks."""
+        B chunks are those of all batches, a batch's behind another's; `sizes` says how many each
+        has if there are several, and `retriever_lengths` how many tokens the retriever's rows have.
+        """
         settings, length = self.experiment.encoding, self.experiment.max_length
         queries, passages, bare = [], [], []
         for texts, source in batches:
@@ -60,11 +50,12 @@ class BatchCollator:
             passages += token_ids(self.tokenizer, texts, "passage", settings, length)
             tokenize = self.language_model_tokenizer
             bare += tokenize(texts, truncation=True, max_length=length - 1)["input_ids"]
-        return queries + passages, bare
-
-    def _tensors(self, ids: list[list[int]], bare: list[list[int]]) -> dict[str, torch.Tensor]:
-        retriever = _padded("retriever", ids, self.tokenizer)
-        return retriever | _padded("language_model", bare, self.language_model_tokenizer)
+        ids = queries + passages
+        lists = {"retriever_lengths": list(map(len, ids))}
+        if len(batches) > 1:
+            lists["sizes"] = [len(texts) for texts, _ in batches]
+        bare_tensors = _padded("language_model", bare, self.language_model_tokenizer)
+        return _padded("retriever", ids, self.tokenizer) | bare_tensors | lists
 
 
 class PairCollator:
@@ -81,12 +72,12 @@ class PairCollator:
         passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
         query_ids = token_ids(self.tokenizer, queries, "query", settings, length)
         passage_ids = token_ids(self.tokenizer, passages, "passage", settings, length)
-        query = _padded("query", query_ids, self.tokenizer)
-        lengths = {
-            "query_lengths": [len(ids) for ids in query_ids],
-            "passage_lengths": [len(ids) for ids in passage_ids],
+        lists = {
+            "query_lengths": list(map(len, query_ids)),
+            "passage_lengths": list(map(len, passage_ids)),
         }
-        return query | _padded("passage", passage_ids, self.tokenizer) | lengths
+        query = _padded("query", query_ids, self.tokenizer)
+        return query | _padded("passage", passage_ids, self.tokenizer) | lists
 
 
 def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.Tensor]:

@@ -554,8 +554,8 @@ def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
         tensors = collate([{"texts": TEXTS, "source": "y", "index": index}])
         orders.add(str(tensors["language_model_ids"].tolist()))
     assert len(orders) == 2
-    whole = collate.tensors(TEXTS, "y")["retriever_mask"].sum(1)
-    half = collate.tensors(TEXTS, "x")["retriever_mask"].sum(1)
+    whole = collate.tensors([(TEXTS, "y")])["retriever_mask"].sum(1)
+    half = collate.tensors([(TEXTS, "x")])["retriever_mask"].sum(1)
     assert torch.equal(whole[:5], whole[5:])
     assert torch.equal(half[5:], whole[5:])
     assert torch.equal(half[:5], (whole[:5] - 1) // 2 + 1)
