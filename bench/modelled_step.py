@@ -1,0 +1,158 @@
+"""A model of one Revela step on a GPU: kernels, FLOP, bytes and milliseconds of each part.
+
+Nothing is measured. A forward and backward pass runs on meta tensors, which have shapes and no
+values, with flash attention. Each operator counts as one kernel that takes the longer of two times:
+its FLOP at the GPU's peak rate, or the bytes that it reads and writes at the GPU's bandwidth.
+Launches, caches and products of awkward shape are left out, so that a real step takes longer. All
+chunks have full length, all weights and adapters are bfloat16, and AdamW counts once in 32 batches.
+
+    python -m bench.modelled_step --batch 16 --checkpointing --tflops 989 --tb-per-second 4.8
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from bench.common import SHAPES, random_model
+from bench.gpu.steps import BATCHES_A_STEP, ENCODING, REVELA, TINY, adapted
+from revela.attention import in_batch
+from revela.encoder import Encoder
+from revela.training.objectives.revela import Revela
+
+COLUMNS = ["kernels", "flop", "bytes", "seconds"]
+NO_KERNELS = ("prim.device", "aten.detach", "aten._unsafe_view", "aten.empty", "aten.new_empty")
+_BACKWARD_FLOP = 2.5  # of flash attention, in those of its forward pass
+
+
+class Counter(TorchDispatchMode):
+    """Counts the operators of a step by the part that is running."""
+
+    def __init__(self, flops: float, bandwidth: float) -> None:
+        super().__init__()
+        self.flops, self.bandwidth = flops, bandwidth
+        self.parts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(COLUMNS)))
+        self.running = "language model, forward"
+
+    def add(self, flop: float, moved: float) -> None:
+        """Count one kernel."""
+        seconds = max(flop / self.flops, moved / self.bandwidth)
+        self.parts[self.running] += [1, flop, moved, seconds]
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if not (function.is_view or any(name in str(function) for name in NO_KERNELS)):
+            tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+            formula = flop_registry.get(function.overloadpacket, lambda *_, **__: 0)
+            self.add(formula(*args, **kwargs, out_val=result), sum(x.nbytes for x in tensors))
+        return result
+
+    def part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose operators count as a part, except those of the backward pass."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            before = self.running
+            self.running = before if before == "backward" else name
+            result = function(*args, **kwargs)
+            self.running = before
+            return result
+
+        return counted
+
+    def flash(self, query: Tensor, key: Tensor, value: Tensor, *spans: Any, causal: bool) -> Tensor:
+        """Stand in for `packing.flash` on rows of equal length."""
+        queries, keys = spans
+        pairs = (len(queries.starts) - 1) * queries.longest * keys.longest / (1 + causal)
+        flop = 2 * pairs * query.shape[1] * (query.shape[2] + value.shape[2])
+        return _Flash.apply(query, key, value, self, flop)
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, counter: Any, flop: float):
+        ctx.inputs, ctx.counter, ctx.flop = (query, key, value), counter, flop
+        output = query.new_empty(*query.shape[:2], value.shape[2])
+        counter.add(flop, sum(x.nbytes for x in (*ctx.inputs, output)))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        moved = 2 * sum(x.nbytes for x in (*ctx.inputs, *outer))
+        ctx.counter.add(_BACKWARD_FLOP * ctx.flop, moved)
+        return *(torch.empty_like(x) for x in ctx.inputs), None, None
+
+
+def model_step(
+    shape: str, batch: int, length: int, checkpointing: bool, counter: Counter, tiny: bool = False
+) -> pd.DataFrame:
+    """Return a row of `COLUMNS` for each part of a step; retriever and LM have the same shape."""
+    with torch.device("meta"):
+        one, other = (random_model(shape, **(TINY if tiny else {})).bfloat16() for _ in range(2))
+        encoder = Encoder(adapted(one.model, tiny, checkpointing), None, ENCODING)
+        module = Revela(encoder, adapted(other, tiny, checkpointing), REVELA).bfloat16().train()
+        ids = torch.zeros(2 * batch, length, dtype=torch.long)
+        mask = torch.ones_like(ids)
+    read_on_host = ~np.eye(batch, dtype=bool), [length] * batch
+    part = counter.part
+    with (
+        mock.patch.multiple(
+            in_batch,
+            checked=lambda *_: read_on_host,
+            flash=counter.flash,
+            flash_takes=lambda *_: True,
+            next_token_loss=part("head and loss, with its gradient", in_batch.next_token_loss),
+            read_packed=part("cross-document attention, forward", in_batch.read_packed),
+        ),
+        mock.patch("revela.attention.packing.flash", counter.flash),
+        mock.patch("revela.encoder.flash_takes", return_value=True),
+        mock.patch.object(module, "similarity", part("retriever, forward", module.similarity)),
+        mock.patch("torch.autocast", return_value=nullcontext()),  # meta tensors have none
+        counter,
+    ):
+        step = module(ids, mask, ids[:batch], mask[:batch], [length] * 2 * batch)
+        part("backward", step["loss"].backward)()
+    trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
+    # Reads weight, gradient and two moments in float32, writes all but the gradient.
+    part("AdamW, a batch's share", counter.add)(0, 7 * 4 * trained / BATCHES_A_STEP)
+    return pd.DataFrame.from_dict(counter.parts, orient="index", columns=COLUMNS)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=SHAPES, default="Llama-3.2-1B")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=157, help="tokens of a chunk")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--tflops", type=float, default=989.0, help="peak; default: H200, bfloat16")
+    parser.add_argument("--tb-per-second", type=float, default=4.8, help="default: H200")
+    given = parser.parse_args()
+    counter = Counter(given.tflops * 1e12, given.tb_per_second * 1e12)
+    found = model_step(given.shape, given.batch, given.length, given.checkpointing, counter)
+    found.loc["all"] = found.sum()
+    table = pd.DataFrame(
+        {
+            "kernels": found["kernels"],
+            "TFLOP": found["flop"] / 1e12,
+            "GB": found["bytes"] / 1e9,
+            "ms, modelled": 1e3 * found["seconds"],
+            "% of the step": 100 * found["seconds"] / found["seconds"]["all"],
+            "% of the peak rate": 100 * found["flop"] / found["seconds"] / counter.flops,
+        }
+    )
+    print(f"Modelled, not measured: {vars(given)}\n\n{table.to_markdown(floatfmt=',.1f')}")
+
+
+if __name__ == "__main__":
+    main()
