@@ -256,7 +256,7 @@ def read_packed(
 
     V-norm is a key bias here: Σ_t p_t v_t / Σ_t p_t ‖v_t‖ is attention to unit values with
     log ‖v_t‖ added to the scores, by a column of its rounded value and one of the rest. Its ε, far
-    below what bfloat16 rounds, is left out.
+    below what bfloat16 rounds, is omitted.
     """
     query = query_THD.index_select(0, reads.token_M)
     key, value = (x.index_select(0, reads.key_token_K) for x in (key_TGD, value_TGD))

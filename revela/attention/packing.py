@@ -20,12 +20,12 @@ from revela.common.sdpa import disable_cudnn_attention
 disable_cudnn_attention()
 
 _WIDEST = 256  # columns of a head that flash attention takes, in multiples of 8
-# Older versions are not told of heads that share a key.
+# Older versions have no argument for heads that share a key.
 _GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def flash_takes(model: Any, device: torch.device) -> bool:
-    """Tell whether attention of a model runs on packed rows as they are."""
+    """Return whether flash attention takes a model's packed rows as they are."""
     if device.type != "cuda":
         return False
     autocast = torch.is_autocast_enabled(device.type)

@@ -56,8 +56,8 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
 
     Inverse cloze removes a sentence from the chunk as the query, the rest is the positive;
     independent cropping draws two spans of the chunk's document. Negatives are made from a seeded
-    sample of chunks of other documents as the positive is: remainders or spans, so that nothing
-    but what they say tells them from it.
+    sample of chunks of other documents as the positive is: remainders or spans, so that only
+    their content distinguishes them from it.
 
     Raises:
         RevelaError: fewer chunks than pairs, or a single document, which leaves no negatives.

@@ -1,4 +1,4 @@
-"""What all trainings share: arguments, a log, checkpoints to resume from, a manifest."""
+"""What all trainings share: HF's arguments, log, checkpoints and manifest."""
 
 import contextlib
 import math
@@ -94,7 +94,7 @@ def training_arguments(
 
 
 class BaseTrainer(transformers.Trainer):
-    """HF's Trainer with a log of one line a step, and checkpoints that are complete or unused.
+    """HF's Trainer with one log line per step, which resumes from complete checkpoints only.
 
     A checkpoint holds the trained weights only. With ZeRO each process writes and reads its own
     shard of weights and optimizer states, through DeepSpeed's engine.
@@ -125,7 +125,7 @@ class BaseTrainer(transformers.Trainer):
         return self.accelerator.prepare(loader)
 
     def run(self, checkpoint_minutes: float = 15) -> None:
-        """Train from the last checkpoint to the end, with a checkpoint every so many minutes.
+        """Train from the last checkpoint to the end and save one every `checkpoint_minutes`.
 
         Raises:
             RevelaError: a signal or the end of the job's time stopped the training after a
@@ -136,7 +136,7 @@ class BaseTrainer(transformers.Trainer):
         self.add_callback(guard)
         self.add_callback(trainlog.Meter(self.work))
         main = self.is_world_process_zero()
-        # One process looks and removes damaged ones, all resume from what it found.
+        # One process looks for it and removes damaged ones; all resume from what it found.
         found = [checkpoints.last_checkpoint(self.work) if main else None]
         (checkpoint,) = broadcast_object_list(found)
         step = checkpoints.step_of(checkpoint)

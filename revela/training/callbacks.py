@@ -1,4 +1,4 @@
-"""What a training saves of its models, at its end and on its way."""
+"""Saves models and similarities, at the end of a training and at chosen steps."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
 
 
 class AtSteps(transformers.TrainerCallback):
-    """Call functions after chosen steps; after step 0 means before the first one."""
+    """Calls functions after chosen steps; step 0 is before the first one."""
 
     def __init__(self, *calls: tuple[list[int], Callable[[int], None]]) -> None:
         self.calls = calls

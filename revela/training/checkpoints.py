@@ -1,7 +1,7 @@
-"""Trainings that a kill at any moment cannot harm: lock, complete checkpoints, signals.
+"""Trainings survive a kill at any moment: a lock, verified checkpoints, handlers of signals.
 
-transformers' `enable_jit_checkpoint` hears SIGTERM alone, in each process for itself, and exits as
-if the training were done; its rotation keeps checkpoints, but does not notice damaged ones.
+transformers' `enable_jit_checkpoint` handles SIGTERM only, in each process separately, and exits as
+if the training had finished. Its Trainer does not detect damaged checkpoints.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ class Stopped(RevelaError):
 def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Path]:
     """Lock `output` for one training and yield the folder of its checkpoints.
 
-    The folder is named by a hash of settings and inputs, so that changed ones start afresh. It is
-    removed when the block succeeds; otherwise the same training finds it again.
+    The folder is named by a hash of settings and inputs: with other ones a training starts from
+    step 0. It is removed when the block succeeds; otherwise the same training finds it again.
 
     Raises:
         RevelaError: another training holds the lock, or `output` cannot be written.
@@ -146,7 +146,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _problem(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, None if it is as it was written."""
+    """Return what is wrong with a checkpoint, None if its files are as they were written."""
     try:
         expected = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):
@@ -178,7 +178,7 @@ def end_of_job() -> float:
 
 
 class Guard(transformers.TrainerCallback):
-    """Save a checkpoint every so often; on a signal or near the job's end save one and stop.
+    """Saves checkpoints at intervals; on a signal or before the job's end saves one and stops.
 
     All processes do the same after the same step, whichever of them got the signal. The time that
     a step and a checkpoint take is kept in reserve before the job's end.

@@ -17,7 +17,8 @@ from revela.encoder import pad, token_ids
 class BatchCollator:
     """Turn rows of a batch file into the ids of retriever and language model.
 
-    The chunks are shuffled by the seed and the row, so that no place in a batch means anything.
+    The chunks are shuffled by the seed and the row, so that positions in a batch carry no
+    information.
     The retriever sees prefix + chunk + EOS in both roles; the language model sees the bare chunk,
     cut where the retriever's would be (paper, appendix C, and its public code).
     """

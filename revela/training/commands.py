@@ -33,16 +33,16 @@ def train(
         Path, typer.Option(exists=True, help="Batch file; for Contriever a pair file.")
     ],
     folder: Folder,
-    checkpoint_minutes: Annotated[float, typer.Option(help="Between checkpoints at most.")] = 15,
+    checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 15,
     zero: Annotated[int, typer.Option(help="DeepSpeed's ZeRO stage, 2 or 3; 0 is DDP.")] = 0,
     batches_per_forward: Annotated[
-        int, typer.Option(min=1, help="Revela's batches of one forward pass, at most.")
+        int, typer.Option(min=1, help="Revela's batches per forward pass, at most.")
     ] = 1,
     gradient_checkpointing: Annotated[
         bool, typer.Option(help="Recompute activations: less memory, a third more to compute.")
     ] = False,
     loader_workers: Annotated[
-        int, typer.Option(min=0, help="Processes that tokenize ahead for a GPU.")
+        int, typer.Option(min=0, help="Processes that tokenize ahead of a GPU; a CPU has none.")
     ] = 2,
 ) -> None:
     """Train a retriever.
@@ -67,7 +67,7 @@ def train(
 
 @contextlib.contextmanager
 def _left_process_group() -> Iterator[None]:
-    """Leave the process group in the end: threads of one that is not left may abort the process."""
+    """Destroy the process group at the end: its threads may abort a process that exits with it."""
     from accelerate import PartialState
 
     from revela.training.checkpoints import Stopped

@@ -1,4 +1,4 @@
-"""A small backbone from nothing: a BPE tokenizer and a Llama trained on corpora's chunks."""
+"""A small backbone from scratch: a BPE tokenizer and a Llama trained on corpora's chunks."""
 
 from collections.abc import Iterator
 from itertools import islice, zip_longest
@@ -135,7 +135,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    # Digits apart and runs of spaces together: the text may be code.
+    # Each digit is a token, and so are runs of spaces: the text may be code.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
@@ -168,7 +168,7 @@ def _in_turns(files: list[Path]) -> Iterator[str]:
 
 
 def _documents(chunks: Path) -> Iterator[str]:
-    """Yield documents again: the chunks of each, joined by line breaks."""
+    """Yield the documents of a chunk file, their chunks joined by line breaks."""
     return ("\n".join(texts) for _, texts in read_documents_again(chunks))
 
 

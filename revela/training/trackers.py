@@ -1,4 +1,4 @@
-"""Where a training's measures are logged besides its own log: TensorBoard, Weights & Biases.
+"""Trackers that get a training's measures besides its log: TensorBoard, Weights & Biases.
 
 The environment chooses them, e.g. `REVELA_TRACKERS=tensorboard,wandb`; in the settings of an
 experiment they would make it another training.
@@ -27,7 +27,7 @@ def chosen() -> list[str]:
 
 
 def missing(tracker: str) -> str | None:
-    """Return in one line what a tracker lacks here, None if nothing."""
+    """Return one line on what a tracker still needs here, None if it is ready."""
     if importlib.util.find_spec(tracker) is None:
         return f"REVELA_TRACKERS: {tracker} needs the package {tracker}: pip install {tracker}"
     offline = os.environ.get("WANDB_MODE") in ("offline", "disabled")
@@ -37,7 +37,7 @@ def missing(tracker: str) -> str | None:
 
 
 def prepare(output: Path, training: str) -> None:
-    """Have the chosen trackers write beside a model, in a run that a resumed training continues.
+    """Set up the chosen trackers to write to a model's folder; a resumed training resumes its run.
 
     The run is named by the model's folder and by what identifies the settings and inputs.
 

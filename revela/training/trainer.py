@@ -151,7 +151,7 @@ def without_casts(model: Any) -> None:
 
 
 def _rows_per_forward(experiment: Experiment, most: int) -> int:
-    """Return the rows of a forward pass: for Revela up to so many batches that divide its share."""
+    """Return the rows of a forward pass; Revela's divide a process's share of a step."""
     objective = experiment.objective
     if objective.name != "revela" or objective.gather_across_devices:
         return experiment.batches_per_device
@@ -196,7 +196,7 @@ def _build(
 
 
 class _Trainer(BaseTrainer):
-    """Trains an objective, each batch with dropout of its own, and logs what it measures."""
+    """Trains an objective and logs its measures; each batch has its own dropout seed."""
 
     def __init__(self, experiment: Experiment, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -233,7 +233,7 @@ class _Trainer(BaseTrainer):
             with self.accelerator.autocast(), torch.random.fork_rng(devices):
                 plain = self.model.plain_loss(*map(inputs.get, names))
             if getattr(self.experiment.objective, "language_model_loss", False):
-                loss = loss - plain  # the e rows' loss is in it
+                loss = loss - plain  # the dual loss contains it
             # Both on the same chunks: their difference is what in-batch attention gives.
             self.plain = torch.stack([plain, loss])
         self.measures.append(

@@ -1,4 +1,4 @@
-"""What a training writes while it runs: one JSON line a step, and what it costs."""
+"""The log of a training, one JSON line per step, and the cost of each of its runs."""
 
 import contextlib
 import ctypes
@@ -53,7 +53,7 @@ def keep_log_until(path: Path, step: int) -> None:
 
 
 class Meter(transformers.TrainerCallback):
-    """Keep a file of what this segment of a training costs: from a start to its end or to a kill.
+    """Records the cost of a segment of a training, from its start until it ends or is killed.
 
     One process of each node writes, so that the segments of all nodes and restarts add up.
     """
@@ -62,7 +62,7 @@ class Meter(transformers.TrainerCallback):
         self.work = work
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start a file of its own."""
+        """Write a new file."""
         if not state.is_local_process_zero:
             return
         self.cuda = args.device.type == "cuda"
@@ -84,12 +84,12 @@ class Meter(transformers.TrainerCallback):
         self._write(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write now and then."""
+        """Update it every ten seconds."""
         if state.is_local_process_zero and time.time() - self.segment["seen"] > _EVERY:
             self._write(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write for good."""
+        """Write its final values."""
         if state.is_local_process_zero:
             self._write(state, ended=True)
 
@@ -112,7 +112,7 @@ def memory_gb() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep freed memory for the next step instead of returning it.
+    """Let the C library keep freed memory for the next step instead of returning it.
 
     A step allocates and frees the same large tensors again and again; on a CPU the page faults of
     fresh memory take a fifth of a small model's time (`bench/attention/kernels.py`).

@@ -163,7 +163,7 @@ def test_padding_never_changes_a_result(both_ways):
 
 
 @pytest.mark.parametrize("dual_loss", [False, True])
-def test_several_batches_in_one_pass_count_alike(both_ways, dual_loss):
+def test_several_batches_in_one_pass_have_equal_weight(both_ways, dual_loss):
     """Loss and gradients are the mean of those of each batch alone, whatever its size."""
     sizes, chunks = [3, 2, 4], random_chunks([5, 2, 4, 7, 6, 3, 1, 2, 9])
     generator = torch.Generator().manual_seed(5)
@@ -252,7 +252,7 @@ def test_values_of_another_width_than_queries(both_ways):
         loss = in_batch_loss(model, ids, mask, similarity, value_norm=value_norm)
         loss.backward()
         step = torch.zeros(3, 3, dtype=torch.float64)
-        step[0, 1], step[0, 2] = 1e-2, -1e-2  # rows go on summing to one
+        step[0, 1], step[0, 2] = 1e-2, -1e-2  # rows still sum to one
         above, below = (
             in_batch_loss(model, ids, mask, weights + sign * step, value_norm=value_norm)
             for sign in (1, -1)
@@ -261,7 +261,7 @@ def test_values_of_another_width_than_queries(both_ways):
         torch.testing.assert_close(slope, (similarity.grad * step).sum(), rtol=1e-2, atol=1e-8)
 
 
-def test_nothing_is_left_behind_by_a_recomputation(both_ways):
+def test_recomputation_leaves_no_state_behind(both_ways):
     """Checkpointing ends a recomputation early; the call after it must not feel that."""
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
     model = tiny_llama(vocab_size=50).train()
@@ -325,7 +325,7 @@ def test_autocast_in_bfloat16_stays_close(both_ways):
     torch.testing.assert_close(coarse, exact, rtol=2e-2, atol=2e-2)
 
 
-def test_a_prepared_model_still_does_what_it_did(both_ways):
+def test_a_prepared_model_behaves_as_before(both_ways):
     """Left padding, generation and a cache, after in-batch attention and between two uses of it."""
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
     similarity = in_batch_similarity(torch.rand(3, 3), 0.5)
@@ -395,7 +395,7 @@ def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits(monkeypatch):
         assert largest.logits <= 1000
 
 
-def test_a_step_brings_one_thing_to_the_host(monkeypatch, both_ways):
+def test_a_step_reads_the_device_once(monkeypatch, both_ways):
     ids, mask = pad(random_chunks([5, 2, 4, 9]), 0)
     model = tiny_llama(vocab_size=50)
     waits = count_host_reads(monkeypatch)
@@ -404,7 +404,7 @@ def test_a_step_brings_one_thing_to_the_host(monkeypatch, both_ways):
     assert waits == ["cpu"]
 
 
-def test_a_saved_model_forgets_the_attention(tmp_path):
+def test_a_saved_model_has_its_own_attention(tmp_path):
     ids, mask = pad(random_chunks([5, 4]), 0)
     model = tiny_llama(vocab_size=50)
     in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)

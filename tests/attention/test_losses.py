@@ -28,7 +28,7 @@ def test_equals_the_whole_loss(monkeypatch, at_a_time, frozen):
             torch.testing.assert_close(ours, expected)
 
 
-def test_no_gradient_is_made_where_none_is_wanted():
+def test_no_gradient_is_computed_without_grad_mode():
     head = torch.nn.Linear(6, 20)
     with torch.no_grad():
         loss = next_token_loss(torch.randn(7, 6), head, torch.zeros(7, dtype=torch.long))

@@ -241,7 +241,7 @@ def test_crops_come_from_the_whole_document(tmp_path):
 
 
 @pytest.mark.parametrize("inverse_cloze", [0, 1])
-def test_a_positive_cannot_be_told_by_its_length(tmp_path, inverse_cloze):
+def test_the_length_of_a_positive_does_not_identify_it(tmp_path, inverse_cloze):
     choose = random.Random(0)
     rows = [
         {

@@ -60,7 +60,7 @@ def test_consecutive_passages_of_a_title_are_joined(tmp_path):
     assert [(d.id, d.text) for d in found] == [("0", "one two"), ("2", "three"), ("3", "four")]
 
 
-def test_documents_are_left_out_by_their_id(tmp_path):
+def test_documents_are_excluded_by_their_id(tmp_path):
     path = rows_file(tmp_path / "rows.jsonl", ROWS)
     found = documents(
         source="files", path=path, fields=FIELDS, exclude=["3", "none"], max_documents=9
@@ -68,7 +68,7 @@ def test_documents_are_left_out_by_their_id(tmp_path):
     assert [d.id for d in found] == ["0", "1", "2", "4"]
 
 
-def test_shares_of_a_corpus_are_apart_and_together_all_of_it(tmp_path):
+def test_shares_of_a_corpus_are_disjoint_and_complete(tmp_path):
     rows = [{"key": n, "head": "", "body": f"text {n}"} for n in range(500)]
     path = tmp_path / "rows.jsonl"
     rows_file(path, rows)

@@ -33,7 +33,7 @@ def test_cross_losses_equal_the_naive_form(both_ways):
             torch.testing.assert_close(losses[i, j].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_bos_is_no_part_of_what_is_predicted(both_ways):
+def test_a_bos_is_not_predicted(both_ways):
     model = tiny_llama(bos_token_id=1).double()
     with_bos = cross_losses(model, *pad([[1, *chunk] for chunk in CHUNKS], 0))
     for i, chunk in enumerate(CHUNKS):
@@ -110,7 +110,7 @@ def test_replug_warns_where_its_targets_are_the_chunks_themselves(monkeypatch):
 
 
 @pytest.mark.parametrize("encode_batch_size", [1, 2, 3, 100])
-def test_contriever_in_parts_equals_the_whole(encode_batch_size, both_ways):
+def test_contriever_encoded_in_batches_equals_one_pass(encode_batch_size, both_ways):
     generator = torch.Generator().manual_seed(0)
     texts = [
         torch.randint(2, 99, (n,), generator=generator).tolist() for n in (3, 9, 4, 6, 1, 5, 7)
@@ -172,7 +172,7 @@ def test_similarity_is_not_symmetric_and_has_no_diagonal():
     assert not torch.allclose(similarity, similarity.T)
 
 
-def test_bfloat16_similarities_lose_what_float32_keeps():
+def test_bfloat16_rounds_similarities_that_float32_distinguishes():
     """A cosine near one has steps of 2^-8 in bfloat16: at the paper's temperature, 39 logits."""
     cosine = torch.tensor([[0.0, 0.9001, 0.9002], [0.9, 0.0, 0.1], [0.1, 0.9, 0.0]])
     from revela.attention.in_batch import in_batch_similarity
@@ -277,7 +277,7 @@ def test_flash_takes_half_precision_on_a_gpu():
     assert not flash_takes(model.float(), gpu)
 
 
-def test_models_that_look_at_both_sides_are_not_packed(flash):
+def test_bidirectional_models_are_not_packed(flash):
     shape = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
     bert = transformers.BertModel(transformers.BertConfig(**shape, num_attention_heads=2)).eval()
     decoder = tiny_llama(vocab_size=50).model.eval()

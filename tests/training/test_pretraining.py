@@ -1,4 +1,4 @@
-"""Pretraining: it learns, keeps its best checkpoint, and goes on where it was killed."""
+"""Pretraining: it learns, keeps its best checkpoint, and resumes where it was killed."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def settings(**changes) -> Backbone:
     return Backbone.model_validate(tiny | changes)
 
 
-def test_it_learns_and_says_where_it_came_from(chunks, tmp_path):
+def test_pretraining_learns_and_records_its_inputs(chunks, tmp_path):
     pretrain(settings(), chunks, tmp_path / "m")
     log = read_log(tmp_path / "m" / "log.jsonl")
     losses = [entry["held_out_loss"] for entry in log if "held_out_loss" in entry]
@@ -95,7 +95,7 @@ def test_the_best_checkpoint_is_kept(chunks, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_pretraining_ends_as_if_it_had_not_been(chunks, tmp_path, how):
+def test_a_killed_pretraining_resumes_and_ends_with_the_same_weights(chunks, tmp_path, how):
     entry = settings(tokens=4 * 16 * 400, checkpoint_steps=10)
     pretrain(entry, chunks, tmp_path / "undisturbed")
     output = tmp_path / "killed"
@@ -125,7 +125,7 @@ def test_a_killed_pretraining_ends_as_if_it_had_not_been(chunks, tmp_path, how):
     assert not (output / "checkpoints").exists()
 
 
-def test_two_processes_pretrain_what_one_does(chunks, tmp_path):
+def test_two_processes_pretrain_the_same_weights_as_one(chunks, tmp_path):
     entry = settings()
     pretrain(entry, chunks, tmp_path / "one")
     launcher = ["revela.training.launch", "--standalone", "--nproc_per_node", "2", "-m"]

@@ -28,7 +28,7 @@ from revela.training.trainlog import read_log
 from tests.conftest import TEXTS, tiny_llama
 
 ROOT = Path(__file__).parents[2]
-# Of a size that ZeRO-3 takes apart.
+# Large enough to be sharded by ZeRO-3.
 LORA = {"rank": 80, "alpha": 8, "dropout": 0.1}
 NAMES = ("lora", "all-weights", "untied", "replug", "contriever")
 ON_FOUR = ("lora-4-0", "replug-4-0", "contriever-4-0")
@@ -230,7 +230,7 @@ def checkpoint_of(output: Path) -> int:
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_a_training_that_is_killed_again_and_again_ends_the_same(trained, tmp_path, stage):
+def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained, tmp_path, stage):
     folder, settings = trained, long(trained)
     undisturbed, output = folder / f"undisturbed-2-{stage}", tmp_path / "killed"
 
@@ -241,14 +241,14 @@ def test_a_training_that_is_killed_again_and_again_ends_the_same(trained, tmp_pa
     assert printed.endswith("revela: error: process 1 was ended by SIGKILL\n")
     assert "Traceback" not in printed
     assert gone(workers)
-    print(f"kill -9 of rank 1: goes on from {checkpoint_of(output)}")
+    print(f"kill -9 of rank 1: resumes from {checkpoint_of(output)}")
 
     process = start(folder, settings, output, stage)
     workers = run_until(process, output, 10)
     process.kill()
     assert gone(workers), "they train on without their launcher"
     process.communicate()
-    print(f"kill -9 of the launcher: goes on from {checkpoint_of(output)}")
+    print(f"kill -9 of the launcher: resumes from {checkpoint_of(output)}")
 
     process = start(folder, settings, output, stage)
     workers = run_until(process, output, 14)
@@ -303,7 +303,7 @@ def test_a_loss_that_is_not_finite_stops_all_processes_in_one_line(folder, tmp_p
     assert "Traceback" not in printed
 
 
-def test_a_sharded_checkpoint_wants_as_many_processes(tmp_path):
+def test_a_sharded_checkpoint_needs_as_many_processes(tmp_path):
     def check(now: tuple[int, int], written: tuple[int, int]) -> None:
         names = ("zero", "processes")
         mark_complete(tmp_path, dict(zip(names, written, strict=True)))
@@ -316,7 +316,7 @@ def test_a_sharded_checkpoint_wants_as_many_processes(tmp_path):
             check(now, written)
 
 
-def test_zero_wants_a_launcher_and_a_stage_that_exists(monkeypatch):
+def test_zero_needs_a_launcher_and_a_known_stage(monkeypatch):
     assert deepspeed_config(0) is None
     with pytest.raises(RevelaError, match=r"--zero 1: allowed are 0 \(DDP\), 2 and 3"):
         deepspeed_config(1)

@@ -17,7 +17,7 @@ def rates(scheduler, optimizer, steps: int) -> list[float]:
 
 @pytest.mark.parametrize(("warmup", "steps"), [(100, 1000), (4, 32), (2, 5), (10, 10)])
 @pytest.mark.parametrize(("kind", "warmup_type"), [("logarithmic", "log"), ("linear", "linear")])
-def test_rates_are_deepspeeds(kind, warmup_type, warmup, steps):
+def test_rates_equal_deepspeeds(kind, warmup_type, warmup, steps):
     lr_schedules = pytest.importorskip("deepspeed.runtime.lr_schedules")
     first, second = (torch.optim.SGD([torch.zeros(1)], lr=1e-4) for _ in range(2))
     ours = rates(warmup_decay(first, kind, warmup, steps), first, steps)
@@ -37,7 +37,7 @@ def test_half_the_rate_after_a_tenth_of_the_steps():
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_hardly_any_warmup(warmup):
+def test_a_warmup_of_one_step_or_none(warmup):
     for kind in ("logarithmic", "linear"):
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
         found = rates(warmup_decay(optimizer, kind, warmup, 10), optimizer, 10)

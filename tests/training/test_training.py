@@ -179,7 +179,7 @@ def test_adapters_do_not_copy_their_input_under_autocast(backbone):
     assert torch.equal(found[0][1], found[1][1])
 
 
-def test_a_folder_that_encodes_otherwise_elsewhere_is_kept_apart(
+def test_a_retriever_that_sentence_transformers_encodes_differently_stays_unchecked(
     backbone, data, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(training, "check_folder", check.check_folder)
@@ -213,7 +213,7 @@ def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
     assert suffixes <= {".safetensors", ".json", ".jsonl", ".md", ".jinja"}
 
 
-def test_accumulated_batches_count_alike(backbone, data, tmp_path):
+def test_accumulated_batches_have_equal_weight(backbone, data, tmp_path):
     """Four batches of one step give the mean of their gradients, hence of their losses."""
     train(experiment(backbone, steps=1, batches_per_step=4), data, tmp_path / "four")
     train(experiment(backbone, steps=4, learning_rate=1e-12), data, tmp_path / "one")
@@ -284,7 +284,7 @@ def test_loader_workers_change_nothing(backbone, objective, tmp_path, monkeypatc
     assert "parallelism" not in capfd.readouterr().err
 
 
-def test_a_training_as_on_a_gpu_is_near_one_on_a_cpu(
+def test_the_code_for_gpus_trains_like_the_code_for_cpus(
     backbone, objective, tmp_path, monkeypatch, request
 ):
     """In bfloat16, with adapters, recomputed activations and several batches at a time."""
@@ -380,7 +380,7 @@ def run_until(
         (signal.SIGHUP, None),
     ],
 )
-def test_a_killed_training_ends_as_if_it_had_not_been(
+def test_a_killed_training_resumes_and_ends_with_the_same_weights(
     backbone, data, tmp_path, monkeypatch, how, lora
 ):
     settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=lora)
@@ -402,7 +402,7 @@ def test_a_killed_training_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_training_resumes_on_a_machine_of_another_kind(
+def test_a_training_resumes_with_other_options_of_the_machine(
     backbone, data, tmp_path, monkeypatch, how
 ):
     """With other values of what changes no number."""
@@ -468,7 +468,7 @@ def test_a_training_stops_before_its_job_ends(backbone, data, tmp_path, monkeypa
     assert len(read_log(tmp_path / "m" / "log.jsonl")) == 25
 
 
-def test_slurm_is_asked_when_a_job_ends_where_snakemake_hides_it(tmp_path, monkeypatch):
+def test_the_end_of_the_job_is_read_from_slurm(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert end_of_job() == math.inf
@@ -484,7 +484,7 @@ def test_slurm_is_asked_when_a_job_ends_where_snakemake_hides_it(tmp_path, monke
     assert end_of_job() == 1795293097
 
 
-def test_checkpoints_by_the_clock(backbone, data, tmp_path, monkeypatch):
+def test_checkpoints_every_few_minutes(backbone, data, tmp_path, monkeypatch):
     saved = []
     original = BaseTrainer._save_checkpoint
     monkeypatch.setattr(
@@ -496,7 +496,7 @@ def test_checkpoints_by_the_clock(backbone, data, tmp_path, monkeypatch):
     assert saved == [1, 2, 3, 4]
 
 
-def test_other_settings_do_not_resume_from_these(backbone, data, tmp_path):
+def test_other_settings_start_at_step_0_and_keep_these_checkpoints(backbone, data, tmp_path):
     settings = experiment(backbone, steps=40)
     run_until(settings, data, tmp_path / "m", 5, signal.SIGTERM)
     train(experiment(backbone, steps=4, learning_rate=1e-3), data, tmp_path / "m")
@@ -524,7 +524,7 @@ def test_tensorboard_logs_stay(backbone, data, tmp_path, monkeypatch):
     assert list((tmp_path / "m" / "tensorboard").rglob("events.out.*"))
 
 
-def test_a_full_disk_is_told_in_one_line(backbone, data, tmp_path):
+def test_a_full_disk_is_one_line_of_error(backbone, data, tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "revela", "train", "--settings", experiment(backbone).dump(),
          "--data", str(data), "--output", str(tmp_path / "m")],
@@ -571,7 +571,7 @@ def test_two_trainings_in_one_folder(backbone, data, tmp_path):
             train(experiment(backbone), data, tmp_path / "m")
 
 
-def test_a_disk_without_locks_is_told(backbone, data, tmp_path, monkeypatch):
+def test_a_disk_without_locks_is_an_error(backbone, data, tmp_path, monkeypatch):
     def flock(stream, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -628,7 +628,7 @@ def test_a_read_only_folder(backbone, data, tmp_path):
     assert "cannot write" in str(caught.value)
 
 
-def test_the_rate_rises_as_the_settings_say(backbone, data, tmp_path):
+def test_the_warmup_is_logarithmic_or_linear(backbone, data, tmp_path):
     rates = {}
     for kind in ("logarithmic", "linear"):
         train(experiment(backbone, steps=8, warmup_steps=5, warmup=kind), data, tmp_path / kind)

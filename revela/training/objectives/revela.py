@@ -58,7 +58,7 @@ class Revela(nn.Module):
         retriever_lengths: Sequence[int] | None = None,
         sizes: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        """Return the loss of a batch, and what is worth watching: see `similarity_measures`.
+        """Return the loss of a batch, and its `similarity_measures`.
 
         `sizes` are those of several batches behind each other; `retriever_lengths` spare reading
         them from the device.
@@ -89,7 +89,7 @@ class Revela(nn.Module):
 
 
 def similarity_measures(similarity_BB: Tensor) -> dict[str, Tensor]:
-    """Tell how sharp the similarities are.
+    """Return how sharp the similarities are.
 
     `top_similarity` is the mean of each row's largest weight. `rows_learning` is the share of rows
     through which any gradient reaches the retriever: where one weight is one to rounding, the
