@@ -137,6 +137,7 @@ def trained(folder) -> Path:
             "data": str(folder / ("pairs" if name == "contriever" else "batches")) + ".parquet",
             "output": str(folder / f"{name}-{processes}-{stage}"),
             "zero": stage,
+            "gradient_checkpointing": name == "lora" and processes > 1,
             "checked": (name, stage) == ("lora", 3),
             # A few tokens at a time: processes then call the head a different number of times.
             "logits_at_a_time": 2**25 if name == "undisturbed" else 300 * 16,

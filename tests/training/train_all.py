@@ -37,7 +37,13 @@ for job in json.loads(Path(sys.argv[1]).read_text()):
     settings = Experiment.model_validate(job["settings"])
     trainer.check_folder = check_folder if job.get("checked") else lambda *_: {}
     try:
-        trainer.train(settings, Path(job["data"]), Path(job["output"]), zero_stage=job["zero"])
+        trainer.train(
+            settings,
+            Path(job["data"]),
+            Path(job["output"]),
+            zero_stage=job["zero"],
+            gradient_checkpointing=job.get("gradient_checkpointing", False),
+        )
     except RevelaError as error:
         PartialState().destroy_process_group()
         cli._fail(f"revela: error: {error}")

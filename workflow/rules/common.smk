@@ -219,7 +219,7 @@ def look_first():
         gpus,
         told.get("gpu_memory_gb"),
         told.get("slurm_partition"),
-        any(job.resources.get("gradient_checkpointing") for job in jobs),
+        any(recomputes(job) for job in jobs if job.rule.name == "train"),
     )
     known, output = Path(workflow.basedir, "data/paper"), Path("results/preflight.json")
     blocked = or_exit(preflight, CONFIG, planned(jobs), machine, known, output, targets)
@@ -258,6 +258,11 @@ def look_back():
         count = sum(map(len, SKIPPED.values()))
         how = "REVELA_PREFLIGHT=off runs them all the same"
         raise WorkflowError(f"{count} jobs were skipped ({how}):", *lines)
+
+
+def recomputes(job):
+    """Return whether a training has gradient checkpointing; an option's `false` is a string."""
+    return str(job.resources.get("gradient_checkpointing"))[0] not in "fF0"
 
 
 def costly(jobs):

@@ -55,5 +55,5 @@ rule train:
         " --output {params.folder:q} --zero {resources.zero}"
         " --batches-per-forward {resources.batches_per_forward}"
         " --loader-workers {resources.loader_workers}"
-        " $([ {resources.gradient_checkpointing} = False ] || echo --gradient-checkpointing)"
+        " $([[ {resources.gradient_checkpointing} = [fF0]* ]] || echo --gradient-checkpointing)"
         " | record {log:q}"
