@@ -3,7 +3,7 @@
 #   make demo    set up, run the whole pipeline on the embedded default, print its table
 #   make test    set up, lint, types, tests
 #   make rehearsal    run a job of each kind of config.yaml in miniature, offline; ALL=--all: every one
-#   make life-size    the paper's steps at their real sizes, offline; an hour or two on two cores
+#   make life-size    the paper's steps at their real sizes, offline; hours on two cores, resumable
 #   make gpu     what a GPU shows of training and encoding, offline, in bench/RESULTS-<device>.md
 #   make test-cluster    run the pipeline on a real Slurm of one host; root and Debian packages
 

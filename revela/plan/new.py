@@ -1,5 +1,6 @@
 """A configuration for texts of one's own: what they are decides what is written."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +26,7 @@ _SMALL_BACKBONE = "data/backbone"  # of this repository
 _BACKBONE = "HuggingFaceTB/SmolLM2-135M"  # the paper's smallest
 
 _TEMPLATE = """\
-# {texts}: {documents:,.0f} documents, about {words:,.0f} words, {language}.
+{schema}# {texts}: {documents:,.0f} documents, about {words:,.0f} words, {language}.
 #
 #   revela run {file}      trains a retriever on them and prints the table
 
@@ -125,7 +126,12 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         brought = f"  brought: {{source: folder, path: {folder}, tasks: [{collection.name}]}}\n"
     given = fields.model_dump(exclude_none=True)
     language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
+    schema = os.path.relpath("workflow/schema.json", output.parent)
     text = _TEMPLATE.format(
+        # In a checkout, where an editor finds it.
+        schema=f"# yaml-language-server: $schema={schema}\n"
+        if (output.parent / schema).exists()
+        else "",
         file=output,
         name=output.stem,
         texts=texts,

@@ -48,8 +48,18 @@ def test_config_for_a_folder_of_markdown(backbone):
     experiment = config.experiments["my-notes-revela"]
     assert experiment.retriever == experiment.language_model == str(backbone)
     assert experiment.warmup_steps == 0.1
+    assert "$schema" not in Path("my-notes.yaml").read_text()
     with pytest.raises(RevelaError, match=r"my-notes\.yaml: is there already"):
         new("my notes")
+
+
+def test_a_config_in_a_checkout_names_its_schema(backbone):
+    Path("workflow").mkdir()
+    Path("workflow/schema.json").touch()
+    Path("mine").mkdir()
+    new(notes(20), "--backbone", backbone, "--output", "mine/notes.yaml")
+    first = Path("mine/notes.yaml").read_text().splitlines()[0]
+    assert first == "# yaml-language-server: $schema=../workflow/schema.json"
 
 
 @pytest.mark.parametrize(

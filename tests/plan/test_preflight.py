@@ -334,7 +334,7 @@ def found_in(config: Config, *jobs: Job, on: Machine = Machine(0, None, 64)) -> 
     ("there", "checkpointing", "verdict"),
     [(100.0, True, "ok"), (16.0, True, "warning"), (8.0, True, "error"), (16.0, False, "error")],
 )
-def test_memory_is_compared_with_that_of_the_gpu(config, monkeypatch, there, checkpointing, verdict):
+def test_memory_is_compared_with_the_gpus(config, monkeypatch, there, checkpointing, verdict):
     monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"model_type": "llama"})
     found = found_in(config, SMALL, on=Machine(4, there, 64, gradient_checkpointing=checkpointing))
     (training,) = [one for one in found if one.what == "train small"]
