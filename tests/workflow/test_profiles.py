@@ -120,7 +120,7 @@ def test_a_process_for_each_gpu(tmp_path, nodes, visible, called):
 
 def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
     # What scancel and Ctrl-C do. torchrun's processes have sessions of their own.
-    for name in ("Snakefile", "workflow", "envs", "revela"):
+    for name in ("Snakefile", "workflow", "envs", "revela", "data"):
         (tmp_path / name).symlink_to(clone / name)
     rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
