@@ -64,7 +64,7 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     texts = real_chunks(max(sizes))
     steps: dict[int, dict[str, Callable[[], None]]] = {}
     for size in sizes:
-        inputs = send_to_device(collate.tensors([(texts[:size], "")]), device)
+        inputs = send_to_device(collate.tensors([{"texts": texts[:size], "source": ""}]), device)
         steps[size] = {name: step(m.to(device).train(), inputs) for name, m in modules.items()}
     return steps
 

@@ -186,15 +186,23 @@ class Config(steps.Settings):
             trained = entry.language_model if isinstance(entry, steps.LanguageModel) else name
             training = ModelName.parse(trained).training
             if training not in self.experiments:
-                return _backbones(self.models[name])
+                return self._trained(self.models[name])
             # LoRA's weights are put on the backbones anew.
             retriever = {"trained": paths.made("experiments", training)}
-            return retriever | _backbones(self.experiments[training])
+            return retriever | self._trained(self.experiments[training])
         entry = getattr(self, section)[name]
         if section == "experiments":
-            return {"data": paths.made(entry.data.section, entry.data)} | _backbones(entry)
+            return {"data": paths.made(entry.data.section, entry.data)} | self._trained(entry)
         made = (used for used in references(entry) if used.section in paths.MADE)
         return {used: paths.made(used.section, used) for used in made}
+
+    def _trained(self, entry: steps.Settings) -> dict[str, str]:
+        """Return what makes the models of this file that an entry uses, by its keys."""
+        return {
+            key: paths.made("experiments" if name in self.experiments else "backbones", name)
+            for key, name in _models(entry).items()
+            if name.is_entry
+        }
 
     def _figure_inputs(self, name: str) -> dict[str, str]:
         figure: Any = self.figures[name]
@@ -280,12 +288,6 @@ def _models(entry: steps.Settings) -> dict[str, ModelRef]:
     return {key: used for key, used in entry if isinstance(used, ModelRef)}
 
 
-def _backbones(entry: steps.Settings) -> dict[str, str]:
-    """Return the weights of the backbones of this file that an entry uses, by its keys."""
-    used = _models(entry).items()
-    return {key: paths.made("backbones", name) for key, name in used if name.is_entry}
-
-
 # ---------------------------------------------------------------------------- reading
 
 
@@ -348,12 +350,8 @@ def _check(config: Config) -> None:
             if name in getattr(config, other):
                 taken = f"the name is taken by a {other.removesuffix('s')}"
                 raise RevelaError(f"{section}.{name}: {taken}")
-    samples = {name: batches.sample_from for name, batches in config.batches.items()}
-    try:
-        graphlib.TopologicalSorter(samples).prepare()
-    except graphlib.CycleError as error:
-        circle = " → ".join(error.args[1])
-        raise RevelaError(f"batches.{error.args[1][0]}.sample_from: circular: {circle}") from error
+    _check_circles(config, "batches", "sample_from")
+    _check_circles(config, "experiments", "language_model")
     for name, batches in config.batches.items():
         for other in batches.sample_from:
             if (size := config.batches[other].batch_size) % batches.batch_size:
@@ -388,6 +386,17 @@ def _check(config: Config) -> None:
                     f"figures.{name}.experiment: {figure.experiment!r} must be a revela "
                     "experiment with similarity_snapshot_steps"
                 )
+
+
+def _check_circles(config: Config, section: str, key: str) -> None:
+    entries = getattr(config, section).items()
+    uses = {name: list(references(getattr(entry, key))) for name, entry in entries}
+    try:
+        graphlib.TopologicalSorter(uses).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1]
+        message = f"circular: {' → '.join(circle)}"
+        raise RevelaError(f"{section}.{circle[0]}.{key}: {message}") from error
 
 
 def _check_tasks(where: str, suite: steps.AnyBenchmark) -> None:

@@ -317,9 +317,24 @@ class RevelaObjective(TrainingObjective):
     plain_loss_every: Natural = Field(50, description="steps between plain losses; 0: never")
     language_model_loss: bool = Field(False, description="add the e rows' own loss")
     freeze_language_model: bool = False
+    similarity: Literal["retriever", "documents"] = Field(
+        "retriever",
+        description="documents: a chunk reads another of its own document, whatever the retriever "
+        "says; it teaches the language model to read",
+    )
+    wrong_share: Share = Field(
+        0.2, description="of chunks that read any other one, where similarity is documents"
+    )
     gather_across_devices: bool = Field(
         False, description="chunks attend to those of all GPUs: B grows with their number"
     )
+
+    @model_validator(mode="after")
+    def _check_documents(self) -> Self:
+        for key in ("freeze_language_model", "gather_across_devices"):
+            if self.similarity == "documents" and getattr(self, key):
+                raise ValueError(f"{key} goes with similarity: retriever only")
+        return self
 
 
 class ReplugObjective(TrainingObjective):
@@ -356,7 +371,7 @@ class Experiment(Settings):
     objective: AnyObjective
     data: Name = Field(description="a batch set; for Contriever a set of pairs")
     retriever: Weights
-    language_model: Weights | None = None
+    language_model: LanguageWeights | None = None
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
     max_length: Tokens = Field(157, description="tokens of a chunk, EOS included")

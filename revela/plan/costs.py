@@ -93,7 +93,9 @@ class Plan:
         return estimates.training_flops(settings, models, size, rows)
 
     def _shape(self, name: str | None) -> Shape | None:
-        """Return the shape of a backbone, a hub name or a folder, None if it is unknown."""
+        """Return the shape of an entry's model, a hub name or a folder, None if it is unknown."""
+        if name in self.config.experiments:
+            return self._shape(self.config.experiments[name].language_model)
         if name in self.config.backbones:
             return Shape.of_backbone(self.config.backbones[name])
         described = name and (self.hub.config(name) or self._published.get(name, {}).get("config"))

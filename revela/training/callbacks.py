@@ -71,7 +71,7 @@ class AtSteps(transformers.TrainerCallback):
 def record_similarities(trainer: Any, step: int) -> None:
     """Log the in-batch similarities and losses of the first batch (figure 6)."""
     module, row = trainer.model, trainer.train_dataset[0]
-    tensors = trainer.data_collator.tensors([(row["texts"], row["source"])])
+    tensors = trainer.data_collator.tensors([row])
     inputs = send_to_device(tensors, trainer.args.device)
     training = module.training
     module.eval()
@@ -79,14 +79,14 @@ def record_similarities(trainer: Any, step: int) -> None:
     with trainer.accelerator.autocast():
         similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
         result = module(**inputs)
-        plain = module.plain_loss(inputs["language_model_ids"], inputs["language_model_mask"])
+        pulse = module.pulse(inputs["language_model_ids"], inputs["language_model_mask"])
     module.train(training)
     snapshot = {
         "texts": row["texts"],
         "documents": row.get("documents"),
         "similarity": similarity.float().tolist(),
         "loss": float(result["loss"]),
-        "plain_loss": float(plain),
+        "plain_loss": float(pulse["plain_loss"]),
         **{name: float(value) for name, value in similarity_measures(similarity).items()},
     }
     trainer.write_line({"step": step, "snapshot": snapshot})

@@ -1,8 +1,8 @@
 """Collators: rows of a batch or pair file become the ids that an objective is trained on."""
 
-import random
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import datasets
@@ -12,6 +12,7 @@ from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
 from revela.config.steps import Experiment
 from revela.encoder import pad, token_ids
+from revela.training.objectives.revela import chunks_to_read
 
 
 class BatchCollator:
@@ -30,31 +31,43 @@ class BatchCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return what `tensors` does of rows, the chunks of each shuffled."""
-        batches = []
-        for row in rows:
-            texts = list(row["texts"])
-            random.Random(f"{self.experiment.seed} {row['index']}").shuffle(texts)
-            batches.append((texts, row["source"]))
-        return self.tensors(batches)
+        return self.tensors([self._shuffled(row) for row in rows])
 
-    def tensors(self, batches: list[tuple[list[str], str]]) -> dict[str, Any]:
+    def _shuffled(self, row: dict[str, Any]) -> dict[str, Any]:
+        random = Random(f"{self.experiment.seed} {row['index']}")
+        texts, documents = list(row["texts"]), row.get("documents") or [None] * len(row["texts"])
+        order = list(range(len(texts)))
+        random.shuffle(order)
+        texts, documents = ([values[n] for n in order] for values in (texts, documents))
+        objective, shuffled = self.experiment.objective, row | {"texts": texts}
+        if objective.name == "revela":
+            shuffled["documents"] = documents
+            if objective.similarity == "documents":
+                shuffled["reads"] = chunks_to_read(documents, objective.wrong_share, random)
+        return shuffled
+
+    def tensors(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
 
-        B chunks are those of all batches, a batch's behind another's; `sizes` says how many each
-        has if there are several, and `retriever_lengths` how many tokens the retriever's rows have.
+        B chunks are those of all rows, a row's behind another's; `sizes` says how many each has if
+        there are several, `retriever_lengths` how many tokens the retriever's rows have.
+        `documents` and `reads` of the rows are passed on.
         """
         settings, length = self.experiment.encoding, self.experiment.max_length
         queries, passages, bare = [], [], []
-        for texts, source in batches:
-            half = source in self.experiment.first_half
+        for row in rows:
+            texts, half = row["texts"], row["source"] in self.experiment.first_half
             queries += token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
             passages += token_ids(self.tokenizer, texts, "passage", settings, length)
             tokenize = self.language_model_tokenizer
             bare += tokenize(texts, truncation=True, max_length=length - 1)["input_ids"]
         ids = queries + passages
-        lists = {"retriever_lengths": list(map(len, ids))}
-        if len(batches) > 1:
-            lists["sizes"] = [len(texts) for texts, _ in batches]
+        lists: dict[str, list[Any]] = {"retriever_lengths": list(map(len, ids))}
+        if len(rows) > 1:
+            lists["sizes"] = [len(row["texts"]) for row in rows]
+        for name in ("documents", "reads"):
+            if name in rows[0]:
+                lists[name] = [row[name] for row in rows]
         bare_tensors = _padded("language_model", bare, self.language_model_tokenizer)
         return _padded("retriever", ids, self.tokenizer) | bare_tensors | lists
 

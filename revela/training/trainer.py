@@ -86,6 +86,9 @@ def train(
         )
         on_pairs = experiment.objective.on_pairs
         rows = load_rows(data, ("query", "positive") if on_pairs else ("source", "texts"))
+        reads_documents = getattr(experiment.objective, "similarity", None) == "documents"
+        if reads_documents and not (len(rows) and any(rows[0].get("documents") or ())):
+            raise RevelaError(f"{data}: its chunks name no documents (similarity: documents)")
         if len(rows) < experiment.batches_per_step:
             raise RevelaError(
                 f"{data}: {len(rows)} rows are fewer than the {experiment.batches_per_step} of one "
@@ -203,7 +206,7 @@ class _Trainer(BaseTrainer):
         self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
         self.experiment = experiment
         self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step
-        self.plain: torch.Tensor | None = None
+        self.pulse: dict[str, torch.Tensor] = {}  # of this step's first batch
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule of the learning rate."""
@@ -227,15 +230,16 @@ class _Trainer(BaseTrainer):
         tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
         every = getattr(self.experiment.objective, "plain_loss_every", 0)
         if every and self.state.global_step % every == 0 and not self.measures:
-            names = ("language_model_ids", "language_model_mask", "sizes")
+            names = ("language_model_ids", "language_model_mask", "documents", "sizes")
             devices = [self.args.device] if self.args.device.type == "cuda" else []
             # A measure must not change the training: dropout draws from a copy of the state.
             with self.accelerator.autocast(), torch.random.fork_rng(devices):
-                plain = self.model.plain_loss(*map(inputs.get, names))
+                self.pulse = self.model.pulse(*map(inputs.get, names))
+            plain = self.pulse["plain_loss"]
             if getattr(self.experiment.objective, "language_model_loss", False):
                 loss = loss - plain  # the dual loss contains it
             # Both on the same chunks: their difference is what in-batch attention gives.
-            self.plain = torch.stack([plain, loss])
+            self.pulse["plain_loss_gain"] = plain - loss
         self.measures.append(
             {"tokens": tokens, "loss": result["loss"].detach(), **result["measures"]}
         )
@@ -249,8 +253,6 @@ class _Trainer(BaseTrainer):
         means = self.accelerator.reduce(torch.stack(rows).mean(0), "mean").tolist()
         measures = dict(zip(self.measures[0], means, strict=True))
         tokens = round(measures.pop("tokens") * len(rows) * self.args.world_size)
-        if self.plain is not None:
-            plain, with_attention = self.plain.float().tolist()
-            measures |= {"plain_loss": plain, "plain_loss_gain": plain - with_attention}
-        self.measures, self.plain = [], None
+        measures |= {name: float(value) for name, value in self.pulse.items()}
+        self.measures, self.pulse = [], {}
         self.log_step(logs, tokens, **measures)

@@ -372,3 +372,14 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     Path("model/special_tokens.json").touch()
     fingerprint.cache_clear()
     assert fingerprint(Path("model")) != before
+
+
+def test_a_language_model_may_come_from_another_experiment():
+    config = changed("experiments/demo-revela/language_model", "reader")
+    config["experiments"]["reader"] = DEMO["experiments"]["demo-revela"]
+    config = parse_config(config, "x.yaml")
+    resolved = config.resolved("experiments", "demo-revela")
+    assert resolved.language_model == "results/models/reader/language_model"
+    needed = config.inputs("experiments", "demo-revela")
+    assert needed["language_model"] == "results/models/reader/retriever"
+    assert "language_model" not in config.inputs("experiments", "reader")

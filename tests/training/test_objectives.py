@@ -2,17 +2,19 @@
 
 import math
 import warnings
+from random import Random
 
 import pytest
 import torch
 import transformers
 
+from revela.attention.in_batch import in_batch_loss
 from revela.attention.packing import flash_takes
 from revela.config.steps import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
 from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, native_dtype, pad
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug, cross_losses
-from revela.training.objectives.revela import Revela, similarity_measures
+from revela.training.objectives.revela import Revela, chunks_to_read, similarity_measures
 from tests.conftest import TEXTS, count_host_reads, encoder_of, tiny_llama
 
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
@@ -296,3 +298,51 @@ def test_an_embedding_that_is_not_finite_names_its_text(backbone):
     model.model.embed_tokens.weight.data[:] = float("nan")
     with pytest.raises(RevelaError, match=r"embedding of 'Rivers carry.* is not finite"):
         model.encode([TEXTS[2]], "query", 32)
+
+
+def test_a_chunk_reads_one_of_its_document_or_a_wrong_one():
+    documents = ["a", "b", "a", None, "b", "a", None, "c"]
+    for seed in range(20):
+        right = chunks_to_read(documents, 0, Random(seed))
+        wrong = chunks_to_read(documents, 1, Random(seed))
+        for own, (near, far) in enumerate(zip(right, wrong, strict=True)):
+            assert own not in (near, far)
+            if documents[own] in ("a", "b"):
+                assert documents[near] == documents[own] != documents[far]
+    assert chunks_to_read(["a", "a"], 1, Random(0)) == [1, 0]  # there is no wrong one
+    reads = chunks_to_read(["a"] * 2000 + ["b"] * 2000, 0.2, Random(0))
+    assert sum(read >= 2000 for read in reads[:2000]) / 2000 == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize("sizes", [None, [2, 2]])
+def test_what_is_read_may_be_given_instead_of_a_retriever(sizes, both_ways):
+    settings = RevelaObjective(name="revela", similarity="documents", value_norm=False)
+    revela = Revela(encoder(), tiny_llama(hidden_size=8), settings)
+    ids, mask = pad(CHUNKS, 0)
+    reads = [[2, 0, 3, 1]] if sizes is None else [[1, 0], [1, 0]]
+    similarity = torch.zeros(4, 4)
+    for own, other in enumerate([2, 0, 3, 1] if sizes is None else [1, 0, 3, 2]):
+        similarity[own, other] = 1
+    expected = in_batch_loss(
+        revela.language_model, ids, mask, similarity, value_norm=False, sizes=sizes
+    )
+    found = revela(None, None, ids, mask, reads=reads, sizes=sizes)
+    assert torch.equal(found["loss"], expected)
+    found["loss"].backward()
+    assert all(weight.grad is None for weight in revela.retriever.parameters())
+    assert any(weight.grad is not None for weight in revela.language_model.parameters())
+
+
+def test_contrast_is_what_a_chunk_of_the_own_document_spares(both_ways):
+    revela = Revela(encoder(), tiny_llama(hidden_size=8), RevelaObjective(name="revela"))
+    ids, mask = pad(CHUNKS, 0)
+    pulse = revela.pulse(ids, mask, [["a", "a", "b", "b"]])
+    right, wrong = (
+        in_batch_loss(revela.language_model, ids, mask, similarity, value_norm=True)
+        for similarity in (
+            torch.eye(4)[[1, 0, 3, 2]],
+            torch.eye(4)[chunks_to_read(["a", "a", "b", "b"], 1, Random(0))],
+        )
+    )
+    torch.testing.assert_close(pulse["contrast"], (wrong - right).detach())
+    assert "contrast" not in revela.pulse(ids, mask, [["a", "b", None, None]])

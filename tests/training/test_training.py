@@ -239,6 +239,27 @@ def test_several_batches_in_a_forward_pass_change_nothing(backbone, data, tmp_pa
         torch.testing.assert_close(more[name], weight, atol=1e-3, rtol=0, msg=name)
 
 
+def test_a_language_model_learns_to_read_before_there_is_a_retriever(backbone, data, tmp_path):
+    reading = {"name": "revela", "similarity": "documents", "plain_loss_every": 2}
+    settings = experiment(backbone, objective=reading, steps=4, batches_per_step=2)
+    train(settings, data, tmp_path / "one")
+    before, after = (
+        load_file(one / "model.safetensors") for one in (backbone, tmp_path / "one/retriever")
+    )
+    assert all(torch.equal(after[name], before[f"model.{name}"]) for name in after)
+    taught = load_file(tmp_path / "one/language_model/model.safetensors")
+    assert not all(torch.equal(taught[name], before[name]) for name in taught)
+    log = read_log(tmp_path / "one" / "log.jsonl")
+    assert ["contrast" in entry for entry in log] == [True, False, True, False]
+    train(settings, data, tmp_path / "two", batches_per_forward=2)
+    for one, two in zip(log, read_log(tmp_path / "two" / "log.jsonl"), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    nameless = pq.read_table(data).drop_columns("documents")
+    pq.write_table(nameless, tmp_path / "nameless.parquet")
+    with pytest.raises(RevelaError, match="its chunks name no documents"):
+        train(settings, tmp_path / "nameless.parquet", tmp_path / "none")
+
+
 @pytest.fixture(params=["revela", "replug", "contriever"])
 def objective(request, data, pair_data) -> tuple[dict, Path]:
     """The settings of an objective that take few steps, and the file that it is trained on."""
@@ -554,8 +575,8 @@ def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
         tensors = collate([{"texts": TEXTS, "source": "y", "index": index}])
         orders.add(str(tensors["language_model_ids"].tolist()))
     assert len(orders) == 2
-    whole = collate.tensors([(TEXTS, "y")])["retriever_mask"].sum(1)
-    half = collate.tensors([(TEXTS, "x")])["retriever_mask"].sum(1)
+    whole = collate.tensors([{"texts": TEXTS, "source": "y"}])["retriever_mask"].sum(1)
+    half = collate.tensors([{"texts": TEXTS, "source": "x"}])["retriever_mask"].sum(1)
     assert torch.equal(whole[:5], whole[5:])
     assert torch.equal(half[5:], whole[5:])
     assert torch.equal(half[:5], (whole[:5] - 1) // 2 + 1)

@@ -1,10 +1,12 @@
 """Revela: retriever and language model learn together by in-batch attention (paper, section 3)."""
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import torch
 import torch.distributed as distributed
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.attention.cross_document import all_gather
@@ -23,6 +25,8 @@ class Revela(nn.Module):
         self.settings = settings
         if settings.freeze_language_model:
             language_model.requires_grad_(False)
+        if settings.similarity == "documents":
+            retriever.requires_grad_(False)
 
     def similarity(
         self,
@@ -56,14 +60,20 @@ class Revela(nn.Module):
         language_model_ids: Tensor,
         language_model_mask: Tensor,
         retriever_lengths: Sequence[int] | None = None,
+        reads: Sequence[Sequence[int]] = (),
         sizes: Sequence[int] | None = None,
+        documents: Sequence[Sequence[str | None]] = (),
     ) -> dict[str, Any]:
         """Return the loss of a batch, and its `similarity_measures`.
 
-        `sizes` are those of several batches behind each other; `retriever_lengths` spare reading
-        them from the device.
+        `sizes` are those of several batches behind each other; `reads` say which chunk of its batch
+        each one reads where the retriever does not; `retriever_lengths` spare reading them from the
+        device; `documents` are for `pulse`.
         """
-        similarity_BB = self.similarity(retriever_ids, retriever_mask, retriever_lengths, sizes)
+        if self.settings.similarity == "documents":
+            similarity_BB = _one_hot(reads, language_model_ids.device)
+        else:
+            similarity_BB = self.similarity(retriever_ids, retriever_mask, retriever_lengths, sizes)
         loss = in_batch_loss(
             self.language_model,
             language_model_ids,
@@ -78,14 +88,61 @@ class Revela(nn.Module):
         return {"loss": loss, "measures": similarity_measures(similarity_BB.detach())}
 
     @torch.no_grad()
-    def plain_loss(
+    def pulse(
         self,
         language_model_ids: Tensor,
         language_model_mask: Tensor,
+        documents: Sequence[Sequence[str | None]],
         sizes: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Return the language model's loss on a batch without in-batch attention."""
-        return plain_loss(self.language_model, language_model_ids, language_model_mask, sizes)
+    ) -> dict[str, Tensor]:
+        """Return what the language model makes of other chunks, whatever the retriever says.
+
+        `plain_loss` is its loss on a batch without in-batch attention. `contrast`, where chunks
+        share a document, is what reading one of the own document spares against any other one.
+        `documents` are those of each batch's chunks.
+        """
+        model, ids, mask = self.language_model, language_model_ids, language_model_mask
+        found = {"plain_loss": plain_loss(model, ids, mask, sizes)}
+        known = [document for batch in documents for document in batch if document is not None]
+        if len(set(known)) == len(known):
+            return found
+        value_norm = self.settings.value_norm
+        right, wrong = (
+            in_batch_loss(
+                model,
+                ids,
+                mask,
+                _one_hot([chunks_to_read(own, share, Random(0)) for own in documents], ids.device),
+                value_norm=value_norm,
+                sizes=sizes,
+            )
+            for share in (0, 1)
+        )
+        return found | {"contrast": wrong - right}
+
+
+def _one_hot(reads: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return Sim (B, B) of batches behind each other, whose chunks read one chunk each."""
+    blocks = [F.one_hot(torch.tensor(batch), len(batch)).float() for batch in reads]
+    return torch.block_diag(*blocks).to(device)
+
+
+def chunks_to_read(
+    documents: Sequence[str | None], wrong_share: float, random: Random
+) -> list[int]:
+    """Return which chunk of its batch each one reads, where no retriever says it.
+
+    That is another one of its document, or, with a chance of `wrong_share`, one of any other; where
+    there is none such, one of the rest.
+    """
+    found = []
+    for own, document in enumerate(documents):
+        rest = [other for other in range(len(documents)) if other != own]
+        wrong = random.random() < wrong_share
+        near = [other for other in rest if document is not None and documents[other] == document]
+        far = [other for other in rest if other not in near]
+        found.append(random.choice((far if wrong else near) or rest))
+    return found
 
 
 def similarity_measures(similarity_BB: Tensor) -> dict[str, Tensor]:
