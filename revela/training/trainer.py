@@ -171,7 +171,8 @@ def _build(
     weights = dtype if experiment.lora else torch.float32
 
     def load(name: str, causal: bool, trained: bool = True) -> Any:
-        if experiment.lora and trained and Path(name, "adapter_config.json").exists():
+        # One that others load; `load_model` merges a language model's adapters.
+        if experiment.lora and not causal and Path(name, "adapter_config.json").exists():
             raise RevelaError(f"model {name!r} is an adapter: make it whole by `revela export`")
         model = load_model(name, causal=causal, dtype=weights)
         if gradient_checkpointing:
@@ -195,7 +196,8 @@ def _build(
     collate = BatchCollator(experiment, tokenizer, load_tokenizer(name))
     if objective.name == "replug":
         return Replug(retriever, load(name, True, trained=False), objective), collate
-    return Revela(retriever, load(name, True), objective), collate
+    language_model = load(name, True, trained=not objective.freeze_language_model)
+    return Revela(retriever, language_model, objective), collate
 
 
 class _Trainer(BaseTrainer):

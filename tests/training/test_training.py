@@ -239,25 +239,53 @@ def test_several_batches_in_a_forward_pass_change_nothing(backbone, data, tmp_pa
         torch.testing.assert_close(more[name], weight, atol=1e-3, rtol=0, msg=name)
 
 
-def test_a_language_model_learns_to_read_before_there_is_a_retriever(backbone, data, tmp_path):
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_language_model_learns_to_read_before_there_is_a_retriever(
+    backbone, data, tmp_path, lora
+):
     reading = {"name": "revela", "similarity": "documents", "plain_loss_every": 2}
-    settings = experiment(backbone, objective=reading, steps=4, batches_per_step=2)
-    train(settings, data, tmp_path / "one")
-    before, after = (
-        load_file(one / "model.safetensors") for one in (backbone, tmp_path / "one/retriever")
-    )
-    assert all(torch.equal(after[name], before[f"model.{name}"]) for name in after)
-    taught = load_file(tmp_path / "one/language_model/model.safetensors")
-    assert not all(torch.equal(taught[name], before[name]) for name in taught)
-    log = read_log(tmp_path / "one" / "log.jsonl")
+    settings = experiment(backbone, objective=reading, lora=lora, steps=4, batches_per_step=2)
+    train(settings, data, tmp_path / "reader")
+    taught = tmp_path / "reader" / "language_model"
+    assert not torch.equal(flat(backbone, causal=True), flat(taught, causal=True))
+    assert torch.equal(flat(backbone), flat(tmp_path / "reader" / "retriever"))
+    log = read_log(tmp_path / "reader" / "log.jsonl")
     assert ["contrast" in entry for entry in log] == [True, False, True, False]
-    train(settings, data, tmp_path / "two", batches_per_forward=2)
-    for one, two in zip(log, read_log(tmp_path / "two" / "log.jsonl"), strict=True):
+
+    def plain_loss(name: str, language_model: Path, frozen: bool) -> float:
+        objective = {"name": "revela", "temperature": 0.1, "freeze_language_model": frozen}
+        models = {"language_model": str(language_model), "lora": lora}
+        after = experiment(backbone, objective=objective, steps=2, **models)
+        train(after, data, tmp_path / name)
+        return read_log(tmp_path / name / "log.jsonl")[0]["plain_loss"]
+
+    frozen = plain_loss("frozen", taught, frozen=True)
+    assert plain_loss("joint", taught, frozen=False) == pytest.approx(frozen, rel=1e-5)
+    assert plain_loss("untaught", backbone, frozen=False) != pytest.approx(frozen, rel=1e-5)
+
+
+def flat(folder: Path, causal: bool = False) -> torch.Tensor:
+    model = load_model(str(folder), causal=causal)
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+def test_reads_do_not_depend_on_the_batches_of_a_forward_pass(backbone, data, tmp_path):
+    reading = {"name": "revela", "similarity": "documents"}
+    settings = experiment(backbone, objective=reading, steps=2, batches_per_step=2)
+    for most in (1, 2):
+        train(settings, data, tmp_path / str(most), batches_per_forward=most)
+    logs = (read_log(tmp_path / str(most) / "log.jsonl") for most in (1, 2))
+    for one, two in zip(*logs, strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
-    nameless = pq.read_table(data).drop_columns("documents")
-    pq.write_table(nameless, tmp_path / "nameless.parquet")
+
+
+def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path):
+    pq.write_table(pq.read_table(data).drop_columns("documents"), tmp_path / "nameless.parquet")
+    reading = {"name": "revela", "similarity": "documents"}
     with pytest.raises(RevelaError, match="its chunks name no documents"):
-        train(settings, tmp_path / "nameless.parquet", tmp_path / "none")
+        train(
+            experiment(backbone, objective=reading), tmp_path / "nameless.parquet", tmp_path / "m"
+        )
 
 
 @pytest.fixture(params=["revela", "replug", "contriever"])
