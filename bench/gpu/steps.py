@@ -42,6 +42,7 @@ REVELA = SimpleNamespace(
     similarity_precision="float32",
     language_model_loss=False,
     freeze_language_model=False,
+    similarity="retriever",
     gather_across_devices=False,
 )
 REPLUG = SimpleNamespace(

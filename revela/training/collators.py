@@ -34,24 +34,17 @@ class BatchCollator:
         return self.tensors([self._shuffled(row) for row in rows])
 
     def _shuffled(self, row: dict[str, Any]) -> dict[str, Any]:
-        random = Random(f"{self.experiment.seed} {row['index']}")
-        texts, documents = list(row["texts"]), row.get("documents") or [None] * len(row["texts"])
-        order = list(range(len(texts)))
-        random.shuffle(order)
-        texts, documents = ([values[n] for n in order] for values in (texts, documents))
-        objective, shuffled = self.experiment.objective, row | {"texts": texts}
-        if objective.name == "revela":
-            shuffled["documents"] = documents
-            if objective.similarity == "documents":
-                shuffled["reads"] = chunks_to_read(documents, objective.wrong_share, random)
-        return shuffled
+        order = list(range(len(row["texts"])))
+        Random(f"{self.experiment.seed} {row['index']}").shuffle(order)
+        lists = {name: row[name] for name in ("texts", "documents") if row.get(name)}
+        return row | {name: [values[n] for n in order] for name, values in lists.items()}
 
     def tensors(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
 
         B chunks are those of all rows, a row's behind another's; `sizes` says how many each has if
-        there are several, `retriever_lengths` how many tokens the retriever's rows have.
-        `documents` and `reads` of the rows are passed on.
+        there are several, `retriever_lengths` how many tokens the retriever's rows have. Revela
+        gets the chunks' `documents`, and `reads` where these say what a chunk reads.
         """
         settings, length = self.experiment.encoding, self.experiment.max_length
         queries, passages, bare = [], [], []
@@ -65,9 +58,16 @@ class BatchCollator:
         lists: dict[str, list[Any]] = {"retriever_lengths": list(map(len, ids))}
         if len(rows) > 1:
             lists["sizes"] = [len(row["texts"]) for row in rows]
-        for name in ("documents", "reads"):
-            if name in rows[0]:
-                lists[name] = [row[name] for row in rows]
+        if (objective := self.experiment.objective).name == "revela":
+            lists["documents"] = [
+                row.get("documents") or [None] * len(row["texts"]) for row in rows
+            ]
+            if objective.similarity == "documents":
+                share, seed = objective.wrong_share, self.experiment.seed
+                lists["reads"] = [
+                    chunks_to_read(row["documents"], share, Random(f"reads {seed} {row['index']}"))
+                    for row in rows
+                ]
         bare_tensors = _padded("language_model", bare, self.language_model_tokenizer)
         return _padded("retriever", ids, self.tokenizer) | bare_tensors | lists
 

@@ -244,12 +244,16 @@ def test_a_language_model_learns_to_read_before_there_is_a_retriever(
     backbone, data, tmp_path, lora
 ):
     reading = {"name": "revela", "similarity": "documents", "plain_loss_every": 2}
-    settings = experiment(backbone, objective=reading, lora=lora, steps=4, batches_per_step=2)
+    kept = {"similarity_snapshot_steps": [0]}
+    settings = experiment(
+        backbone, objective=reading, lora=lora, steps=4, batches_per_step=2, **kept
+    )
     train(settings, data, tmp_path / "reader")
     taught = tmp_path / "reader" / "language_model"
     assert not torch.equal(flat(backbone, causal=True), flat(taught, causal=True))
     assert torch.equal(flat(backbone), flat(tmp_path / "reader" / "retriever"))
-    log = read_log(tmp_path / "reader" / "log.jsonl")
+    snapshot, *log = read_log(tmp_path / "reader" / "log.jsonl")
+    assert snapshot["snapshot"]["top_similarity"] < 1  # the retriever's
     assert ["contrast" in entry for entry in log] == [True, False, True, False]
 
     def plain_loss(name: str, language_model: Path, frozen: bool) -> float:

@@ -92,7 +92,7 @@ class Revela(nn.Module):
         self,
         language_model_ids: Tensor,
         language_model_mask: Tensor,
-        documents: Sequence[Sequence[str | None]],
+        documents: Sequence[Sequence[str | None]] = (),
         sizes: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
         """Return what the language model makes of other chunks, whatever the retriever says.
