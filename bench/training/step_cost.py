@@ -37,8 +37,9 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     """Return for each batch size a step of each objective."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = {"retriever": BACKBONE, "language_model": BACKBONE}
-    revela = RevelaObjective(name="revela")
-    experiment = Experiment(objective=revela, data="chunks", **models)
+    revela, replug = RevelaObjective(name="revela"), ReplugObjective(name="replug")
+    # REPLUG's tensors: Revela takes these and more.
+    experiment = Experiment(objective=replug, data="chunks", **models)
     tokenizer = load_tokenizer(BACKBONE)
     collate = BatchCollator(experiment, tokenizer, tokenizer)
 
@@ -50,7 +51,7 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
         return load_model(BACKBONE, causal=True, dtype=torch.float32)
 
     modules = {
-        "replug": Replug(encoder(), language_model(), ReplugObjective(name="replug")),
+        "replug": Replug(encoder(), language_model(), replug),
         "revela": Revela(encoder(), language_model(), revela),
     }
 
