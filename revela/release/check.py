@@ -67,6 +67,7 @@ def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[st
         ids = token_ids(encoder.tokenizer, list(texts.values()), role, encoder.encoding, length)
         texts = {name: text for (name, text), row in zip(texts.items(), ids, strict=True) if row}
     ours = {role: encoder.encode(list(texts.values()), role, length) for role in _ROLES}
+    del encoder  # the other process loads the weights as well
     (theirs,) = encode_alone([folder], list(texts.values()))
     cosines = {
         f"{role} {name}": value
