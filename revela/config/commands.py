@@ -1,4 +1,4 @@
-"""`revela settings` and `revela check`."""
+"""`revela settings`, `revela check` and `revela schema`."""
 
 import json
 from pathlib import Path

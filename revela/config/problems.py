@@ -24,7 +24,6 @@ RENAMED = {
 OF_THE_MACHINE = {"gradient_checkpointing"}
 """Keys that experiments had before they became options of `revela train`: they change no result."""
 
-
 _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
 """Pydantic's errors where keys with values were expected."""
 

@@ -126,11 +126,11 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         brought = f"  brought: {{source: folder, path: {folder}, tasks: [{collection.name}]}}\n"
     given = fields.model_dump(exclude_none=True)
     language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
-    schema = os.path.relpath("workflow/schema.json", output.parent)
+    schema = Path("workflow/schema.json")
     text = _TEMPLATE.format(
         # In a checkout, where an editor finds it.
-        schema=f"# yaml-language-server: $schema={schema}\n"
-        if (output.parent / schema).exists()
+        schema=f"# yaml-language-server: $schema={os.path.relpath(schema, output.parent)}\n"
+        if schema.exists()
         else "",
         file=output,
         name=output.stem,

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from scipy.stats import bootstrap
 
 from revela.common.errors import RevelaError
 from revela.common.hub import find_file
@@ -157,6 +156,8 @@ def _sources(path: Path) -> Iterator[dict[str, Any]]:
 
 def _scores(folder: Path) -> Iterator[tuple[str, float, str]]:
     """Yield each task that was evaluated, its nDCG@10, and the 95% interval of it in %."""
+    from scipy.stats import bootstrap  # slow to import, and every training imports this file
+
     for file in sorted(folder.glob("*.queries.csv")):
         task = file.name.removesuffix(".queries.csv")
         subsets = pd.read_csv(file, keep_default_na=False).groupby("subset")["ndcg_at_10"]

@@ -10,6 +10,7 @@ from accelerate.utils import send_to_device
 from safetensors.torch import load_file
 
 from revela.attention import zero
+from revela.attention.in_batch import plain_loss
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.training.objectives.revela import similarity_measures
@@ -79,14 +80,15 @@ def record_similarities(trainer: Any, step: int) -> None:
     with trainer.accelerator.autocast():
         similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
         result = module(**inputs)
-        pulse = module.pulse(inputs["language_model_ids"], inputs["language_model_mask"])
+        ids, mask = inputs["language_model_ids"], inputs["language_model_mask"]
+        plain = plain_loss(module.language_model, ids, mask)
     module.train(training)
     snapshot = {
         "texts": row["texts"],
         "documents": row.get("documents"),
         "similarity": similarity.float().tolist(),
         "loss": float(result["loss"]),
-        "plain_loss": float(pulse["plain_loss"]),
+        "plain_loss": float(plain),
         **{name: float(value) for name, value in similarity_measures(similarity).items()},
     }
     trainer.write_line({"step": step, "snapshot": snapshot})

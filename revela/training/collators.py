@@ -30,21 +30,23 @@ class BatchCollator:
         self.language_model_tokenizer = language_model_tokenizer
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return what `tensors` does of rows, the chunks of each shuffled."""
-        return self.tensors([self._shuffled(row) for row in rows])
+        """Return what `tensors` does of rows with shuffled chunks, and the chunks' `documents`."""
+        shuffled = [self._shuffled(row) for row in rows]
+        return self.tensors(shuffled) | {"documents": [row["documents"] for row in shuffled]}
 
     def _shuffled(self, row: dict[str, Any]) -> dict[str, Any]:
         order = list(range(len(row["texts"])))
         Random(f"{self.experiment.seed} {row['index']}").shuffle(order)
-        lists = {name: row[name] for name in ("texts", "documents") if row.get(name)}
+        documents = row.get("documents") or [None] * len(order)
+        lists = {"texts": row["texts"], "documents": documents}
         return row | {name: [values[n] for n in order] for name, values in lists.items()}
 
     def tensors(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
 
         B chunks are those of all rows, a row's behind another's; `sizes` says how many each has if
-        there are several, `retriever_lengths` how many tokens the retriever's rows have. Revela
-        gets the chunks' `documents`, and `reads` where these say what a chunk reads.
+        there are several, `retriever_lengths` how many tokens the retriever's rows have, `reads`
+        what Revela's chunks read where their documents say it.
         """
         settings, length = self.experiment.encoding, self.experiment.max_length
         queries, passages, bare = [], [], []
@@ -58,16 +60,16 @@ class BatchCollator:
         lists: dict[str, list[Any]] = {"retriever_lengths": list(map(len, ids))}
         if len(rows) > 1:
             lists["sizes"] = [len(row["texts"]) for row in rows]
-        if (objective := self.experiment.objective).name == "revela":
-            lists["documents"] = [
-                row.get("documents") or [None] * len(row["texts"]) for row in rows
+        objective, seed = self.experiment.objective, self.experiment.seed
+        if objective.name == "revela" and objective.similarity == "documents":
+            lists["reads"] = [
+                chunks_to_read(
+                    row["documents"],
+                    objective.wrong_share,
+                    Random(f"reads {seed} {row['index']}"),
+                )
+                for row in rows
             ]
-            if objective.similarity == "documents":
-                share, seed = objective.wrong_share, self.experiment.seed
-                lists["reads"] = [
-                    chunks_to_read(row["documents"], share, Random(f"reads {seed} {row['index']}"))
-                    for row in rows
-                ]
         bare_tensors = _padded("language_model", bare, self.language_model_tokenizer)
         return _padded("retriever", ids, self.tokenizer) | bare_tensors | lists
 

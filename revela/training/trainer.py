@@ -226,17 +226,18 @@ class _Trainer(BaseTrainer):
         # Dropout is seeded by a batch's place in its step, in whatever process it is.
         place = len(self.measures) * self.args.world_size + self.args.process_index
         key = f"{self.experiment.seed} {self.state.global_step} {place}"
+        documents = inputs.pop("documents", None)  # for the pulse alone
         torch.manual_seed(random.Random(key).getrandbits(63))
         result = model(**inputs)
         loss = result["loss"].detach()
         tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
         every = getattr(self.experiment.objective, "plain_loss_every", 0)
         if every and self.state.global_step % every == 0 and not self.measures:
-            names = ("language_model_ids", "language_model_mask", "documents", "sizes")
+            ids, mask = inputs["language_model_ids"], inputs["language_model_mask"]
             devices = [self.args.device] if self.args.device.type == "cuda" else []
             # A measure must not change the training: dropout draws from a copy of the state.
             with self.accelerator.autocast(), torch.random.fork_rng(devices):
-                self.pulse = self.model.pulse(*map(inputs.get, names))
+                self.pulse = self.model.pulse(ids, mask, documents, inputs.get("sizes"))
             plain = self.pulse["plain_loss"]
             if getattr(self.experiment.objective, "language_model_loss", False):
                 loss = loss - plain  # the dual loss contains it
@@ -255,6 +256,8 @@ class _Trainer(BaseTrainer):
         means = self.accelerator.reduce(torch.stack(rows).mean(0), "mean").tolist()
         measures = dict(zip(self.measures[0], means, strict=True))
         tokens = round(measures.pop("tokens") * len(rows) * self.args.world_size)
-        measures |= {name: float(value) for name, value in self.pulse.items()}
+        if self.pulse:
+            values = torch.stack(list(self.pulse.values())).tolist()
+            measures |= dict(zip(self.pulse, values, strict=True))
         self.measures, self.pulse = [], {}
         self.log_step(logs, tokens, **measures)

@@ -254,7 +254,7 @@ def test_an_entry_knows_what_it_uses():
     assert used == {
         ("batches", "python-packages"),
         ("backbones", "small"),
-        ("backbones", "data/backbone"),
+        ("language_models", "data/backbone"),
     }
     assert config.inputs("experiments", "demo-revela") == {
         "data": "results/batches/python-packages.parquet",

@@ -346,3 +346,17 @@ def test_contrast_is_what_a_chunk_of_the_own_document_spares(both_ways):
     )
     torch.testing.assert_close(pulse["contrast"], (wrong - right).detach())
     assert "contrast" not in revela.pulse(ids, mask, [["a", "b", None, None]])
+
+
+def test_each_process_makes_the_same_passes_for_its_pulse(monkeypatch):
+    """Where weights are sharded, one that makes fewer leaves the others waiting."""
+    revela = Revela(encoder(), tiny_llama(hidden_size=8), RevelaObjective(name="revela"))
+    passes = []
+    revela.language_model.register_forward_hook(lambda *_: passes.append("whole"))
+    revela.language_model.model.layers[0].mlp.register_forward_hook(lambda *_: passes.append("mlp"))
+    counts = []
+    for documents in (["a", "a", "b", "b"], ["a", "b", "c", None], [None] * 4):
+        passes.clear()
+        revela.pulse(*pad(CHUNKS, 0), [documents])
+        counts.append(list(passes))
+    assert counts[0] == counts[1] == counts[2] != []

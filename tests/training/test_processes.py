@@ -55,7 +55,8 @@ def folder(tmp_path_factory) -> Path:
         {
             "source": "code",
             "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
-            "documents": [f"{n}.{k}" for k in range(4)],
+            # Each second row shares documents: processes meet both kinds at once.
+            "documents": [f"{n}.{k // 2 if n % 2 else k}" for k in range(4)],
         }
         for n in range(14)  # the last step of an epoch would have two
     ]

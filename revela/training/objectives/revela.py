@@ -62,13 +62,12 @@ class Revela(nn.Module):
         retriever_lengths: Sequence[int] | None = None,
         reads: Sequence[Sequence[int]] = (),
         sizes: Sequence[int] | None = None,
-        documents: Sequence[Sequence[str | None]] = (),
     ) -> dict[str, Any]:
         """Return the loss of a batch, and its `similarity_measures`.
 
         `sizes` are those of several batches behind each other; `reads` say which chunk of its batch
         each one reads where the retriever does not; `retriever_lengths` spare reading them from the
-        device; `documents` are for `pulse`.
+        device.
         """
         if self.settings.similarity == "documents":
             similarity_BB = _one_hot(reads, language_model_ids.device)
@@ -92,7 +91,7 @@ class Revela(nn.Module):
         self,
         language_model_ids: Tensor,
         language_model_mask: Tensor,
-        documents: Sequence[Sequence[str | None]] = (),
+        documents: Sequence[Sequence[str | None]],
         sizes: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
         """Return what the language model makes of other chunks, whatever the retriever says.
@@ -102,10 +101,8 @@ class Revela(nn.Module):
         `documents` are those of each batch's chunks.
         """
         model, ids, mask = self.language_model, language_model_ids, language_model_mask
-        found = {"plain_loss": plain_loss(model, ids, mask, sizes)}
-        known = [document for batch in documents for document in batch if document is not None]
-        if len(set(known)) == len(known):
-            return found
+        # Whatever this process's chunks are: where weights are sharded, all processes must do the
+        # same passes.
         value_norm = self.settings.value_norm
         right, wrong = (
             in_batch_loss(
@@ -118,7 +115,9 @@ class Revela(nn.Module):
             )
             for share in (0, 1)
         )
-        return found | {"contrast": wrong - right}
+        found = {"plain_loss": plain_loss(model, ids, mask, sizes)}
+        known = [name for batch in documents for name in batch if name is not None]
+        return found | ({"contrast": wrong - right} if len(set(known)) < len(known) else {})
 
 
 def _one_hot(reads: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -139,9 +138,9 @@ def chunks_to_read(
     for own, document in enumerate(documents):
         rest = [other for other in range(len(documents)) if other != own]
         wrong = random.random() < wrong_share
-        near = [other for other in rest if document is not None and documents[other] == document]
-        far = [other for other in rest if other not in near]
-        found.append(random.choice((far if wrong else near) or rest))
+        known = document is not None
+        chosen = [other for other in rest if (known and documents[other] == document) != wrong]
+        found.append(random.choice(chosen or rest))
     return found
 
 
