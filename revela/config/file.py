@@ -130,7 +130,8 @@ class Config(steps.Settings):
     def task(self, name: str) -> steps.AnyBenchmark:
         """Return a task's benchmark without what it says of its other tasks."""
         suite = self.benchmarks[self.tasks[name]]
-        update: dict[str, Any] = {"tasks": [name]}
+        own = suite.tasks
+        update: dict[str, Any] = {"tasks": {name: own[name]} if isinstance(own, dict) else [name]}
         if isinstance(suite, steps.MtebBenchmark):
             update["instructions"] = {k: v for k, v in suite.instructions.items() if k == name}
         if isinstance(suite, steps.Benchmark):
@@ -227,7 +228,7 @@ class Config(steps.Settings):
     def collection(self, task: str) -> str | None:
         """Return the folder of a local task's collection, None for one of the hub."""
         suite = self.benchmarks[self.tasks[task]]
-        if isinstance(suite, steps.Cut):
+        if isinstance(suite, steps.MadeHere):
             return paths.collection(self.tasks[task], task)
         return f"{suite.path}/{task}" if suite.source == "folder" else None
 

@@ -32,17 +32,20 @@ def text_files(path: Path) -> list[Path]:
     return files
 
 
-def collection_files(folder: Path) -> list[Path]:
-    """Return the three files of a collection in BEIR layout: corpus, queries, judgements.
+def collection_files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """Return the files of a collection's corpus, of its queries and of its judgements.
+
+    They are in BEIR layout or, as Parquet files, in that of mteb's data sets.
 
     Raises:
         RevelaError: one is missing.
     """
-    return [
-        _one_of(folder, "corpus.jsonl", "corpus.jsonl.gz"),
-        _one_of(folder, "queries.jsonl", "queries.jsonl.gz"),
-        _one_of(folder, "qrels.tsv", "qrels/test.tsv"),
-    ]
+    texts = ("{}.jsonl", "{}.jsonl.gz", "{}/test-*.parquet", "{}/*.parquet")
+    corpus, queries = (
+        _one_of(folder, *(file.format(name) for file in texts)) for name in ("corpus", "queries")
+    )
+    qrels = ("qrels.tsv", "qrels/test.tsv", "qrels/test-*.parquet", "data/test-*.parquet")
+    return corpus, queries, _one_of(folder, *qrels)
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -51,7 +54,7 @@ def model_files(folder: Path) -> list[Path]:
     Raises:
         RevelaError: it lacks a configuration, weights in safetensors or a tokenizer.
     """
-    described = _one_of(folder, "config.json", "adapter_config.json")
+    (described,) = _one_of(folder, "config.json", "adapter_config.json")
     read_json(described)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
@@ -81,10 +84,11 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _one_of(folder: Path, *names: str) -> Path:
+def _one_of(folder: Path, *names: str) -> list[Path]:
+    """Return the file of the first name that is there; the shards of a pattern."""
     if not folder.is_dir():
         raise RevelaError(f"{folder}: no such folder")
     for name in names:
-        if (folder / name).exists():
-            return folder / name
+        if found := sorted(folder.glob(name)):
+            return found
     raise RevelaError(f"{folder}: no {' or '.join(names)} in it")

@@ -33,13 +33,15 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     problem = error.errors(include_url=False)[0]
     keys: list[str] = []
     value: Any = raw
-    path = problem["loc"][:-2] if problem["loc"][-1:] == ("[key]",) else problem["loc"]
-    for part in path:
+    of_a_key = problem["loc"][-1:] == ("[key]",)
+    for part in problem["loc"][:-2] if of_a_key else problem["loc"]:
         # The path names union members as well; those are no keys of the file.
         in_mapping = isinstance(value, dict) and part in value
         if in_mapping or (isinstance(value, list) and isinstance(part, int)):
             keys.append(str(part))
             value = value[part]
+    if of_a_key:
+        value = problem["input"]
     message = problem["msg"].removeprefix("Value error, ")
     last = str(problem["loc"][-1]) if problem["loc"] else ""
     if problem["type"] == "missing":

@@ -497,6 +497,9 @@ AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
 AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
 
 
+TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
+
+
 class Benchmark(Settings):
     """What all benchmarks for retrievers share: how texts are encoded, and which are shared."""
 
@@ -537,6 +540,15 @@ class TextsBenchmark(Benchmark):
     seed: Natural = 0
 
 
+class IrDatasetsBenchmark(Benchmark):
+    """Test collections of ir_datasets, which reads what it has on disk and downloads the rest."""
+
+    source: Literal["ir_datasets"]
+    tasks: dict[TaskName, str] = Field(
+        min_length=1, description="name of one's own → id in ir_datasets (beir/scifact/test)"
+    )
+
+
 class MtebBenchmark(Benchmark):
     """Retrieval tasks of mteb, by their names."""
 
@@ -548,11 +560,14 @@ class MtebBenchmark(Benchmark):
 
 
 class FolderBenchmark(Benchmark):
-    """Collections in BEIR layout: <path>/<task>/{corpus,queries}.jsonl[.gz], qrels.tsv."""
+    """Collections in BEIR layout, <path>/<task>/{corpus,queries}.jsonl[.gz] and qrels.tsv.
+
+    Or in that of mteb's data sets: <path>/<task>/{corpus,queries,qrels}/test-*.parquet.
+    """
 
     source: Literal["folder"]
     path: LocalPath
-    tasks: list[Annotated[str, Field(pattern=r"^[\w.+-]+$")]] = Field(min_length=1)
+    tasks: list[TaskName] = Field(min_length=1)
 
 
 class LmEvalBenchmark(Settings):
@@ -568,9 +583,9 @@ class LmEvalBenchmark(Settings):
     batch_size: Positive = 16
 
 
-Cut = PydocsBenchmark | TextsBenchmark
-ForRetrievers = Cut | MtebBenchmark | FolderBenchmark
-CutBenchmark = Annotated[Cut, Field(discriminator="source")]
+MadeHere = PydocsBenchmark | TextsBenchmark | IrDatasetsBenchmark
+ForRetrievers = MadeHere | MtebBenchmark | FolderBenchmark
+MadeBenchmark = Annotated[MadeHere, Field(discriminator="source")]
 RetrievalBenchmark = Annotated[ForRetrievers, Field(discriminator="source")]
 AnyBenchmark = Annotated[ForRetrievers | LmEvalBenchmark, Field(discriminator="source")]
 

@@ -1,7 +1,7 @@
-"""Benchmarks: mteb's tasks by name, and local collections in BEIR layout as mteb tasks."""
+"""Benchmarks: mteb's tasks by name, and local collections as mteb tasks."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ from revela.common.errors import RevelaError, check_name, reading, unknown_name
 from revela.config.catalogue import mteb_task_names
 from revela.config.local import collection_files
 from revela.config.steps import MtebBenchmark, RetrievalBenchmark
-from revela.text.rows import json_lines
+from revela.text.rows import json_lines, parquet_rows
 
+_JUDGEMENT = ["query-id", "corpus-id", "score"]
 _QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
 _UNKNOWN_SHARE = 0.01  # of judgements, as in data sets whose corpora lost some documents
 
@@ -38,10 +39,11 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> 
 
 
 def local_task(name: str, folder: Path) -> Any:
-    """Return a collection in BEIR layout as an mteb retrieval task.
+    """Return a local collection as an mteb retrieval task.
 
     The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), either perhaps
-    gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, perhaps under a heading).
+    gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, perhaps under a heading);
+    or Parquet files with these columns in corpus/, queries/ and qrels/, as mteb publishes them.
 
     Raises:
         RevelaError: a file is missing or broken, ids or judgements contradict each other, or more
@@ -55,7 +57,7 @@ def local_task(name: str, folder: Path) -> Any:
         metadata = TaskMetadata(
             name=name,
             dataset={"path": str(folder), "revision": "local"},
-            description=f"{name}, a local collection in BEIR layout",
+            description=f"{name}, a local collection",
             type="Retrieval",
             category="t2t",
             eval_splits=["test"],
@@ -78,39 +80,54 @@ def local_task(name: str, folder: Path) -> Any:
 
 
 def write_collection(
-    folder: Path, documents: Mapping[str, str], queries: Mapping[str, tuple[str, Iterable[str]]]
+    folder: Path,
+    documents: Iterable[tuple[str, str, str]],
+    queries: Iterable[tuple[str, str]],
+    judgements: Iterable[tuple[str, str, int]],
 ) -> dict[str, int]:
-    """Write documents and queries, each with its relevant documents, in BEIR layout.
+    """Write a collection in BEIR layout.
+
+    Args:
+        folder: new.
+        documents: id, title, text.
+        queries: id, text.
+        judgements: query, document, relevance.
 
     Returns:
         The number of documents and of queries.
     """
     rows = {
-        "corpus.jsonl": [{"_id": k, "title": "", "text": text} for k, text in documents.items()],
-        "queries.jsonl": [{"_id": k, "text": text} for k, (text, _) in queries.items()],
+        "documents": ("corpus.jsonl", ({"_id": k, "title": t, "text": x} for k, t, x in documents)),
+        "queries": ("queries.jsonl", ({"_id": k, "text": text} for k, text in queries)),
     }
     folder.mkdir(parents=True)
-    for file, texts in rows.items():
-        lines = [json.dumps(row) + "\n" for row in texts]
-        (folder / file).write_text("".join(lines), encoding="utf-8")
-    judged = [f"{query}\t{one}\t1\n" for query, (_, found) in queries.items() for one in found]
-    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
-    return {"documents": len(documents), "queries": len(queries)}
+    counts = dict.fromkeys(rows, 0)
+    for what, (file, texts) in rows.items():
+        with (folder / file).open("w", encoding="utf-8") as stream:
+            for row in texts:
+                stream.write(json.dumps(row) + "\n")
+                counts[what] += 1
+    with (folder / "qrels.tsv").open("w", encoding="utf-8") as stream:
+        stream.write("\t".join(_JUDGEMENT) + "\n")
+        stream.writelines("\t".join(map(str, judgement)) + "\n" for judgement in judgements)
+    return counts
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return id, text and title of each row of JSON lines; equal rows count once.
+def read_rows(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """Return id, text and title of each row of JSON lines or Parquet files; equal ones count once.
 
     Raises:
         RevelaError: a row is none, or two have one id and other texts.
     """
     rows: dict[str, dict[str, str]] = {}
     repeated = 0
-    for place, row in json_lines(path):
+    for place, row in _numbered_rows(paths):
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
         if not isinstance(row, dict):
             raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
+        if "id" in row:
+            row.setdefault("_id", row["id"])
         for field in ("_id", "text"):
             check_name(place, "field", field, row)
         own = str(row["_id"]) if isinstance(row["_id"], int) else row["_id"]
@@ -124,13 +141,39 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             raise RevelaError(f"{place}: _id {one['id']!r} was there before, with another text")
         repeated += rows[one["id"]] is not one
     if not rows:
-        raise RevelaError(f"{path}: is empty")
+        raise RevelaError(f"{paths[0]}: is empty")
     if repeated:
-        print(f"{path}: {repeated} rows are there twice and count once")
+        print(f"{paths[0]}: {repeated} rows are there twice and count once")
     return list(rows.values())
 
 
-def read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, dict[str, int]]:
+def _numbered_rows(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    """Yield what `json_lines` does, of Parquet files as well."""
+    for path in paths:
+        if path.suffix == ".parquet":
+            yield from ((f"{path}:{n}", row) for n, row in enumerate(parquet_rows(path), start=1))
+        else:
+            yield from json_lines(path)
+
+
+def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
+    """Yield `path:line` and the fields of each judgement, without a heading."""
+    for path in paths:
+        if path.suffix == ".parquet":
+            for number, judged in enumerate(parquet_rows(path, _JUDGEMENT), start=1):
+                yield f"{path}:{number}", [str(judged[column]) for column in _JUDGEMENT]
+            continue
+        with reading(path, "text"):
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        for number, line in enumerate(lines, start=1):
+            row = line.split("\t")
+            if line.strip() and not (number == 1 and row[0].lower() in _QUERY_HEADINGS):
+                yield f"{path}:{number}", row
+
+
+def read_qrels(
+    paths: Sequence[Path], queries: set[str], documents: set[str]
+) -> dict[str, dict[str, int]]:
     """Return query → document → relevance; documents that are not there are kept.
 
     Raises:
@@ -139,12 +182,7 @@ def read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, 
     relevant: dict[str, dict[str, int]] = {}
     unknown: list[str] = []
     repeated = count = 0
-    with reading(path, "text"):
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    for number, line in enumerate(lines, start=1):
-        place, row = f"{path}:{number}", line.split("\t")
-        if not line.strip() or (number == 1 and row[0].lower() in _QUERY_HEADINGS):
-            continue
+    for place, row in _judgements(paths):
         try:
             query, document, score = *map(str.strip, row[:2]), float(row[2])
             if len(row) > 3 or not 0 <= score < 2**31 or score % 1:
@@ -152,7 +190,7 @@ def read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, 
         except (IndexError, ValueError) as error:
             raise RevelaError(
                 f"{place}: expected query-id, corpus-id and a score of 0, 1, …, separated by tabs; "
-                f"got {line!r}"
+                f"got {chr(9).join(row)!r}"
             ) from error
         for kind, name, known in (("query", query, queries), ("document", document, documents)):
             if name not in known:
@@ -169,8 +207,8 @@ def read_qrels(path: Path, queries: set[str], documents: set[str]) -> dict[str, 
     if len(unknown) > _UNKNOWN_SHARE * count:
         raise RevelaError(f"{unknown[0]} ({len(unknown)} such ids in {count} judgements)")
     if not any(score for judged in relevant.values() for score in judged.values()):
-        raise RevelaError(f"{path}: no judgement is above 0")
+        raise RevelaError(f"{paths[0]}: no judgement is above 0")
     for what, found in (("repeated judgements", repeated), ("unknown ids", len(unknown))):
         if found:
-            print(f"{path}: {found} {what}")
+            print(f"{paths[0]}: {found} {what}")
     return {query: judged for query, judged in relevant.items() if query in queries}

@@ -1,6 +1,7 @@
 """`revela collection`, `evaluate`, `evaluate-lm`."""
 
 import contextlib
+import itertools
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -23,14 +24,16 @@ Name = Annotated[str, typer.Option(help="What the model is called.")]
 
 @step(app)
 def collection(
-    settings: steps.CutBenchmark, task: str, inputs: dict[str, Path], output: Output
+    settings: steps.MadeBenchmark, task: str, inputs: dict[str, Path], output: Output
 ) -> Made:
-    """Write a task that is cut from a corpus, or from Python's library, in BEIR layout."""
-    from revela.evaluation import pydocs, texts
+    """Write a task in BEIR layout: cut from a corpus, from Python's library, or of ir_datasets."""
+    from revela.evaluation import irdatasets, pydocs, texts
 
     check_name("--settings", "task", task, settings.tasks)
     if isinstance(settings, steps.PydocsBenchmark):
         counts = pydocs.write_task(settings, task, output)
+    elif isinstance(settings, steps.IrDatasetsBenchmark):
+        counts = irdatasets.write_task(settings, task, output)
     else:
         counts = texts.write_task(settings, task, inputs[settings.corpus], output)
     summary = f"{task}: {counts['queries']} queries, {counts['documents']} documents"
@@ -92,7 +95,8 @@ def evaluate(
         "queries_without_judgement": found.unjudged,
     }
     inputs = [path for path in map(Path, weights) if path.is_dir()]
-    return Made(summary, facts, inputs + (collection_files(folder) if folder else []))
+    files = itertools.chain(*collection_files(folder)) if folder else ()
+    return Made(summary, facts, [*inputs, *files])
 
 
 @step(app)

@@ -40,10 +40,13 @@ def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, 
     functions = list(standard_library_functions())
     random.Random(settings.seed).shuffle(functions)
     texts = {one.id: _query_and_document(one, task) for one in functions[: settings.max_documents]}
-    documents = {name: document for name, (_, document) in sorted(texts.items())}
     asked = list(texts.items())[: settings.max_queries]
-    queries = {f"q:{name}": (query, [name]) for name, (query, _) in asked}
-    return write_collection(folder, documents, queries)
+    return write_collection(
+        folder,
+        documents=[(name, "", document) for name, (_, document) in sorted(texts.items())],
+        queries=[(f"q:{name}", query) for name, (query, _) in asked],
+        judgements=[(f"q:{name}", name, 1) for name, _ in asked],
+    )
 
 
 def _query_and_document(function: Function, task: str) -> tuple[str, str]:

@@ -31,10 +31,15 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     documents = {name: text for _, texts in found for name, text in texts.items()}
     unique = [(query, list(texts)) for query, texts in found if query and times[query] == 1]
     random.Random(settings.seed).shuffle(unique)
-    asked = {f"q:{names[0]}": (query, names) for query, names in unique[: settings.max_queries]}
+    asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
         raise RevelaError(f"corpus {settings.corpus!r} gives no query for {task!r}")
-    return write_collection(folder, documents, asked)
+    return write_collection(
+        folder,
+        documents=[(name, "", text) for name, text in documents.items()],
+        queries=[(name, query) for name, query, _ in asked],
+        judgements=[(name, found, 1) for name, _, names in asked for found in names],
+    )
 
 
 def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:

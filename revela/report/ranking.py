@@ -28,7 +28,7 @@ def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) 
     asked = {row["id"]: row["text"] for row in read_rows(queries)}
     judged = read_qrels(qrels, set(asked), set(texts))
     query = query or next(iter(judged))
-    check_name(str(queries), "query", query, asked)
+    check_name(str(queries[0]), "query", query, asked)
     lines = [f"query: {_short(asked[query])}"]
     for path in runs:
         with reading(path, "a TREC run"):

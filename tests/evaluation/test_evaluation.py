@@ -11,8 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import datasets
 import mteb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
+from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
@@ -406,6 +411,40 @@ def test_a_collection_as_beir_publishes_it(collection):
     data = local_task("tiny-task", collection).dataset["default"]["test"]
     assert data["corpus"][0] == {"id": "d0", "title": "", "text": "x"}
     assert data["relevant_docs"] == QRELS
+
+
+def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
+    """As mteb itself writes a data set of two shards, and then reads it."""
+    plain = local_task("tiny-task", collection).dataset["default"]["test"]
+    published = tmp_path / "published"
+
+    def push(self, repo, config_name, **_):
+        for split, rows in self.items():
+            for n in range(2):
+                name = f"{split}-{n:05d}-of-00002.parquet"
+                rows.shard(2, n).to_parquet(published / repo / config_name / name)
+
+    monkeypatch.setattr(datasets.DatasetDict, "push_to_hub", push)
+    local_task("tiny-task", collection)._push_dataset_to_hub("tiny")
+    found = local_task("tiny-task", published / "tiny").dataset["default"]["test"]
+    assert [*found["corpus"]] == [*plain["corpus"]]
+    assert [*found["queries"]] == [*plain["queries"]]
+    assert found["relevant_docs"] == QRELS
+
+    described = {
+        "configs": [
+            {"config_name": name, "data_files": f"{name}/test-*"}
+            for name in ("corpus", "queries", "qrels")
+        ]
+    }
+    (published / "tiny/README.md").write_text(f"---\n{yaml.safe_dump(described)}---\n")
+    theirs = RetrievalDatasetLoader(str(published / "tiny"), None).load()
+    assert [*theirs["corpus"]] == [*found["corpus"]]
+    assert theirs["relevant_docs"] == QRELS
+
+    pq.write_table(pa.table({"query-id": ["q0"]}), published / "tiny/qrels/test-0.parquet")
+    with pytest.raises(RevelaError, match=r"qrels/test-0\.parquet: .*corpus-id"):
+        local_task("tiny-task", published / "tiny")
 
 
 def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, capsys):

@@ -1,5 +1,6 @@
 """What the rules know: the checked configuration and the slice of it that each job sees."""
 
+import itertools
 import shlex
 from glob import glob
 from pathlib import Path
@@ -134,7 +135,7 @@ def collection(task):
     """Return the files of a local task's collection: made here, or brought by the user."""
     folder = CONFIG.collection(task)
     if CONFIG.task(task).source == "folder":
-        return collection_files(Path(folder))
+        return list(itertools.chain(*collection_files(Path(folder))))
     return folder or []
 
 
