@@ -39,7 +39,7 @@ gpu: .venv/installed
 	python -m bench.gpu
 
 test: lint
-	pytest
+	OMP_NUM_THREADS=1 pytest -n logical --maxprocesses 4 --dist loadfile
 
 test-cluster: .venv/installed
 	command -v slurmctld slurmd sbatch munged >/dev/null || { apt-get update -qq && \
