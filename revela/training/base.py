@@ -37,6 +37,26 @@ def start(output: Path, settings: Experiment | Backbone, inputs: list[Path]) -> 
         yield work
 
 
+def finish(
+    output: Path,
+    work: Path,
+    settings: Experiment | Backbone,
+    inputs: list[Path],
+    facts: dict[str, Any],
+) -> None:
+    """Write the log and the manifest of a training, which is finished by them."""
+    outputs.write_text(output / LOG, (work / LOG).read_text())
+    stage = "pretrain" if isinstance(settings, Backbone) else "train"
+    outputs.write_manifest(
+        output,
+        settings.model_dump(mode="json"),
+        inputs,
+        stage_version=STAGE_VERSIONS[stage],
+        **facts,
+        **spent(work),
+    )
+
+
 def training_arguments(
     settings: Experiment | Backbone,
     work: Path,
@@ -164,27 +184,16 @@ class BaseTrainer(transformers.Trainer):
                 f"{self.state.max_steps}; run the same command to resume"
             )
 
-    def finish(
-        self, output: Path, settings: Experiment | Backbone, inputs: list[Path], **facts: Any
-    ) -> None:
-        """Write the log and the manifest of a finished training."""
-        if not self.is_world_process_zero():
-            return
-        outputs.write_text(output / LOG, (self.work / LOG).read_text())
-        outputs.write_manifest(
-            output,
-            settings.model_dump(mode="json"),
-            inputs,
-            stage_version=STAGE_VERSIONS["pretrain" if isinstance(settings, Backbone) else "train"],
-            device=str(self.args.device),
-            precision="bfloat16" if self.args.bf16 else "float32",
+    def facts(self) -> dict[str, Any]:
+        """Return what the manifest says of this training."""
+        return {
+            "device": str(self.args.device),
+            "precision": "bfloat16" if self.args.bf16 else "float32",
             **self.processes(),
-            steps=self.state.global_step,
-            train_seconds=round(self.seconds, 1),
-            tokens_per_second=round(self.tokens / max(self.seconds, 1e-9), 1),
-            **facts,
-            **spent(self.work),
-        )
+            "steps": self.state.global_step,
+            "train_seconds": round(self.seconds, 1),
+            "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
+        }
 
     def log_step(self, logs: dict[str, float], step_tokens: int, **measures: float) -> None:
         """Log one step: its own measures, and those that all trainings have.

@@ -13,7 +13,7 @@ from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.config.steps import Backbone
 from revela.text.chunking import read_documents_again
-from revela.training.base import BaseTrainer, start, training_arguments
+from revela.training.base import BaseTrainer, finish, start, training_arguments
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 _TOKENIZER_CHARACTERS = 20_000_000  # enough text for a small vocabulary
@@ -83,17 +83,15 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
                 tokenizer.save_pretrained(folder)
             for file in (work / "model").iterdir():
                 file.replace(output / file.name)
-        trainer.finish(
-            output,
-            settings,
-            chunks,
-            parameters=model.num_parameters(),
-            corpus_tokens=len(trainer.train_dataset) * length,
-            token_passes=trainer.state.global_step * rows * length,
-            held_out_tokens=len(trainer.eval_dataset) * length,
-            held_out_loss=round(loss, 4),
-            best_checkpoint_step=trainer.state.best_global_step,
-        )
+            facts = {
+                "parameters": model.num_parameters(),
+                "corpus_tokens": len(trainer.train_dataset) * length,
+                "token_passes": trainer.state.global_step * rows * length,
+                "held_out_tokens": len(trainer.eval_dataset) * length,
+                "held_out_loss": round(loss, 4),
+                "best_checkpoint_step": trainer.state.best_global_step,
+            }
+            finish(output, work, settings, chunks, trainer.facts() | facts)
 
 
 def _shape(settings: Backbone, tokenizer: Any) -> transformers.LlamaConfig:

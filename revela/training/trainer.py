@@ -1,5 +1,6 @@
 """Training a retriever: one entry point for the three objectives."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -15,7 +16,7 @@ from revela.encoder import Encoder, add_lora, devices, load_model, load_tokenize
 from revela.encoding import write_encoding
 from revela.release.card import make_card
 from revela.release.check import check_folder
-from revela.training.base import BaseTrainer, start, training_arguments
+from revela.training.base import BaseTrainer, finish, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
 from revela.training.collators import BatchCollator, PairCollator, load_rows
 from revela.training.objectives.contriever import Contriever
@@ -84,66 +85,86 @@ def train(
             label_names=[],
             average_tokens_across_devices=False,
         )
-        on_pairs = experiment.objective.on_pairs
-        rows = load_rows(data, ("query", "positive") if on_pairs else ("source", "texts"))
-        reads_documents = getattr(experiment.objective, "similarity", None) == "documents"
-        if reads_documents and not (len(rows) and any(rows[0].get("documents") or ())):
-            raise RevelaError(f"{data}: its chunks name no documents (similarity: documents)")
-        if len(rows) < experiment.batches_per_step:
-            raise RevelaError(
-                f"{data}: {len(rows)} rows are fewer than the {experiment.batches_per_step} of one "
-                "step (batches_per_step)"
-            )
-        with reading(data, "enough for this schedule"):
-            experiment.check_steps(experiment.steps or len(rows) // experiment.batches_per_step)
-        module, collate = _build(experiment, zero_stage, gradient_checkpointing)
-        trainer = _Trainer(
-            experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
-        )
-        retriever, writes = module.retriever, trainer.is_world_process_zero()
-
-        def save(path: Path) -> None:
-            model, tokenizer = retriever.model, retriever.tokenizer
-            save_model(model, tokenizer, path, writes)
-            if writes:
-                positions = model.config.max_position_embeddings
-                write_encoding(
-                    path, tokenizer, experiment.encoding, positions, experiment.max_length
-                )
-
-        snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
-        trainer.add_callback(
-            AtSteps(
-                (experiment.save_retriever_steps, lambda step: save(output / f"steps/{step}")),
-                (snapshots, lambda step: record_similarities(trainer, step)),
-            )
-        )
-        trainer.run(checkpoint_minutes)
-        unchecked = output / "retriever-unchecked"
-        save(unchecked)
-        if isinstance(module, Revela) and not module.settings.freeze_language_model:
-            tokenizer = load_tokenizer(str(experiment.language_model))
-            save_model(module.language_model, tokenizer, output / "language_model", writes)
-        if writes:
-            made = EncoderModel(
-                kind="encoder", retriever=str(unchecked), encoding=experiment.encoding
-            )
-            check_folder(unchecked, made)
-            outputs.replace(unchecked, output / "retriever")
-        trained = get_model_param_count(module, trainable_only=True)
-        found = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
-        files = sorted(str(file.relative_to(output)) for file in found)
-        trainer.finish(
-            output,
+        rows = _rows(experiment, data)
+        unchecked, final = output / "retriever-unchecked", output / "retriever"
+        facts = _fit(
             experiment,
-            inputs,
-            gradient_checkpointing=gradient_checkpointing,
-            trainable_parameters=trained,
-            files=files,
+            arguments,
+            rows,
+            output,
+            checkpoint_minutes,
+            zero_stage,
+            gradient_checkpointing,
         )
+        gc.collect()  # the check needs the memory that the models had
+        if facts is None:
+            return
+        made = EncoderModel(kind="encoder", retriever=str(unchecked), encoding=experiment.encoding)
+        check_folder(unchecked, made)
+        outputs.replace(unchecked, final)
+        found = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
+        facts["files"] = sorted(str(file.relative_to(output)) for file in found)
+        finish(output, work, experiment, inputs, facts)
+        outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
+
+
+def _rows(experiment: Experiment, data: Path) -> Any:
+    """Return the rows of a batch or pair file, which must be enough for the schedule."""
+    on_pairs = experiment.objective.on_pairs
+    rows = load_rows(data, ("query", "positive") if on_pairs else ("source", "texts"))
+    reads_documents = getattr(experiment.objective, "similarity", None) == "documents"
+    if reads_documents and not (len(rows) and any(rows[0].get("documents") or ())):
+        raise RevelaError(f"{data}: its chunks name no documents (similarity: documents)")
+    if len(rows) < experiment.batches_per_step:
+        raise RevelaError(
+            f"{data}: {len(rows)} rows are fewer than the {experiment.batches_per_step} of one "
+            "step (batches_per_step)"
+        )
+    with reading(data, "enough for this schedule"):
+        experiment.check_steps(experiment.steps or len(rows) // experiment.batches_per_step)
+    return rows
+
+
+def _fit(
+    experiment: Experiment,
+    arguments: Any,
+    rows: Any,
+    output: Path,
+    checkpoint_minutes: float,
+    zero_stage: int,
+    gradient_checkpointing: bool,
+) -> dict[str, Any] | None:
+    """Train and save the models; return facts for the manifest, in one process."""
+    module, collate = _build(experiment, zero_stage, gradient_checkpointing)
+    trainer = _Trainer(
+        experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
+    )
+    retriever, writes = module.retriever, trainer.is_world_process_zero()
+
+    def save(path: Path) -> None:
+        model, tokenizer = retriever.model, retriever.tokenizer
+        save_model(model, tokenizer, path, writes)
         if writes:
-            final = output / "retriever"
-            outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
+            positions = model.config.max_position_embeddings
+            write_encoding(path, tokenizer, experiment.encoding, positions, experiment.max_length)
+
+    snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
+    trainer.add_callback(
+        AtSteps(
+            (experiment.save_retriever_steps, lambda step: save(output / f"steps/{step}")),
+            (snapshots, lambda step: record_similarities(trainer, step)),
+        )
+    )
+    trainer.run(checkpoint_minutes)
+    save(output / "retriever-unchecked")
+    if isinstance(module, Revela) and not module.settings.freeze_language_model:
+        tokenizer = load_tokenizer(str(experiment.language_model))
+        save_model(module.language_model, tokenizer, output / "language_model", writes)
+    trained = {
+        "gradient_checkpointing": gradient_checkpointing,
+        "trainable_parameters": get_model_param_count(module, trainable_only=True),
+    }
+    return trainer.facts() | trained if writes else None
 
 
 def without_casts(model: Any) -> None:
