@@ -342,6 +342,34 @@ def test_a_new_ablation_adds_its_own_jobs_only(project):
     assert counts == {"all": "1", "evaluate": "1", "table": "1", "total": "4", "train": "1"}
 
 
+def test_another_workflow_uses_this_one_as_its_module(project, tmp_path):
+    for name in ("config.yaml", "printed.csv", "list.csv", "notes.jsonl"):
+        shutil.copy2(project / name, tmp_path)  # with its age
+    for name in ("choices", "mine", "data", "results"):
+        shutil.copytree(project / name, tmp_path / name)
+    shutil.rmtree(tmp_path / "results/models/tiny-contriever")
+    (tmp_path / "Snakefile").write_text(f"""
+configfile: "config.yaml"
+
+module revela:
+    snakefile: {str(project / "Snakefile")!r}
+    config: config
+
+use rule * from revela as revela_*
+
+rule mine:
+    default_target: True
+    input: "results/models/tiny-contriever/retriever"
+    output: "mine.txt"
+    shell: "ls {{input}} > {{output}}"
+""")
+    result = snakemake(tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "model.safetensors" in (tmp_path / "mine.txt").read_text()
+    jobs = dict(re.findall(r"^(\w+) +(\d+)$", result.stderr, re.MULTILINE))
+    assert jobs == {"revela_train": "1", "mine": "1", "total": "2"}
+
+
 def test_tasks_with_one_corpus_encode_it_once(project):
     config = json.loads(json.dumps(CONFIG))
     config["benchmarks"]["more"] = CONFIG["benchmarks"]["mine"] | {

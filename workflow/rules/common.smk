@@ -16,13 +16,16 @@ from revela.plan.jobs import RULES, Job
 from revela.plan.machine import this_machine
 from revela.plan.preflight import run as preflight
 
+# This checkout, also where another workflow uses this one as its module.
+ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
+
 # Shared by all rules' shells: `revela STEP … | record LOG`, and `launch` for one process a GPU.
 # A failing command fails its job although `tee` succeeds. A job imports this checkout's source in
 # any environment. The shell and `tee` ignore signals that are sent to all processes of a job, so
 # that a training can save its checkpoint and log it: Slurm kills a job once its shell has ended.
 shell.prefix(
     "set -euo pipefail; "
-    f"export PYTHONPATH={shlex.quote(str(workflow.basedir))}; "
+    f"export PYTHONPATH={shlex.quote(str(ROOT))}; "
     "trap : INT TERM USR1 HUP; "
     'revela() {{ exec python -m revela "$@" 2>&1; }}; '
     'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@" 2>&1; }}; '
@@ -222,7 +225,7 @@ def look_first():
         told.get("slurm_partition"),
         any(recomputes(job) for job in jobs if job.rule.name == "train"),
     )
-    known, output = Path(workflow.basedir, "data/paper"), Path("results/preflight.json")
+    known, output = ROOT / "data/paper", Path("results/preflight.json")
     blocked = or_exit(preflight, CONFIG, planned(jobs), machine, known, output, targets)
     skip({job: blocked[own] for job in jobs if (own := in_plan(job)) in blocked})
     if not costly(dag.needrun_jobs()):

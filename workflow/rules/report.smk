@@ -124,7 +124,7 @@ rule cost:
         "../../envs/environment.yaml"
     params:
         settings=lambda w: settings("costs", w.cost),
-        known=f"{workflow.basedir}/data/paper",
+        known=f"{ROOT}/data/paper",
         version=STAGE_VERSIONS["cost"],
     shell:
         "revela cost --settings {params.settings:q} --known {params.known:q}"
@@ -160,7 +160,7 @@ rule usage:
     conda:
         "../../envs/environment.yaml"
     params:
-        paper=f"{workflow.basedir}/data/paper/gpu_hours.csv",
+        paper=f"{ROOT}/data/paper/gpu_hours.csv",
         version=STAGE_VERSIONS["usage"],
     shell:
         "revela usage results --paper {params.paper:q} --output {output.csv:q} | record {log:q}"
