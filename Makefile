@@ -57,6 +57,7 @@ lint: .venv/installed
 bench: .venv/installed
 	python -m bench.attention.step
 	python -m bench.training.step_cost
+	python -m bench.training.freed_memory
 	python -m bench.attention.kernels
 	python -m bench.training.replug
 	python -m bench.evaluation.encoding

@@ -1,22 +1,16 @@
-"""Two choices for a CPU: attention from its parts, and memory that is kept when it is freed.
+"""PyTorch's fused attention kernel on a CPU against its parts.
 
-PyTorch's fused attention kernel against its parts, with and without gradients, at the shapes of a
-batch of 16 chunks of SmolLM2-135M's width: causal self-attention of 32 rows, and 16 readers of 10
-documents. And steps of a small model with and without `keep_freed_memory`, in processes of their
-own that take turns, since the setting cannot be taken back.
+With and without gradients, at the shapes of a batch of 16 chunks of SmolLM2-135M's width: causal
+self-attention of 32 rows, and 16 readers of 10 documents.
 
     python -m bench.attention.kernels
 """
 
 import itertools
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor
 
 from bench.common import medians, report
@@ -83,44 +77,6 @@ def attention() -> None:
     report("Attention on a CPU", COMMAND, rows)
 
 
-def small_step() -> float:
-    """Return the median seconds of a small model's training step in this process."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
-    config = transformers.LlamaConfig(vocab_size=4096, num_attention_heads=4, **shape)
-    model = transformers.LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters())
-    ids = torch.randint(0, 4096, (16, 128))
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return medians({"step": step}, repeats=10)["step"]
-
-
-def freed_memory() -> None:
-    """Compare steps with and without keeping freed memory."""
-    seconds: dict[str, list[float]] = {"--plain": [], "--keep": []}
-    for _ in range(3):
-        for option, times in seconds.items():
-            command = [sys.executable, "-m", "bench.attention.kernels", option]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            times.append(float(done.stdout))
-    plain, keep = (statistics.median(times) for times in seconds.values())
-    row = {"Freed memory": "a step", "returned, ms": f"{1000 * plain:.0f}"}
-    row |= {"kept, ms": f"{1000 * keep:.0f}", "returned / kept": f"{plain / keep:.2f}"}
-    report("Freed memory on a CPU", COMMAND, [row])
-
-
 if __name__ == "__main__":
-    if "--plain" not in sys.argv:
-        keep_freed_memory()
-    if {"--plain", "--keep"} & set(sys.argv):
-        print(small_step())
-    else:
-        attention()
-        freed_memory()
+    keep_freed_memory()
+    attention()

@@ -114,10 +114,12 @@ def memory_gb() -> float:
 def keep_freed_memory() -> None:
     """Let the C library keep freed memory for the next step instead of returning it.
 
-    A step allocates and frees the same large tensors again and again; on a CPU the page faults of
-    fresh memory take a fifth of a small model's time (`bench/attention/kernels.py`).
+    A step allocates and frees the same tensors again and again; on a CPU the page faults of fresh
+    memory cost a small model time. Tensors of 32 MB and more are returned all the same: where
+    others stay between them, glibc before 2.38 does not use their place again (its bug 14581), and
+    a large model takes several times the memory. `bench/training/freed_memory.py` measures both.
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         libc = ctypes.CDLL("libc.so.6")
-        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            libc.mallopt(option, 2**31 - 1)
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD

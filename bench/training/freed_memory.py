@@ -1,0 +1,87 @@
+"""What becomes of freed memory on a CPU: returned, kept up to 32 MB a tensor, or all of it kept.
+
+A step of a small model, without gradient checkpointing, and one of six layers of SmolLM2-135M's
+width with it, each in a process of its own, since the setting cannot be taken back.
+
+    python -m bench.training.freed_memory
+"""
+
+import ctypes
+import itertools
+import resource
+import statistics
+import subprocess
+import sys
+
+import torch
+
+from bench.common import medians, random_model, report
+from revela.config.steps import Encoding, Lora
+from revela.encoder import Encoder, add_lora
+from revela.training.trainlog import keep_freed_memory
+
+COMMAND = "python -m bench.training.freed_memory"
+SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4}
+ROUNDS = 3
+
+
+def keep_all() -> None:
+    """Never return what is freed, however large."""
+    for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        ctypes.CDLL("libc.so.6").mallopt(option, 2**31 - 1)
+
+
+FREED = {"returned": lambda: None, "kept to 32 MB": keep_freed_memory, "all kept": keep_all}
+
+
+def step(model: str) -> float:
+    """Return the seconds of a forward and backward pass over texts of mixed lengths."""
+    wide = model == "wide"
+    network = random_model("SmolLM2-135M", **({"num_hidden_layers": 6} if wide else SMALL)).model
+    if wide:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
+        network.enable_input_require_grads()
+        network = add_lora(network, Lora(), seed=0)
+    encoder = Encoder(network.train(), None, Encoding())
+    longest, texts = (157, 128) if wide else (64, 64)
+    batches = []
+    for _ in range(1 if wide else 8):
+        lengths = torch.randint(longest // 2, longest + 1, (texts, 1))
+        mask = (torch.arange(int(lengths.max())) < lengths).long()
+        batches.append((torch.randint_like(mask, 1000), mask))
+    stream = itertools.cycle(batches)
+    return medians({"step": lambda: encoder(*next(stream)).sum().backward()}, 1 if wide else 20)[
+        "step"
+    ]
+
+
+def main() -> None:
+    """Let the processes take turns and print the table."""
+    rows = []
+    for model in ("small", "wide"):
+        found: dict[str, list[list[float]]] = {name: [] for name in FREED}
+        for name in [*FREED] * (1 if model == "wide" else ROUNDS):
+            command = [sys.executable, "-m", "bench.training.freed_memory", model, name]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found[name].append([*map(float, done.stdout.split()[-2:])])
+        seconds = {n: statistics.median(one[0] for one in runs) for n, runs in found.items()}
+        rows += [
+            {
+                "Model": model,
+                "Freed memory": name,
+                "a step, s": f"{seconds[name]:.2f}",
+                "of returned": f"{seconds[name] / seconds['returned']:.2f}",
+                "peak, GB": f"{max(one[1] for one in runs):.1f}",
+            }
+            for name, runs in found.items()
+        ]
+    report("Freed memory on a CPU", COMMAND, rows)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        FREED[sys.argv[2]]()
+        print(step(sys.argv[1]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    else:
+        main()
