@@ -38,7 +38,7 @@ def token_ids(
 
     Prefix + text is stripped and cut so that the ids, EOS included, are at most `max_length`. The
     EOS goes in as an id: a tokenizer may drop one that is written as text. `first_half` keeps the
-    first half of the ids of prefix + text (paper, appendix C).
+    first half of the ids of prefix + text (paper, appendix B.5).
     """
     prefix = encoding.query_prefix if role == "query" else encoding.passage_prefix
     # A tokenizer that appends the EOS keeps room for it.

@@ -136,4 +136,4 @@ def test_help_lists_the_keys_of_settings(monkeypatch):
     assert "encoding EncodingKeys = {…}" in lines
     assert "--benchmark takes LmEvalBenchmark" in lines
     assert "tasks list of string, required" in lines
-    assert any(line.startswith("limit integer > 0 | null = null the first so") for line in lines)
+    assert any(line.startswith("limit integer > 0 | null = null use only the") for line in lines)

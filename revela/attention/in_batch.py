@@ -7,7 +7,7 @@ in the e rows of other chunks j, weighted by the retriever's similarity:
 
     h_i = causal(Q_i^h, K_i^h, V_i^h) + Σ_{j≠i} Sim(i, j) · full(Q_i^h, K_j^e, V_j^e)
 
-with a softmax of its own over each document j's real tokens (equations 6 to 8). Gradients reach
+with a softmax of its own over each document j's real tokens (equations 5 to 7). Gradients reach
 the retriever through Sim and the language model through everything, K^e and V^e included.
 
 Nothing of transformers is replaced: one attention function is registered under a name, and what it
@@ -46,7 +46,7 @@ from revela.attention.packing import (
     to_device,
 )
 
-EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
+EPSILON = 1e-6  # of V-normalisation (paper, appendix B.5)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def in_batch_loss(
     group: Any = None,
     sizes: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return the mean next-token loss of chunks that attend to each other (equations 1 to 10).
+    """Return the mean next-token loss of chunks that attend to each other (equations 1 to 7).
 
     Args:
         language_model: a stock causal LM of transformers, with or without LoRA, of any
@@ -119,7 +119,7 @@ def in_batch_loss(
         similarity: (B, B) float, row i weighs the documents that chunk i reads: zero on the
             diagonal, rows sum to one. With W processes (B, W · B), its columns in their order.
         value_norm: divide each pair's output by the attention-weighted norm of the values
-            (V-normalisation, appendix C).
+            (V-normalisation, equation 8).
         min_similarity: pairs below are skipped; 0 skips none.
         dual_loss: add the e rows' own mean loss.
         group: processes (of torch.distributed) whose chunks read each other, B each. Keys and
@@ -230,7 +230,7 @@ def cross_document(
     readers: Sequence[Readers],
     value_norm: bool,
 ) -> Tensor:
-    """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 7 and 8; V-norm equation 11).
+    """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 5 and 6; V-norm equation 8).
 
     V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the divisor comes out of the same attention as
     one more column of the values.

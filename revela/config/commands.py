@@ -25,7 +25,7 @@ def settings(config: Path, section: str, name: str) -> None:
 
 @app.command()
 def check(config: Path) -> None:
-    """Check a config: keys, values, names that entries use of others, files that they read."""
+    """Check the keys, values, references between entries and local files of a config."""
     checked = load_config(config)
     with errors_at(str(config)):
         checked.check_local()
@@ -35,8 +35,8 @@ def check(config: Path) -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of a config, by which an editor completes keys and marks mistakes.
+    """Print the JSON schema of configs, which lets an editor complete keys and mark mistakes.
 
-    A config names its file in a first line: `# yaml-language-server: $schema=workflow/schema.json`.
+    A config names it in its first line: `# yaml-language-server: $schema=workflow/schema.json`.
     """
     print(json.dumps(written_schema(), indent=2, ensure_ascii=False))
