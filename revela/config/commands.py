@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,7 +14,11 @@ app = typer.Typer()
 
 
 @app.command()
-def settings(config: Path, section: str, name: str) -> None:
+def settings(
+    config: Path,
+    section: Annotated[str, typer.Argument(help="A section of the config, or `tasks`.")],
+    name: Annotated[str, typer.Argument(help="An entry of the section.")],
+) -> None:
     """Print the settings of one entry of a config as the JSON that its step expects."""
     checked = load_config(config)
     sections = [*type(checked).model_fields, "tasks"]

@@ -75,7 +75,7 @@ class Table(Captioned):
     """
 
     rows: list[Row] = Field(min_length=1)
-    benchmark: BenchmarkName | None = None
+    benchmark: BenchmarkName | None = Field(None, description="show all tasks of this benchmark")
     columns: Ordered[str, OneOrMore[str]] = Field(
         [], description="heading → task, task:split/subset or benchmark, or a list to average"
     )
@@ -90,7 +90,7 @@ class Table(Captioned):
     tolerance: float = Field(
         1.0, ge=0, description="largest difference in points that counts as reproduced"
     )
-    measure: str = "ndcg_at_10"
+    measure: str = Field("ndcg_at_10", description="a key of the score files")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -169,7 +169,7 @@ class LearningFigure(Captioned):
     start: EvaluatedName | None = Field(
         None, description="model that all of them start from, shown at step 0"
     )
-    measure: str = "ndcg_at_10"
+    measure: str = Field("ndcg_at_10", description="a key of the score files")
 
 
 class PretrainingFigure(Captioned):

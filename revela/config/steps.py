@@ -181,7 +181,7 @@ class Batches(Settings):
     Give exactly one of `corpora`, `sample_from`, `file` and `hub`.
     """
 
-    batch_size: int = Field(16, ge=2, strict=True)
+    batch_size: int = Field(16, ge=2, strict=True, description="chunks per batch (B)")
     corpora: list[CorpusName] = []
     sample_from: dict[BatchSetName, Positive] = Field(
         {}, description="batch set → number of batches to draw"
@@ -377,8 +377,12 @@ class ReplugObjective(TrainingObjective):
     """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
 
     name: Literal["replug"]
-    retriever_temperature: Temperature = 1e-3
-    language_model_temperature: Temperature = 1e-3
+    retriever_temperature: Temperature = Field(
+        1e-3, description="temperature of the retriever's distribution"
+    )
+    language_model_temperature: Temperature = Field(
+        1e-3, description="temperature of the language model's target distribution"
+    )
     include_self: bool = Field(
         False,
         description="include the chunk itself among the candidates; given a copy of itself, its "
@@ -407,7 +411,11 @@ class Experiment(Settings):
     objective: AnyObjective
     data: Name = Field(description="a batch set or, for Contriever, a set of pairs")
     retriever: Weights
-    language_model: LanguageWeights | None = None
+    language_model: LanguageWeights | None = Field(
+        None,
+        description="required unless the objective is Contriever: an experiment (whose trained "
+        "language model is used) or a backbone of this file, a hub name or a folder",
+    )
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
     max_length: Tokens = Field(
@@ -435,7 +443,7 @@ class Experiment(Settings):
     checkpoint_steps: Positive = Field(
         500, description="maximum number of steps between checkpoints"
     )
-    checkpoints_kept: int = Field(2, ge=2, strict=True)
+    checkpoints_kept: int = Field(2, ge=2, strict=True, description="newest checkpoints to keep")
     similarity_snapshot_steps: list[Natural] = Field(
         [], description="steps at which the log records the similarities of the first batch"
     )
@@ -574,7 +582,7 @@ class PydocsBenchmark(Benchmark):
     ] = Field(min_length=1)
     max_queries: Positive = 500
     max_documents: Positive = Field(2000, description="maximum, including the relevant ones")
-    max_length: Tokens = 512
+    max_length: Tokens = Field(512, description="maximum number of tokens in a text")
     seed: Natural = 0
 
 
@@ -589,7 +597,7 @@ class TextsBenchmark(Benchmark):
     corpus: CorpusName
     tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
     max_queries: Positive = 500
-    max_length: Tokens = 512
+    max_length: Tokens = Field(512, description="maximum number of tokens in a text")
     seed: Natural = 0
 
 
@@ -614,9 +622,10 @@ class MtebBenchmark(Benchmark):
 
 
 class FolderBenchmark(Benchmark):
-    """Collections in BEIR layout, <path>/<task>/{corpus,queries}.jsonl[.gz] and qrels.tsv.
+    """Collections in BEIR layout, each in the folder `<path>/<task>`.
 
-    The layout of mteb's data sets also works: <path>/<task>/{corpus,queries,qrels}/test-*.parquet.
+    It holds `{corpus,queries}.jsonl[.gz]` and `qrels.tsv` or `qrels/test.tsv`, or, in the layout of
+    mteb's data sets, `{corpus,queries,qrels}/test-*.parquet`.
     """
 
     source: Literal["folder"]

@@ -66,7 +66,10 @@ def status(results: Results = Path("results")) -> None:
 
 
 @app.command()
-def clean(models: list[str], results: Path = Path("results")) -> None:
+def clean(
+    models: Annotated[list[str], typer.Argument(help="Names of experiments or models.")],
+    results: Path = Path("results"),
+) -> None:
     """Remove the checkpoints and embedding shards of unfinished models."""
     from revela.plan.status import clean
 

@@ -14,7 +14,9 @@ from revela.step import command
 
 app = typer.Typer()
 
-Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json, .queries.csv.")]
+Scores = Annotated[
+    Path, typer.Option(help="Folder with `<model>/<task>.json` and `.queries.csv` files.")
+]
 Files = Annotated[
     Path, typer.Option("--output", help="Files to write, one per format, with its suffix.")
 ]
@@ -112,7 +114,7 @@ def figure(settings: AnyFigure, inputs: dict[str, Path], files: Files) -> None:
 
 
 @app.command()
-def show(tables: list[Path]) -> None:
+def show(tables: Annotated[list[Path], typer.Argument(help="Tables, in any format.")]) -> None:
     """Print compiled tables to the terminal."""
     from rich.console import Console
     from rich.markdown import Markdown
@@ -139,8 +141,8 @@ def report(
 
 @app.command()
 def ranking(
-    folder: Path,
-    runs: list[Path],
+    folder: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    runs: Annotated[list[Path], typer.Argument(help="TREC runs.")],
     query: Annotated[str | None, typer.Option(help="Id of the query; first by default.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Documents per run.")] = 3,
 ) -> None:
