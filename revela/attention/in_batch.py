@@ -113,23 +113,24 @@ def in_batch_loss(
 
     Args:
         language_model: a stock causal LM of transformers, with or without LoRA, of any
-            architecture that uses the attention interface; its attention is set by this call.
+            architecture that uses the attention interface; this call sets its attention.
         input_ids: (B, L) chunks, padded on the right.
         attention_mask: (B, L), 1 on real tokens.
-        similarity: (B, B) float, row i weighs the documents that chunk i reads: zero on the
-            diagonal, rows sum to one. With W processes (B, W · B), its columns in their order.
+        similarity: (B, B) float; row i has the weights of the chunks that chunk i reads. Its
+            diagonal is zero and its rows sum to one. With W processes it is (B, W · B), with the
+            columns in the order of the processes.
         value_norm: divide each pair's output by the attention-weighted norm of the values
             (V-normalisation, equation 8).
-        min_similarity: pairs below are skipped; 0 skips none.
-        dual_loss: add the e rows' own mean loss.
-        group: processes (of torch.distributed) whose chunks read each other, B each. Keys and
-            values of the pairs kept travel between them, with gradients.
-        sizes: of several batches, whose chunks lie behind each other and sum to B; their
-            similarities are zero between batches. One batch of all B by default.
+        min_similarity: pairs with a smaller weight are skipped; 0 skips none.
+        dual_loss: add the mean loss of the e rows.
+        group: torch.distributed group of processes whose chunks read each other, B each. Keys and
+            values of the remaining pairs are exchanged between them, with gradients.
+        sizes: sizes of several batches whose chunks are concatenated; they sum to B, and
+            similarities between batches are zero. By default all B chunks are one batch.
 
     Returns:
-        A scalar: the mean over all real tokens but each chunk's first, of the h rows; of several
-        batches the mean of theirs; NaN where the similarity is.
+        A scalar: the mean loss of the h rows over all real tokens except the first of each chunk,
+        averaged over batches; NaN if the similarity is.
 
     Raises:
         ValueError: B < 2, an empty chunk, left padding, a similarity matrix that is not as
@@ -191,9 +192,9 @@ def plain_loss(
 def in_batch_similarity(
     cosine: Tensor, temperature: float, group: Any = None, sizes: Sequence[int] | None = None
 ) -> Tensor:
-    """Return Sim (B, W · B): softmax of cosine / temperature over each row but itself (3.3).
+    """Return Sim (B, W · B): each row's softmax of cosine / temperature, its own chunk excluded.
 
-    Of several batches it is block-diagonal: see `in_batch_loss`.
+    With several batches it is block-diagonal: see `in_batch_loss` (paper, section 3.3).
     """
     unread = never_read(cosine, group, sizes or [len(cosine)])
     return (cosine / temperature).masked_fill(unread, float("-inf")).softmax(dim=-1)

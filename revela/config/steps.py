@@ -66,7 +66,7 @@ Temperature = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Precision = Annotated[
     Literal["float32", "bfloat16"],
-    Field(description="bfloat16 falls back to float32 on devices without it"),
+    Field(description="bfloat16 is used on GPUs that support it, elsewhere float32"),
 ]
 
 
