@@ -1,11 +1,13 @@
-# The two commands of the README, and what they stand on.
+# The commands of the README and of CONTRIBUTING. `make` lists the main ones:
 #
-#   make demo    set up, run the whole pipeline on the embedded default, print its table
-#   make test    set up, lint, types, tests
-#   make rehearsal    run a job of each kind of config.yaml in miniature, offline; ALL=--all: every one
-#   make life-size    the paper's steps at their real sizes, offline; hours on two cores, resumable
-#   make gpu     what a GPU shows of training and encoding, offline, in bench/RESULTS-<device>.md
-#   make test-cluster    run the pipeline on a real Slurm of one host; root and Debian packages
+#   make demo    set up .venv, run the whole pipeline on config.demo.yaml, print its table
+#   make test    set up .venv, run linters, type checks and tests
+#   make rehearsal    run a job of each kind of config.yaml in miniature, offline; ALL=--all runs all
+#   make bench   measure speed and memory against baselines, into bench/RESULTS.md
+#   make gpu     measure training and encoding on a GPU, offline, into bench/RESULTS-<device>.md
+#   make life-size    run the paper's steps at their real sizes, offline; hours on two cores, resumable
+#   make test-cluster    run the pipeline on a real Slurm on this host; needs root, installs packages
+#   make lock    pin the dependencies of pyproject.toml in requirements.lock
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -78,8 +80,8 @@ bench: .venv/installed
 	.venv/snakefmt/bin/pip install --quiet --disable-pip-version-check snakefmt==2.1.0
 	touch $@
 
-# Pin what pyproject.toml asks for; pins that still fit stay (remove the file to resolve afresh).
-# torch brings its own GPU libraries.
+# Pin the dependencies of pyproject.toml; pins that still satisfy it are kept (remove the file to
+# resolve afresh). torch brings its own GPU libraries.
 lock:
 	$(PYTHON) -m venv .venv/lock
 	.venv/lock/bin/pip install --quiet uv

@@ -24,7 +24,7 @@ from revela.training.commands import app as training
 
 app = typer.Typer(
     help="Dense retriever learning via language modeling: raw text in, retriever out.",
-    epilog="`revela settings CONFIG SECTION NAME` prints what --settings of a step expects.",
+    epilog="`revela settings CONFIG SECTION NAME` prints the JSON for --settings of a step.",
     pretty_exceptions_enable=False,
 )
 for folder in (config, plan, text, training, release, evaluation, search, report):

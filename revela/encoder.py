@@ -36,9 +36,9 @@ def token_ids(
 ) -> list[list[int]]:
     """Return the token ids of texts in one of their two roles.
 
-    Prefix + text is stripped and cut so that the ids, EOS included, are at most `max_length`. The
-    EOS goes in as an id: a tokenizer may drop one that is written as text. `first_half` keeps the
-    first half of the ids of prefix + text (paper, appendix C).
+    Prefix + text is stripped and truncated to at most `max_length` ids, EOS included. The EOS is
+    appended as an id, because a tokenizer may drop one that is written as text. `first_half` keeps
+    the first half of the ids of prefix + text (paper, appendix B.5).
     """
     prefix = encoding.query_prefix if role == "query" else encoding.passage_prefix
     # A tokenizer that appends the EOS keeps room for it.
@@ -54,7 +54,7 @@ def token_ids(
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
-    """Pad rows of ids on the right to one length, a multiple of 8.
+    """Pad rows of ids on the right to the same length, a multiple of 8.
 
     Returns:
         input_ids (N, L) and attention_mask (N, L), 1 on real tokens.
@@ -69,7 +69,7 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tens
 
 
 class Encoder(nn.Module):
-    """A backbone, perhaps with an adapter, and the pooling that makes its output a vector."""
+    """A backbone, optionally with an adapter, and the pooling of its output into a vector."""
 
     def __init__(self, model: Any, tokenizer: Any, encoding: Encoding) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class Encoder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None = None
     ) -> Tensor:
-        """Return embeddings (N, D) in float32 of right-padded ids (N, L), of unit length if set.
+        """Return embeddings (N, D) in float32 of right-padded ids (N, L), normalised if set.
 
-        `lengths` are the rows' in tokens, where the host knows them: it need not wait for the
+        `lengths` are the token counts of the rows. If the host knows them, it need not wait for the
         device to read them from the mask.
         """
         hidden_NLD = self._hidden(input_ids, attention_mask, lengths)
@@ -124,8 +124,8 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
 
-        Texts of like length share a batch of so many tokens, so that little is spent on padding.
-        `on_batch` is called with the number of texts of each batch that is done.
+        Batches have a fixed number of tokens and texts of similar length, so there is little
+        padding. `on_batch` is called after each batch with its number of texts.
 
         Raises:
             RevelaError: an embedding is not finite; names the text.

@@ -133,7 +133,7 @@ def _option(parameter: inspect.Parameter, kinds: Mapping[str, Any]) -> inspect.P
             metavar="NAME=PATH",
             default_factory=list,
             show_default=False,
-            help="An input; repeat for each.",
+            help="An input of the step; repeat for each.",
             parser=_parse_input,
         )
         return parameter.replace(annotation=Annotated[list[Any], option])

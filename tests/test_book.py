@@ -54,6 +54,11 @@ def test_every_command_is_listed(site):
         assert f'id="revela-{name}"' in html
 
 
+def test_placeholders_are_no_tags(site):
+    for path in (site / "reference").rglob("*.html"):
+        assert re.findall(r"<(?:path|task|model|output|experiment)>", path.read_text()) == [], path
+
+
 def test_every_figure_names_files_that_can_be_made(site):
     html, targets = page(site, "figures"), set(load_config(ROOT / "config.yaml").targets())
     made = set(re.findall(r"results/\w+/[^<\s]+", html))

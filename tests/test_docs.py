@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.outputs import write_json
+from revela.config import load_config
 from revela.config.steps import Encoding, Experiment
 from revela.encoder import load_tokenizer
 from revela.encoding import write_encoding
@@ -96,6 +97,14 @@ def test_revela_knows_the_options(line):
     known = {option for parameter in known_commands[name].params for option in parameter.opts}
     if name != "run":  # which passes them on
         assert {word for word in arguments if word.startswith("--")} <= known
+
+
+def test_a_training_by_hand_reads_the_data_of_its_experiment():
+    pattern = r'settings (config\S*) experiments (\S+)\)"\s+--data (\S+)'
+    found = re.findall(pattern, "\n".join(commands()))
+    assert found
+    for config, name, data in found:
+        assert data == load_config(ROOT / config).inputs("experiments", name)["data"]
 
 
 def yaml_block(page: str, title: str) -> str:

@@ -14,7 +14,8 @@ from revela import step
 from revela.common.errors import RevelaError
 from revela.common.outputs import sha256
 from revela.common.versions import STAGE_VERSIONS
-from revela.config.steps import AnyRetriever, LmEvalBenchmark, Pairs
+from revela.config.keys import type_of
+from revela.config.steps import AnyRetriever, IrDatasetsBenchmark, LmEvalBenchmark, Pairs
 from revela.step import Made, Output
 
 app = typer.Typer()
@@ -136,4 +137,9 @@ def test_help_lists_the_keys_of_settings(monkeypatch):
     assert "encoding EncodingKeys = {…}" in lines
     assert "--benchmark takes LmEvalBenchmark" in lines
     assert "tasks list of string, required" in lines
-    assert any(line.startswith("limit integer > 0 | null = null the first so") for line in lines)
+    assert any(line.startswith("limit integer > 0 | null = null use only the") for line in lines)
+
+
+def test_a_mapping_whose_keys_have_a_pattern_has_the_type_of_its_values():
+    field = IrDatasetsBenchmark.model_json_schema()["properties"]["tasks"]
+    assert type_of(field) == "mapping to string"

@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[2]
 HEAD = """\
 # Every figure of the paper
 
-Each table below is one of `config.yaml`, with the printed figures of the paper. "Measured" is what
-the checkout that built this page has in `results/scores`; "–" means that it has not measured the
-cell. Put the path behind `snakemake --cores 8`, or a profile, to make a cell with all that it
-needs. "Recomputed" is the mean of the printed figures, where the paper prints another one.
+Each section is a table of `config.yaml` with the figures that the paper prints. "Measured" is the
+score in `results/scores` of the checkout that built this page; "–" means that it has none. To
+compute a cell with everything it depends on, append its path to `snakemake --cores 8`, or use a
+profile. "Recomputed" is the mean of the printed figures, given where the paper prints a different
+mean.
 [Reproducing a table](reproducing.md) explains the verdicts.
 """
 

@@ -15,10 +15,10 @@ from revela.config.keys import type_of
 CONFIG_HEAD = """\
 # Every key of a config
 
-A config is a YAML file with the sections below. Each entry of a section is one thing to make, named
-by its key. Any entry can have `base:`, and an experiment `grid:` and `seeds:` ([an
+A config is a YAML file with the sections below. Each entry of a section describes one result and is
+named by its key. Any entry can have `base:`, and an experiment also `grid:` and `seeds:` ([an
 ablation](../ablation.md)). Unknown keys are errors. `revela check CONFIG` checks a file, and
-`revela settings CONFIG SECTION NAME` prints an entry without the keys that have their defaults.
+`revela settings CONFIG SECTION NAME` prints an entry without keys that have their default values.
 """
 
 

@@ -7,7 +7,7 @@ in the e rows of other chunks j, weighted by the retriever's similarity:
 
     h_i = causal(Q_i^h, K_i^h, V_i^h) + Σ_{j≠i} Sim(i, j) · full(Q_i^h, K_j^e, V_j^e)
 
-with a softmax of its own over each document j's real tokens (equations 6 to 8). Gradients reach
+with a softmax of its own over each document j's real tokens (equations 5 to 7). Gradients reach
 the retriever through Sim and the language model through everything, K^e and V^e included.
 
 Nothing of transformers is replaced: one attention function is registered under a name, and what it
@@ -46,7 +46,7 @@ from revela.attention.packing import (
     to_device,
 )
 
-EPSILON = 1e-6  # of V-normalisation (paper, appendix C)
+EPSILON = 1e-6  # of V-normalisation (paper, appendix B.5)
 
 
 @dataclass(frozen=True)
@@ -109,27 +109,28 @@ def in_batch_loss(
     group: Any = None,
     sizes: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return the mean next-token loss of chunks that attend to each other (equations 1 to 10).
+    """Return the mean next-token loss of chunks that attend to each other (equations 1 to 7).
 
     Args:
         language_model: a stock causal LM of transformers, with or without LoRA, of any
-            architecture that uses the attention interface; its attention is set by this call.
+            architecture that uses the attention interface; this call sets its attention.
         input_ids: (B, L) chunks, padded on the right.
         attention_mask: (B, L), 1 on real tokens.
-        similarity: (B, B) float, row i weighs the documents that chunk i reads: zero on the
-            diagonal, rows sum to one. With W processes (B, W · B), its columns in their order.
+        similarity: (B, B) float; row i has the weights of the chunks that chunk i reads. Its
+            diagonal is zero and its rows sum to one. With W processes it is (B, W · B), with the
+            columns in the order of the processes.
         value_norm: divide each pair's output by the attention-weighted norm of the values
-            (V-normalisation, appendix C).
-        min_similarity: pairs below are skipped; 0 skips none.
-        dual_loss: add the e rows' own mean loss.
-        group: processes (of torch.distributed) whose chunks read each other, B each. Keys and
-            values of the pairs kept travel between them, with gradients.
-        sizes: of several batches, whose chunks lie behind each other and sum to B; their
-            similarities are zero between batches. One batch of all B by default.
+            (V-normalisation, equation 8).
+        min_similarity: pairs with a smaller weight are skipped; 0 skips none.
+        dual_loss: add the mean loss of the e rows.
+        group: torch.distributed group of processes whose chunks read each other, B each. Keys and
+            values of the remaining pairs are exchanged between them, with gradients.
+        sizes: sizes of several batches whose chunks are concatenated; they sum to B, and
+            similarities between batches are zero. By default all B chunks are one batch.
 
     Returns:
-        A scalar: the mean over all real tokens but each chunk's first, of the h rows; of several
-        batches the mean of theirs; NaN where the similarity is.
+        A scalar: the mean loss of the h rows over all real tokens except the first of each chunk,
+        averaged over batches; NaN if the similarity is.
 
     Raises:
         ValueError: B < 2, an empty chunk, left padding, a similarity matrix that is not as
@@ -191,9 +192,9 @@ def plain_loss(
 def in_batch_similarity(
     cosine: Tensor, temperature: float, group: Any = None, sizes: Sequence[int] | None = None
 ) -> Tensor:
-    """Return Sim (B, W · B): softmax of cosine / temperature over each row but itself (3.3).
+    """Return Sim (B, W · B): each row's softmax of cosine / temperature, its own chunk excluded.
 
-    Of several batches it is block-diagonal: see `in_batch_loss`.
+    With several batches it is block-diagonal: see `in_batch_loss` (paper, section 3.3).
     """
     unread = never_read(cosine, group, sizes or [len(cosine)])
     return (cosine / temperature).masked_fill(unread, float("-inf")).softmax(dim=-1)
@@ -230,7 +231,7 @@ def cross_document(
     readers: Sequence[Readers],
     value_norm: bool,
 ) -> Tensor:
-    """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 7 and 8; V-norm equation 11).
+    """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 5 and 6; V-norm equation 8).
 
     V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the divisor comes out of the same attention as
     one more column of the values.

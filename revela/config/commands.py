@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,7 +14,11 @@ app = typer.Typer()
 
 
 @app.command()
-def settings(config: Path, section: str, name: str) -> None:
+def settings(
+    config: Path,
+    section: Annotated[str, typer.Argument(help="A section of the config, or `tasks`.")],
+    name: Annotated[str, typer.Argument(help="An entry of the section.")],
+) -> None:
     """Print the settings of one entry of a config as the JSON that its step expects."""
     checked = load_config(config)
     sections = [*type(checked).model_fields, "tasks"]
@@ -25,7 +30,7 @@ def settings(config: Path, section: str, name: str) -> None:
 
 @app.command()
 def check(config: Path) -> None:
-    """Check a config: keys, values, names that entries use of others, files that they read."""
+    """Check the keys, values, references between entries and local files of a config."""
     checked = load_config(config)
     with errors_at(str(config)):
         checked.check_local()
@@ -35,8 +40,8 @@ def check(config: Path) -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of a config, by which an editor completes keys and marks mistakes.
+    """Print the JSON schema of configs, which lets an editor complete keys and mark mistakes.
 
-    A config names its file in a first line: `# yaml-language-server: $schema=workflow/schema.json`.
+    A config names it in its first line: `# yaml-language-server: $schema=workflow/schema.json`.
     """
     print(json.dumps(written_schema(), indent=2, ensure_ascii=False))

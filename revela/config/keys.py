@@ -48,7 +48,9 @@ def type_of(field: dict[str, Any]) -> str:
     if "items" in field:
         return f"list of {type_of(field['items'])}"
     if field.get("type") == "object":
-        values = field.get("additionalProperties")
+        # A mapping whose keys have a pattern has the type of its values there.
+        patterns = field.get("patternProperties", {}).values()
+        values = next(iter(patterns), field.get("additionalProperties"))
         return f"mapping to {type_of(values)}" if values else field["title"]
     limits = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
     return field.get("type", "anything") + "".join(

@@ -87,7 +87,8 @@ LanguageWeights = Annotated[
     ModelRef,
     _of("language_models", "backbone or experiment that trains a language model"),
     Field(
-        description="an experiment (what it trained) or backbone of this file, a hub name or folder"
+        description="an experiment (whose trained language model is used) or a backbone of this "
+        "file, a hub name or a folder"
     ),
 ]
 

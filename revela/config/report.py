@@ -39,24 +39,26 @@ Means = Annotated[Ordered[TableName, str], Field(min_length=1, description="tabl
 
 
 class Captioned(Settings):
-    """What all outputs of a report share."""
+    """Keys of all tables, listings and figures."""
 
     caption: str
 
 
 class Row(Settings):
-    """One system of a table: measured here (`model`), printed elsewhere (`reported`), or both.
+    """One system of a table: measured here (`model`), reported by the paper (`reported`), or both.
 
-    A system with both shows what is measured, which is compared with what is printed.
+    With both, the table shows the measured figures and compares them with the reported ones.
     """
 
     label: str
     size: str = Field("", description="size of the model, printed below the label")
-    group: str = Field("", description="heading above neighbouring systems")
-    model: OneOrMore[EvaluatedName] = Field([], description="one or several, whose mean is shown")
+    group: str = Field("", description="heading above adjacent systems of the same group")
+    model: OneOrMore[EvaluatedName] = Field(
+        [], description="a model or experiment, or several, whose mean is shown"
+    )
     reported: str | None = Field(None, description="name of the system in the `reported` file")
-    shaded: bool = Field(False, description="grey in LaTeX, e.g. supervised models")
-    ranked: bool = Field(True, description="competes for bold and in significance tests")
+    shaded: bool = Field(False, description="grey in LaTeX, e.g. for supervised models")
+    ranked: bool = Field(True, description="takes part in bold marking and significance tests")
 
     @model_validator(mode="after")
     def _some_source(self) -> Self:
@@ -66,25 +68,29 @@ class Row(Settings):
 
 
 class Table(Captioned):
-    """Systems × tasks and their mean, nDCG@10 × 100.
+    """Systems × tasks with a mean: nDCG@10 × 100, or another `measure`.
 
-    `benchmark` shows all its tasks by their names; `columns` selects and names tasks. A table
-    without measured rows may have neither: it shows the tasks of its `reported` file.
+    `benchmark` shows all tasks of a benchmark; `columns` selects and names tasks. A table without
+    measured rows may have neither: it shows the tasks of its `reported` file.
     """
 
     rows: list[Row] = Field(min_length=1)
-    benchmark: BenchmarkName | None = None
+    benchmark: BenchmarkName | None = Field(None, description="show all tasks of this benchmark")
     columns: Ordered[str, OneOrMore[str]] = Field(
-        [], description="heading → task, task:split/subset, benchmark, or a list of them to average"
+        [], description="heading → task, task:split/subset or benchmark, or a list to average"
     )
     reported: str | None = Field(
         None, description="CSV of printed figures whose first column is headed `task` or `model`"
     )
     mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
-    bold: Literal["table", "group", "none"] = Field("table", description="scope of the best figure")
+    bold: Literal["table", "group", "none"] = Field(
+        "table", description="scope within which the best figure is bold"
+    )
     transposed: bool = Field(False, description="print tasks as rows, systems as columns")
-    tolerance: float = Field(1.0, ge=0, description="largest difference that counts as reproduced")
-    measure: str = "ndcg_at_10"
+    tolerance: float = Field(
+        1.0, ge=0, description="largest difference in points that counts as reproduced"
+    )
+    measure: str = Field("ndcg_at_10", description="a key of the score files")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -118,21 +124,25 @@ BATCH_COLUMNS = ["Document", "Text here"]
 class Listing(Captioned):
     """A table of text, e.g. the paper's list of tasks."""
 
-    file: str = Field(description="CSV with a line of headings")
+    file: str = Field(description="CSV file with a header")
     batches: BatchSetName | None = Field(
-        None, description="batch set; the batch that shares most words with the file stands beside"
+        None,
+        description="batch set; its batch that shares the most words with the file is shown next "
+        "to it",
     )
     columns: list[str] = Field([], description="headings to print; all by default")
-    links: dict[str, str] = Field({}, description="heading → column with the URLs")
-    group: str | None = Field(None, description="column at whose changes a rule is drawn")
+    links: dict[str, str] = Field({}, description="heading → column with the URLs of its cells")
+    group: str | None = Field(
+        None, description="column; a rule is drawn wherever its value changes"
+    )
 
 
 class CostTable(Captioned):
-    """What trainings take, beside what a paper reports and claims."""
+    """Cost of trainings: modelled, measured, and as a paper reports and claims it."""
 
     experiments: Trainings
     reported: str = Field(description="CSV of reported GPU-hours: data, objective, hours, gpus")
-    claims: str = Field(description="CSV of claims: how much more another system took")
+    claims: str = Field(description="CSV of claims on how much more another system needs")
     claims_about: ExperimentName = Field(description="the experiment that the claims are about")
 
 
@@ -151,42 +161,46 @@ class DynamicsFigure(Captioned):
 
 
 class LearningFigure(Captioned):
-    """Scores of experiments on a task, at the steps whose retriever is saved and at the end."""
+    """Scores of experiments on a task, at the steps in `save_retriever_steps` and at the end."""
 
     kind: Literal["learning"]
     task: RetrievalTaskName
     experiments: Trainings
-    start: EvaluatedName | None = Field(None, description="what all of them are before step 1")
-    measure: str = "ndcg_at_10"
+    start: EvaluatedName | None = Field(
+        None, description="model that all of them start from, shown at step 0"
+    )
+    measure: str = Field("ndcg_at_10", description="a key of the score files")
 
 
 class PretrainingFigure(Captioned):
-    """Loss of a backbone over its tokens, in training and on held-out documents."""
+    """Loss of a backbone by training tokens, in training and on held-out documents."""
 
     kind: Literal["pretraining"]
     backbone: BackboneName
 
 
 class BarsFigure(Captioned):
-    """Means of tables: one panel per table, one bar per system (paper, figure 3)."""
+    """Means of tables as bars: one panel per table, one bar per system (paper, figure 3)."""
 
     kind: Literal["bars"]
     tables: Means
 
 
 class TrendFigure(Captioned):
-    """Means of tables over the labels of rows, one line per group (paper, figures 4 and 5)."""
+    """Means of tables by row label, one line per group (paper, figures 4 and 5)."""
 
     kind: Literal["trend"]
     tables: Means
-    x_label: str = Field(description="what the labels are, e.g. batch size")
+    x_label: str = Field(description="what the row labels are, e.g. batch size")
 
 
 class StepCostFigure(Captioned):
     """Time and memory of a step of REPLUG and Revela by batch size (paper, appendix C.7)."""
 
     kind: Literal["step-cost"]
-    sizes: list[Annotated[int, Field(ge=2)]] = Field([2, 4, 8, 16, 32], min_length=2)
+    sizes: list[Annotated[int, Field(ge=2)]] = Field(
+        [2, 4, 8, 16, 32], min_length=2, description="batch sizes"
+    )
 
 
 AnyFigure = Annotated[

@@ -25,7 +25,7 @@ def written_schema() -> dict[str, Any]:
     for kind in itertools.chain(*nested(Experiment).values()):
         classes[kind.__name__].pop("required", None)  # the base's entry may have them
     experiment["grid"] = {
-        "description": "keys with lists of values: an experiment for each combination",
+        "description": "keys with lists of values; one experiment for each combination",
         "type": "object",
         "minProperties": 1,
         "propertyNames": {"enum": sorted(grid_keys())},
@@ -44,7 +44,7 @@ def _any_of(choice: dict[str, Any]) -> dict[str, Any]:
 
 def _allow_base(entry: dict[str, Any]) -> None:
     entry["properties"]["base"] = {
-        "description": "another entry of the section, whose keys this one takes over",
+        "description": "another entry of the section, whose keys this one inherits",
         "type": "string",
     }
     if required := entry.pop("required", None):

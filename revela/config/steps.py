@@ -66,7 +66,7 @@ Temperature = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Precision = Annotated[
     Literal["float32", "bfloat16"],
-    Field(description="bfloat16 falls back to float32 where the device lacks it"),
+    Field(description="bfloat16 is used on GPUs that support it, elsewhere float32"),
 ]
 
 
@@ -74,7 +74,7 @@ Precision = Annotated[
 
 
 class First(Settings):
-    """The first N in their own order; a number alone is a seeded sample."""
+    """The first N in the source's order; a plain number draws a seeded sample instead."""
 
     first: Positive
 
@@ -86,16 +86,18 @@ Count = Annotated[
 
 
 class Corpus(Settings):
-    """What all corpora share: how documents are chosen and cut into chunks."""
+    """Keys of all corpora: how documents are selected and cut into chunks."""
 
-    max_documents: Count | None = Field(None, description="seeded sample of N, or `{first: N}`")
-    exclude: list[str] = Field([], description="leave out documents whose id contains one of these")
+    max_documents: Count | None = Field(
+        None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
+    )
+    exclude: list[str] = Field([], description="skip documents whose id contains one of these")
     share: tuple[Share, Share] = Field(
         (0.0, 1.0),
-        description="documents whose hashed id lies in this range: [0, 0.9] for training, "
-        "[0.9, 1] kept aside for a benchmark",
+        description="keep documents whose hashed id is in this range, e.g. [0, 0.9] for training "
+        "and [0.9, 1] for a held-out benchmark",
     )
-    max_words: Positive = Field(120, description="words of a chunk at most")
+    max_words: Positive = Field(120, description="maximum number of words in a chunk")
     seed: Natural = 0
 
     @field_validator("share")
@@ -107,7 +109,7 @@ class Corpus(Settings):
 
 
 class FieldNames(Settings):
-    """Which fields of a row hold a document."""
+    """The names of a row's fields that hold a document's id, title and text."""
 
     id: str | None = None
     title: str | None = None
@@ -115,15 +117,15 @@ class FieldNames(Settings):
 
 
 class PackagesCorpus(Corpus):
-    """Source and documentation of installed Python packages, one document a module."""
+    """Source and documentation of installed Python packages, one document per module."""
 
     source: Literal["python-packages"]
-    packages: list[str] = Field(min_length=1)
+    packages: list[str] = Field(min_length=1, description="import names of the packages")
 
 
 OnBadRow = Annotated[
     Literal["error", "skip"],
-    Field(description="skip: up to one row in a hundred may be bad; they are counted"),
+    Field(description="skip: count and skip bad rows, up to one in a hundred"),
 ]
 
 
@@ -131,7 +133,9 @@ class RowCorpus(Corpus):
     """A corpus whose documents are rows with named fields."""
 
     fields: FieldNames = FieldNames()
-    join_title: bool = Field(False, description="consecutive rows of a title are one document")
+    join_title: bool = Field(
+        False, description="join consecutive rows with the same title into one document"
+    )
     on_bad_row: OnBadRow = "error"
 
     @model_validator(mode="after")
@@ -145,22 +149,24 @@ LocalPath = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduse
 
 
 class FilesCorpus(RowCorpus):
-    """Local files: .jsonl[.gz|.xz], .parquet, or a folder of .txt and .md files."""
+    """Local files: .jsonl[.gz|.xz] or .parquet, or a folder of those or of .txt and .md files."""
 
     source: Literal["files"]
     path: LocalPath
 
 
 class HubCorpus(RowCorpus):
-    """A data set of the Hugging Face hub, streamed, or one raw file of its repository."""
+    """A data set on the Hugging Face hub, streamed, or one raw file of its repository."""
 
     source: Literal["hub"]
     on_bad_row: OnBadRow = "skip"
-    dataset: str
-    revision: str | None = None
-    subset: str | None = None
+    dataset: str = Field(description="its name on the hub")
+    revision: str | None = Field(None, description="commit, branch or tag of the data set")
+    subset: str | None = Field(None, description="configuration of the data set")
     split: str = "train"
-    file: str | None = Field(None, description="read this .jsonl[.gz] or .parquet file instead")
+    file: str | None = Field(
+        None, description="read this .jsonl[.gz|.xz] or .parquet file of the repository instead"
+    )
 
 
 AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discriminator="source")]
@@ -170,29 +176,37 @@ AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discrimina
 
 
 class Batches(Settings):
-    """Batches of B consecutive chunks, from corpora, from other batch sets, or ready-made.
+    """Batches of B consecutive chunks: from corpora, from other batch sets, or ready-made.
 
-    Exactly one of `corpora`, `sample_from`, `file` and `hub` says where they come from.
+    Give exactly one of `corpora`, `sample_from`, `file` and `hub`.
     """
 
-    batch_size: int = Field(16, ge=2, strict=True)
+    batch_size: int = Field(16, ge=2, strict=True, description="chunks per batch (B)")
     corpora: list[CorpusName] = []
-    sample_from: dict[BatchSetName, Positive] = Field({}, description="batch set → batches to draw")
+    sample_from: dict[BatchSetName, Positive] = Field(
+        {}, description="batch set → number of batches to draw"
+    )
     oversized: Literal["split", "truncate"] = Field(
         "split",
-        description="larger batches of `sample_from`: all their chunks in several batches, or the "
-        "first `batch_size` chunks of each",
+        description="larger batches of `sample_from`: split into several batches, or truncate to "
+        "the first `batch_size` chunks",
     )
     file: LocalPath | None = Field(
-        None, description="JSON lines: a list of B texts, or {src, text}"
+        None, description="ready-made batches in JSON lines: a list of B texts, or {src, text}"
     )
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
-    source: str = Field("", description="the corpus of ready-made batches that name none")
+    source: str = Field("", description="corpus of ready-made batches without `src`")
     sources: dict[str, SourceName] = Field(
-        {}, description="`src` in ready-made batches → corpus; `source` and its own name need none"
+        {},
+        description="`src` of ready-made batches → corpus; a `src` that equals `source` needs no "
+        "entry",
     )
-    run_length: Positive | None = Field(None, description="chunks from one place; all B by default")
-    num_batches: Count | None = Field(None, description="seeded sample of N, or `{first: N}`")
+    run_length: Positive | None = Field(
+        None, description="consecutive chunks taken from one place; the whole batch if null"
+    )
+    num_batches: Count | None = Field(
+        None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
+    )
     seed: Natural = 0
 
     @model_validator(mode="after")
@@ -209,9 +223,16 @@ class Pairs(Settings):
     """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
 
     corpora: list[CorpusName] = Field(min_length=1)
-    num_pairs: Positive | None = Field(None, description="pairs to make; all chunks if not given")
-    negatives: Natural = 15
-    inverse_cloze: float = Field(0.5, ge=0, le=1, description="share; the rest is cropping")
+    num_pairs: Positive | None = Field(
+        None, description="number of pairs; one for each chunk if null"
+    )
+    negatives: Natural = Field(15, description="negatives per pair")
+    inverse_cloze: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of pairs made by the inverse cloze task; the others are crops",
+    )
     seed: Natural = 0
 
 
@@ -219,19 +240,23 @@ class Backbone(Settings):
     """A small Llama with its own tokenizer, pretrained on the chunks of corpora."""
 
     corpora: list[CorpusName] = Field(min_length=1)
-    vocabulary: int = Field(8192, ge=258, strict=True, description="all 256 bytes at least")
+    vocabulary: int = Field(
+        8192, ge=258, strict=True, description="vocabulary size of the tokenizer"
+    )
     hidden_size: Positive = 256
     intermediate_size: Positive = 688
     layers: Positive = 4
     heads: Positive = 4
     sequence_length: Positive = 256
     sequences_per_step: Positive = 16
-    tokens: Positive = Field(description="token passes in all")
+    tokens: Positive = Field(description="total number of training tokens, repetitions included")
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: Natural = 50
     precision: Precision = "bfloat16"
-    compile: bool = Field(False, description="torch.compile: pays off on a GPU")
-    checkpoint_steps: Positive = Field(200, description="and steps between held-out losses")
+    compile: bool = Field(False, description="use torch.compile")
+    checkpoint_steps: Positive = Field(
+        200, description="steps between checkpoints and between held-out losses"
+    )
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -265,20 +290,22 @@ PREFIXES = {
 
 
 class EncodingKeys(Settings):
-    """Keys of an encoding in place of what the model's sentence-transformers files say.
+    """Keys of an encoding that override the model's sentence-transformers files.
 
-    A model without such files has the defaults of an experiment for the others. `prefixes` names
-    both prefixes at once: the `paper`'s, those of the authors' training code (`train`), and those
-    that they evaluated with (`authors`, two spaces).
+    For a model without such files, other keys have the defaults of an experiment. `prefixes` sets
+    both prefixes at once: those of the paper (`paper`), of the authors' training code (`train`), or
+    of the authors' evaluation (`authors`, with two spaces).
     """
 
-    query_prefix: str | None = Field(None, description="{instruction}: the task's own prompt")
+    query_prefix: str | None = Field(
+        None, description="prefix of a query; `{instruction}` stands for the task's prompt"
+    )
     passage_prefix: str | None = None
     pooling: Literal["last", "mean", "cls"] | None = None
     append_eos: bool | None = None
-    normalize: bool | None = Field(None, description="cosine similarity; else dot product")
+    normalize: bool | None = Field(None, description="true: cosine similarity; false: dot product")
     prefixes: Literal["paper", "train", "authors"] | None = Field(
-        None, exclude=True, description="both prefixes at once"
+        None, exclude=True, description="sets both prefixes at once"
     )
 
     @model_validator(mode="before")
@@ -291,13 +318,13 @@ class EncodingKeys(Settings):
 
 
 class Encoding(EncodingKeys):
-    """How a text becomes a vector; one and the same for training and evaluation."""
+    """How a text becomes a vector, in training and evaluation alike."""
 
     query_prefix: str = "Query: "
     passage_prefix: str = "Passage: "
     pooling: Literal["last", "mean", "cls"] = "last"
     append_eos: bool = True
-    normalize: bool = Field(True, description="cosine similarity; else dot product")
+    normalize: bool = Field(True, description="true: cosine similarity; false: dot product")
 
 
 class TrainingObjective(Settings):
@@ -310,23 +337,32 @@ class RevelaObjective(TrainingObjective):
     """In-batch attention (paper, section 3)."""
 
     name: Literal["revela"]
-    temperature: Temperature = Field(1e-4, description="of the in-batch similarities")
+    temperature: Temperature = Field(1e-4, description="temperature of the in-batch similarities")
     value_norm: bool = Field(True, description="V-normalisation (paper, equation 8)")
-    min_similarity: float = Field(1e-12, ge=0, description="pairs below it are skipped")
+    min_similarity: float = Field(
+        1e-12, ge=0, description="pairs of chunks with a smaller weight are skipped"
+    )
     similarity_precision: Literal["float32", "bfloat16"] = "float32"
-    plain_loss_every: Natural = Field(50, description="steps between plain losses; 0: never")
-    language_model_loss: bool = Field(False, description="add the e rows' own loss")
+    plain_loss_every: Natural = Field(
+        50,
+        description="steps between measurements of plain_loss_gain and contrast; 0 never measures",
+    )
+    language_model_loss: bool = Field(
+        False, description="add the loss without in-batch attention (of the e rows)"
+    )
     freeze_language_model: bool = False
     similarity: Literal["retriever", "documents"] = Field(
         "retriever",
-        description="documents: a chunk reads another of its own document, whatever the retriever "
-        "says; it teaches the language model to read",
+        description="documents: each chunk reads another chunk of its document and only the "
+        "language model is trained",
     )
     wrong_share: Share = Field(
-        0.2, description="of chunks that read any other one, where similarity is documents"
+        0.2,
+        description="with similarity: documents, share of chunks that read a chunk of a different "
+        "document",
     )
     gather_across_devices: bool = Field(
-        False, description="chunks attend to those of all GPUs: B grows with their number"
+        False, description="chunks attend to those of all GPUs, so B grows with their number"
     )
 
     @model_validator(mode="after")
@@ -341,23 +377,27 @@ class ReplugObjective(TrainingObjective):
     """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
 
     name: Literal["replug"]
-    retriever_temperature: Temperature = 1e-3
-    language_model_temperature: Temperature = 1e-3
+    retriever_temperature: Temperature = Field(
+        1e-3, description="temperature of the retriever's distribution"
+    )
+    language_model_temperature: Temperature = Field(
+        1e-3, description="temperature of the language model's target distribution"
+    )
     include_self: bool = Field(
         False,
-        description="compare a chunk with itself, too: behind a copy it costs next to nothing, so "
-        "that the target is the chunk itself whatever the language model has learned",
+        description="include the chunk itself among the candidates; given a copy of itself, its "
+        "loss is close to zero, so it dominates the target",
     )
 
 
 class ContrieverObjective(TrainingObjective):
-    """InfoNCE over own and in-batch negatives (paper, appendix D.1)."""
+    """InfoNCE with the negatives of a pair and in-batch negatives (paper, appendix C.1)."""
 
     on_pairs: ClassVar[bool] = True
     name: Literal["contriever"]
     temperature: Temperature = 0.01
     encode_batch_size: Positive | None = Field(
-        None, description="texts encoded at a time; it bounds the memory, whatever the batch"
+        None, description="texts encoded at a time, which bounds memory; the whole batch if null"
     )
 
 
@@ -369,31 +409,47 @@ class Experiment(Settings):
     """One trained retriever; the defaults are the paper's (section 4.1)."""
 
     objective: AnyObjective
-    data: Name = Field(description="a batch set; for Contriever a set of pairs")
+    data: Name = Field(description="a batch set or, for Contriever, a set of pairs")
     retriever: Weights
-    language_model: LanguageWeights | None = None
+    language_model: LanguageWeights | None = Field(
+        None,
+        description="required unless the objective is Contriever: an experiment (whose trained "
+        "language model is used) or a backbone of this file, a hub name or a folder",
+    )
     encoding: Encoding = Encoding()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: Tokens = Field(157, description="tokens of a chunk, EOS included")
-    first_half: list[SourceName] = Field([], description="corpora whose query form is a first half")
-    batches_per_step: Positive = Field(32, description="batches (pairs) of one optimizer step")
-    batches_per_device: Positive = Field(1, description="batches (pairs) of one forward pass")
-    steps: Positive | None = Field(None, description="one epoch if not given")
+    max_length: Tokens = Field(
+        157, description="maximum number of tokens in a chunk, prefix and EOS included"
+    )
+    first_half: list[SourceName] = Field(
+        [], description="corpora in which the query is the first half of a chunk"
+    )
+    batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
+    batches_per_device: Positive = Field(
+        1, description="batches (pairs) per forward pass; only Contriever allows more than 1"
+    )
+    steps: Positive | None = Field(None, description="optimizer steps; one epoch if null")
     learning_rate: float = Field(1e-4, gt=0)
     warmup_steps: Annotated[
         Annotated[Natural, Tag("steps")] | Annotated[float, Field(gt=0, lt=1), Tag("share")],
         Discriminator(lambda given: "share" if isinstance(given, float) else "steps"),
-    ] = Field(100, description="steps, or a share of all steps")
+    ] = Field(100, description="number of steps, or a fraction of all steps")
     warmup: Literal["logarithmic", "linear"] = Field(
-        "logarithmic", description="as DeepSpeed's WarmupDecayLR by default, or in equal steps"
+        "logarithmic", description="shape of the warm-up; DeepSpeed's WarmupDecayLR is logarithmic"
     )
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     precision: Precision = "bfloat16"
-    checkpoint_steps: Positive = Field(500, description="between checkpoints at most")
-    checkpoints_kept: int = Field(2, ge=2, strict=True)
-    similarity_snapshot_steps: list[Natural] = Field([], description="whose similarities are kept")
-    save_retriever_steps: list[Natural] = Field([], description="kept too, as <experiment>@<step>")
+    checkpoint_steps: Positive = Field(
+        500, description="maximum number of steps between checkpoints"
+    )
+    checkpoints_kept: int = Field(2, ge=2, strict=True, description="newest checkpoints to keep")
+    similarity_snapshot_steps: list[Natural] = Field(
+        [], description="steps at which the log records the similarities of the first batch"
+    )
+    save_retriever_steps: list[Natural] = Field(
+        [], description="steps whose retriever is saved, as the model <experiment>@<step>"
+    )
     seed: Seed = 0
     # Not part of `dump`: the settings of a training do not depend on how many there are.
     seeds: int = Field(
@@ -402,7 +458,7 @@ class Experiment(Settings):
         le=100,
         strict=True,
         exclude=True,
-        description="trainings, from `seed` on; a row of a table is their mean",
+        description="number of trainings, with seeds from `seed` on; a table row shows their mean",
     )
 
     @field_validator("data")
@@ -453,7 +509,7 @@ class Bm25Model(Settings):
 
 
 class LuceneModel(Settings):
-    """BM25 by Lucene, with the parameters of BEIR's published figures."""
+    """BM25 by Lucene; the defaults are the parameters of BEIR's published figures."""
 
     kind: Literal["lucene"]
     k1: float = Field(0.9, ge=0)
@@ -465,27 +521,32 @@ class EncoderModel(Settings):
 
     kind: Literal["encoder"]
     retriever: Weights
-    adapter: Weights | None = Field(None, description="LoRA weights on it: a hub name or a folder")
-    revision: str | None = Field(None, description="commit of the adapter if any, else retriever")
+    adapter: Weights | None = Field(
+        None, description="LoRA adapter of the retriever: a hub name or a folder"
+    )
+    revision: str | None = Field(
+        None, description="commit of the adapter or, without one, of the retriever"
+    )
     encoding: EncodingKeys = EncodingKeys()
     max_length: Tokens | None = Field(
-        None, description="tokens of a text at most; by default as the model's files say"
+        None, description="maximum number of tokens in a text; if null, that of the model's files"
     )
     times_bm25: bool = Field(
-        False, description="multiply scores with BM25's, over BM25's first 1,000 (LaPraDoR)"
+        False,
+        description="multiply scores by those of BM25, on its top 1,000 documents (LaPraDoR)",
     )
 
 
 class ApiModel(Settings):
-    """A model behind an API, by mteb; evaluated only when its key is in the environment."""
+    """A model behind an API, called through mteb if its key is in the environment."""
 
     kind: Literal["api"]
-    name: str = Field(description="as mteb calls it")
-    key: str = Field(description="environment variable that holds the key")
+    name: str = Field(description="its name in mteb")
+    key: str = Field(description="environment variable with the API key")
 
 
 class LanguageModel(Settings):
-    """A language model, for what it can do apart from retrieval."""
+    """A language model, evaluated on tasks other than retrieval."""
 
     kind: Literal["language-model"]
     language_model: LanguageWeights
@@ -501,51 +562,51 @@ TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
 
 
 class Benchmark(Settings):
-    """What all benchmarks for retrievers share: how texts are encoded, and which are shared."""
+    """Keys of all benchmarks for retrievers."""
 
-    max_length: Tokens = Field(2048, description="tokens of a text at most")
+    max_length: Tokens = Field(2048, description="maximum number of tokens in a text")
     precision: Precision = "bfloat16"
     shares_corpus: dict[str, str] = Field(
         {},
-        description="task → another with most of its passages: it is evaluated first, and what "
-        "both have is encoded once",
+        description="task → another task with most of its passages, which is evaluated first; "
+        "common passages are encoded once",
     )
 
 
 class PydocsBenchmark(Benchmark):
-    """Three retrieval tasks cut from the Python standard library's own source."""
+    """Three retrieval tasks built from the source of the Python standard library."""
 
     source: Literal["pydocs"]
     tasks: list[
         Literal["docstring-to-function", "function-to-docstring", "first-to-second-half"]
     ] = Field(min_length=1)
     max_queries: Positive = 500
-    max_documents: Positive = Field(2000, description="the relevant ones included")
-    max_length: Tokens = 512
+    max_documents: Positive = Field(2000, description="maximum, including the relevant ones")
+    max_length: Tokens = Field(512, description="maximum number of tokens in a text")
     seed: Natural = 0
 
 
 class TextsBenchmark(Benchmark):
-    """Two retrieval tasks cut from a corpus, best from documents that no training has seen.
+    """Two retrieval tasks built from a corpus, which should be held out from training.
 
-    `halves`: the first half of a chunk finds the second. `titles`: a document's title, or its first
-    line where that is short, finds the document's chunks.
+    `halves`: the first half of a chunk must retrieve the second. `titles`: a document's title, or
+    its first line if that is short, must retrieve the document's chunks.
     """
 
     source: Literal["texts"]
     corpus: CorpusName
     tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
     max_queries: Positive = 500
-    max_length: Tokens = 512
+    max_length: Tokens = Field(512, description="maximum number of tokens in a text")
     seed: Natural = 0
 
 
 class IrDatasetsBenchmark(Benchmark):
-    """Test collections of ir_datasets, which reads what it has on disk and downloads the rest."""
+    """Test collections of ir_datasets, downloaded unless they are on disk."""
 
     source: Literal["ir_datasets"]
     tasks: dict[TaskName, str] = Field(
-        min_length=1, description="name of one's own → id in ir_datasets (beir/scifact/test)"
+        min_length=1, description="name of your choice → id in ir_datasets, e.g. beir/scifact/test"
     )
 
 
@@ -555,14 +616,16 @@ class MtebBenchmark(Benchmark):
     source: Literal["mteb"]
     tasks: list[str] = Field(min_length=1)
     instructions: dict[str, str] = Field(
-        {}, description="task → what {instruction} in a query prefix stands for; else mteb's prompt"
+        {},
+        description="task → text for `{instruction}` in a query prefix; mteb's prompt by default",
     )
 
 
 class FolderBenchmark(Benchmark):
-    """Collections in BEIR layout, <path>/<task>/{corpus,queries}.jsonl[.gz] and qrels.tsv.
+    """Collections in BEIR layout, each in the folder `<path>/<task>`.
 
-    Or in that of mteb's data sets: <path>/<task>/{corpus,queries,qrels}/test-*.parquet.
+    It holds `{corpus,queries}.jsonl[.gz]` and `qrels.tsv` or `qrels/test.tsv`, or, in the layout of
+    mteb's data sets, `{corpus,queries,qrels}/test-*.parquet`.
     """
 
     source: Literal["folder"]
@@ -576,10 +639,10 @@ class LmEvalBenchmark(Settings):
     source: Literal["lm-eval"]
     tasks: list[str] = Field(min_length=1)
     path: LocalPath | None = Field(
-        None, description="folder of own tasks (YAML) in place of lm-eval's"
+        None, description="folder of your own tasks (YAML), used instead of lm-eval's"
     )
     num_fewshot: Natural = 0
-    limit: Positive | None = Field(None, description="the first so many examples of a task")
+    limit: Positive | None = Field(None, description="use only the first N examples of a task")
     batch_size: Positive = 16
 
 

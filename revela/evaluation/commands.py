@@ -17,16 +17,16 @@ app = typer.Typer()
 
 Scores = Annotated[Path, typer.Option("--scores", help="JSON file to write.")]
 Cache = Annotated[
-    Path, typer.Option(help="Folder for embeddings, kept for a restart, and indexes.")
+    Path, typer.Option(help="Folder for embeddings, which a restart reuses, and BM25 indexes.")
 ]
-Name = Annotated[str, typer.Option(help="What the model is called.")]
+Name = Annotated[str, typer.Option(help="Name of the model in the output.")]
 
 
 @step(app)
 def collection(
     settings: steps.MadeBenchmark, task: str, inputs: dict[str, Path], output: Output
 ) -> Made:
-    """Write a task in BEIR layout: cut from a corpus, from Python's library, or of ir_datasets."""
+    """Write a task in BEIR layout: from a corpus, from Python's library, or of ir_datasets."""
     from revela.evaluation import irdatasets, pydocs, texts
 
     check_name("--settings", "task", task, settings.tasks)
@@ -49,14 +49,16 @@ def evaluate(
     cache: Cache,
     run: Annotated[Path | None, typer.Option(help="TREC run to write.")] = None,
     queries: Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="The task's collection, if local.")] = None,
-    mteb: Annotated[Path | None, typer.Option(help="Folder to write: mteb's own results.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of a local task's collection.")
+    ] = None,
+    mteb: Annotated[Path | None, typer.Option(help="Folder for results in mteb's format.")] = None,
     embeddings: Annotated[
-        Path | None, typer.Option(help="Folder to move embeddings to, which are else deleted.")
+        Path | None, typer.Option(help="Folder to keep embeddings in; deleted by default.")
     ] = None,
     similar: Annotated[
         Path | None,
-        typer.Option(exists=True, help="Embeddings of another task, for passages that both have."),
+        typer.Option(exists=True, help="Embeddings of another task, reused for common passages."),
     ] = None,
     name: Name = "model",
 ) -> Made:

@@ -19,16 +19,20 @@ Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 def new(
     texts: Annotated[Path, typer.Argument(help="A folder or file of texts.")],
     output: Annotated[
-        Path | None, typer.Option(help="File to write; <name of the texts>.yaml by default.")
+        Path | None, typer.Option(help="File to write; named after the texts by default.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Folder or hub name; one that this machine can train.")
+        str | None,
+        typer.Option(
+            help="Folder or hub name; SmolLM2-135M by default, without a GPU data/backbone."
+        ),
     ] = None,
     collection: Annotated[
-        Path | None, typer.Option(help="A folder in BEIR layout to measure on besides.")
+        Path | None,
+        typer.Option(help="Folder of a test collection in BEIR layout, as a further task."),
     ] = None,
 ) -> None:
-    """Write a config that trains a retriever on texts, and measures it on some kept aside."""
+    """Write a config that trains a retriever on your texts and evaluates it on held-out ones."""
     from revela.plan.new import write_config
 
     output = output or Path(re.sub(r"[^\w.-]+", "-", f"{texts.resolve().stem}.yaml"))
@@ -40,12 +44,13 @@ def new(
 def run(
     context: typer.Context,
     config: Path,
-    cores: Annotated[str, typer.Option(help="Processor cores for all jobs together.")] = "all",
-    verbose: Annotated[bool, typer.Option(help="All that Snakemake says.")] = False,
+    cores: Annotated[str, typer.Option(help="CPU cores for all jobs together.")] = "all",
+    verbose: Annotated[bool, typer.Option(help="Show Snakemake's full output.")] = False,
 ) -> None:
-    """Make what a config describes, with Snakemake, and show its tables.
+    """Run the pipeline of a config with Snakemake and show its tables.
 
-    All other arguments are Snakemake's: files to make in place of everything, -n, --report FILE.
+    All other arguments are passed to Snakemake, such as files to make instead of everything, -n, or
+    --report FILE.
     """
     from revela.plan.run import run
 
@@ -54,15 +59,18 @@ def run(
 
 @app.command()
 def status(results: Results = Path("results")) -> None:
-    """Show what is running and what is done, from files alone."""
+    """Show the state of all trainings and evaluations, failed jobs and the results so far."""
     from revela.plan.status import show
 
     show(results)
 
 
 @app.command()
-def clean(models: list[str], results: Path = Path("results")) -> None:
-    """Remove what models that are not done have left: checkpoints, shards of embeddings."""
+def clean(
+    models: Annotated[list[str], typer.Argument(help="Names of experiments or models.")],
+    results: Path = Path("results"),
+) -> None:
+    """Remove the checkpoints and embedding shards of unfinished models."""
     from revela.plan.status import clean
 
     for model in models:
@@ -75,9 +83,9 @@ def usage(
     files: Annotated[
         Path | None, typer.Option("--output", help="Files to write: CSV and Markdown.")
     ] = None,
-    paper: Annotated[Path | None, typer.Option(help="CSV of the reported GPU-hours.")] = None,
+    paper: Annotated[Path | None, typer.Option(help="CSV of reported GPU-hours.")] = None,
 ) -> None:
-    """Add up GPU-hours, energy and peak memory by model, from the manifests that are there."""
+    """Summarise GPU-hours, energy and peak memory by model, from the manifests in `results/`."""
     from revela.plan.usage import summed, to_markdown
 
     table = summed(results, paper)
@@ -97,9 +105,9 @@ def cost(
     ],
     results: Path = Path("results"),
 ) -> None:
-    """Compile what trainings take beside what a paper reports: CSV, Markdown, LaTeX.
+    """Compare the cost of trainings with what a paper reports: CSV, Markdown, LaTeX.
 
-    Beside it, `<output>_claims`: the paper's claims about it, each with a verdict, CSV.
+    Also writes `<output>_claims.csv`: the paper's claims about cost, each with a verdict.
     """
     from revela.plan.training_cost import check_claims, render, training_costs
 

@@ -1,4 +1,4 @@
-"""A configuration for texts of one's own: what they are decides what is written."""
+"""A configuration for the user's own texts, chosen by their size and this machine."""
 
 import os
 from collections import Counter
@@ -36,7 +36,7 @@ corpora:
     path: {texts}
     fields: {fields}
     max_words: {max_words} # of a chunk
-    share: [0, {kept}] # the other documents are kept aside for the benchmark
+    share: [0, {kept}] # the other documents are held out for the benchmark
   {name}-aside: {{<<: *texts, share: [{kept}, 1]}}
 
 batches: # chunks that attend to each other: about {chunks:,.0f} chunks are {batches:,} batches
@@ -57,7 +57,7 @@ models:
   {name}-untouched: {{kind: encoder, retriever: {backbone}{encoding}}}
 
 benchmarks:
-  {name}: # cut from the documents kept aside: half a chunk, or a title, finds the rest
+  {name}: # from the held-out documents: half a chunk, or a title, must retrieve the rest
     source: texts
     corpus: {name}-aside
     tasks: [{tasks}]
@@ -87,13 +87,13 @@ _ON_CPU = {
 
 
 def write_config(texts: Path, output: Path, backbone: str | None, collection: Path | None) -> str:
-    """Write a configuration that trains on texts; return in a line what they are.
+    """Write a configuration that trains on texts; return a line that describes them.
 
     Args:
         texts: a folder or file.
         output: the file to write; its name is that of the entries.
         backbone: a folder or hub name, by default one that this machine can train.
-        collection: a folder in BEIR layout to measure on besides.
+        collection: folder of a further test collection in BEIR layout.
 
     Raises:
         RevelaError: the texts cannot be read or are too few for a batch, or the file is there.

@@ -12,7 +12,7 @@ Model = Annotated[Path, typer.Argument(help="Folder of a trained retriever.")]
 
 @app.command()
 def export(model: Model, output: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
-    """Write a retriever as one folder for sentence-transformers, LoRA merged into the backbone."""
+    """Export a retriever as one sentence-transformers folder, with LoRA weights merged."""
     from revela.release.merge import export as run
 
     cosines = run(model, output)
@@ -22,11 +22,11 @@ def export(model: Model, output: Annotated[Path, typer.Argument(help="Folder to 
 @app.command()
 def push(
     model: Model,
-    repository: Annotated[str, typer.Argument(metavar="REPO", help="As ORGANISATION/NAME.")],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="ORGANISATION/NAME.")],
     private: Annotated[bool, typer.Option("--private", help="Create it as private.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files.")] = False,
 ) -> None:
-    """Upload a retriever to the Hugging Face hub, with HF_TOKEN of the environment."""
+    """Upload a retriever to the Hugging Face hub; the token is read from HF_TOKEN."""
     from revela.release.upload import push as run
 
     files = run(model, repository, private, dry_run)

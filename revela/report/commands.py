@@ -1,4 +1,4 @@
-"""Tables, listings, figures and pages from what was measured, beside what the paper printed."""
+"""Tables, listings, figures and pages from measured scores, compared with the paper's figures."""
 
 import sys
 from pathlib import Path
@@ -14,15 +14,19 @@ from revela.step import command
 
 app = typer.Typer()
 
-Scores = Annotated[Path, typer.Option(help="Folder with <model>/<task>.json, .queries.csv.")]
-Files = Annotated[Path, typer.Option("--output", help="Files to write, in each format's suffix.")]
+Scores = Annotated[
+    Path, typer.Option(help="Folder with `<model>/<task>.json` and `.queries.csv` files.")
+]
+Files = Annotated[
+    Path, typer.Option("--output", help="Files to write, one per format, with its suffix.")
+]
 
 
 @command(app)
 def table(settings: Table, scores: Scores, files: Files) -> None:
     """Compile a table from scores and reported figures: CSV, Markdown, LaTeX.
 
-    Beside it, `<output>_significance`: intervals and tests over queries, CSV and Markdown.
+    Also writes `<output>_significance`: confidence intervals and tests, CSV and Markdown.
     """
     from revela.report import significance, tables
 
@@ -46,7 +50,7 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
 
 @command(app)
 def compare(settings: Table, scores: Scores, files: Files) -> None:
-    """Compare a table's scores with the printed ones: differences, verdicts; CSV, Markdown."""
+    """Compare a table's scores with the reported ones, with verdicts: CSV, Markdown."""
     from revela.report import reported, tables
     from revela.report.render import markdown, with_digits
 
@@ -57,7 +61,7 @@ def compare(settings: Table, scores: Scores, files: Files) -> None:
 
 @app.command()
 def verify(comparisons: list[Path]) -> None:
-    """Check comparisons (CSV of `compare`): fail unless every figure is reproduced."""
+    """Check comparisons (CSV files of `compare`); fail unless every figure is reproduced."""
     import pandas as pd
 
     for path in comparisons:
@@ -73,7 +77,7 @@ def verify(comparisons: list[Path]) -> None:
 
 @app.command()
 def check_paper(config: Path) -> None:
-    """Recompute the means that a config's tables report; print each that was printed otherwise."""
+    """Recompute the reported means of a config's tables and print those that disagree."""
     from revela.report.reported import check_means
 
     checked = load_config(config)
@@ -91,7 +95,7 @@ def check_paper(config: Path) -> None:
 
 @command(app)
 def listing(settings: Listing, inputs: dict[str, Path], files: Files) -> None:
-    """Print a table that lists instead of measuring: CSV, Markdown, LaTeX."""
+    """Write a table of text: CSV, Markdown, LaTeX."""
     from revela.report import listings
 
     rows = listings.listed(settings, inputs)
@@ -101,7 +105,7 @@ def listing(settings: Listing, inputs: dict[str, Path], files: Files) -> None:
 
 @command(app)
 def figure(settings: AnyFigure, inputs: dict[str, Path], files: Files) -> None:
-    """Draw a figure as PDF and PNG: from training logs (experiment=log.jsonl), scores, tables."""
+    """Draw a figure from training logs (experiment=log.jsonl), scores or tables: PDF, PNG."""
     from revela.report import figures
 
     for suffix in (".png", ".pdf"):
@@ -110,7 +114,7 @@ def figure(settings: AnyFigure, inputs: dict[str, Path], files: Files) -> None:
 
 
 @app.command()
-def show(tables: list[Path]) -> None:
+def show(tables: Annotated[list[Path], typer.Argument(help="Tables, in any format.")]) -> None:
     """Print compiled tables to the terminal."""
     from rich.console import Console
     from rich.markdown import Markdown
@@ -128,7 +132,7 @@ def report(
     output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     results: Path = Path("results"),
 ) -> None:
-    """Write the results of a config as one page: tables, figures, queries that differ."""
+    """Write the results of a config as one HTML page: tables, figures, queries that differ."""
     from revela.report.page import write_page
 
     write_text(output, write_page(load_config(config), config.name, results))
@@ -137,12 +141,12 @@ def report(
 
 @app.command()
 def ranking(
-    folder: Path,
-    runs: list[Path],
-    query: Annotated[str | None, typer.Option(help="Its id; the first one by default.")] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Documents of each run.")] = 3,
+    folder: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    runs: Annotated[list[Path], typer.Argument(help="TREC runs.")],
+    query: Annotated[str | None, typer.Option(help="Id of the query; first by default.")] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Documents per run.")] = 3,
 ) -> None:
-    """Print a query of a collection and the first documents of some runs, relevant ones marked."""
+    """Print a query of a collection and the top documents of some runs, relevant ones marked."""
     from revela.report.ranking import first_ranked
 
     print(first_ranked(folder, runs, query, depth))

@@ -19,30 +19,33 @@ app = typer.Typer()
 _WIDTH = 160  # characters of a snippet
 _WORD = re.compile(r"\w{2,}")
 
-FOLDER = Annotated[Path, typer.Argument(help="An index.")]
+FOLDER = Annotated[Path, typer.Argument(help="Folder of the index.")]
 
 
 @app.command()
 def index(
     texts: Annotated[
-        str, typer.Argument(help="A folder or file of texts, or with --config a corpus of it.")
+        str,
+        typer.Argument(help="A folder or file of texts or, with --config, a corpus of the config."),
     ],
     model: Annotated[
         list[str],
-        typer.Option(help="A retriever's folder or hub name; repeat to compare with others."),
+        typer.Option(help="Folder or hub name of a retriever; repeat to compare several."),
     ],
-    output: Annotated[Path, typer.Option(help="The index, a folder.")],
-    config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
-    max_words: Annotated[int, typer.Option(min=1, help="Words of a chunk, at most.")] = 120,
-    max_length: Annotated[int, typer.Option(min=8, help="Tokens of a chunk, at most.")] = 512,
-    language: Annotated[str, typer.Option(help="Of the words that BM25 compares.")] = "english",
+    output: Annotated[Path, typer.Option(help="Folder of the index.")],
+    config: Annotated[Path | None, typer.Option(help="Config with the corpus.")] = None,
+    max_words: Annotated[int, typer.Option(min=1, help="Maximum words per chunk.")] = 120,
+    max_length: Annotated[int, typer.Option(min=8, help="Maximum tokens per chunk.")] = 512,
+    language: Annotated[
+        str, typer.Option(help="Language of BM25's stemmer and stop words.")
+    ] = "english",
     workers: Annotated[int, typer.Option(min=1, help="Processes that cut texts.")] = (
         os.cpu_count() or 1
     ),
 ) -> None:
     """Index texts for search: BM25 and a retriever's embeddings of their chunks.
 
-    Given again it resumes, or brings the index up to date with texts that have changed.
+    A second call resumes an interrupted one, or updates the index to texts that have changed.
     """
     from revela.config.file import load_config
     from revela.config.local import text_files
@@ -64,22 +67,22 @@ def index(
 @app.command()
 def search(
     folder: FOLDER,
-    query: Annotated[str | None, typer.Argument(help="A question, or what a text says.")] = None,
+    query: Annotated[str | None, typer.Argument(help="A question or keywords.")] = None,
     queries: Annotated[
-        Path | None, typer.Option(help="Search many: lines of id, tab, query.")
+        Path | None, typer.Option(help="File of queries, one `id<tab>query` per line.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="TREC run to write for --queries.")] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Chunks of a query.")] = 10,
-    by: Annotated[Ranking, typer.Option(help="Ranking: of both, of the retriever, of BM25.")] = (
+    depth: Annotated[int, typer.Option(min=1, help="Chunks to return per query.")] = 10,
+    by: Annotated[Ranking, typer.Option(help="Rank by both, by the retriever, or by BM25.")] = (
         "hybrid"
     ),
-    fusion: Annotated[Fusion, typer.Option(help="How a hybrid is fused.")] = "weighted-sum",
+    fusion: Annotated[Fusion, typer.Option(help="Fusion method of the hybrid.")] = "weighted-sum",
     dense_weight: Annotated[
-        float, typer.Option(min=0, help="Of a weighted sum; that of BM25 is 1.")
+        float, typer.Option(min=0, help="Weight of the retriever in a weighted sum; BM25's is 1.")
     ] = DENSE_WEIGHT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Search an index: rank, score, source and a snippet of each chunk that is found."""
+    """Search an index: print rank, score, source and a snippet of each chunk found."""
     from revela.search.index import Index
 
     if (query is None) == (queries is None) or bool(queries) != bool(output):
@@ -110,9 +113,9 @@ def search(
 @app.command()
 def serve(
     folder: FOLDER,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 8000,
     host: Annotated[
-        str, typer.Option(help="Other than loopback needs REVELA_TOKEN in the environment.")
+        str, typer.Option(help="Address; any but loopback requires REVELA_TOKEN to be set.")
     ] = "127.0.0.1",
 ) -> None:
     """Search an index in a browser: BM25, the hybrid and each retriever side by side."""

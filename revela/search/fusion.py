@@ -12,7 +12,7 @@ _RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al., 2009)
 
 @dataclass(frozen=True)
 class Hit:
-    """A chunk that was found: its number in the index and its score."""
+    """A search result: the number of a chunk in the index, and its score."""
 
     chunk: int
     score: float
@@ -21,10 +21,11 @@ class Hit:
 def fuse(
     dense: Sequence[Hit], bm25: Sequence[Hit], fusion: Fusion, dense_weight: float = DENSE_WEIGHT
 ) -> list[Hit]:
-    """Return the chunks of two rankings, best first, by a score of both.
+    """Return the chunks of two rankings, best first, by a combined score.
 
-    `weighted-sum`: scores of each ranking scaled to [0, 1], BM25's plus `dense_weight` times the
-    dense ones. `reciprocal-rank`: the sum of 1 / (60 + rank). A chunk that a ranking lacks has 0.
+    `weighted-sum`: each ranking's scores are scaled to [0, 1]; the score is BM25's plus
+    `dense_weight` times the dense one. `reciprocal-rank`: the sum of 1 / (60 + rank). A chunk that
+    is not in a ranking scores 0 there.
     """
     scores: dict[int, float] = {}
     for hits, weight in ((bm25, 1.0), (dense, dense_weight)):

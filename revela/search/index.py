@@ -46,19 +46,19 @@ def build(
     language: str,
     workers: int,
 ) -> dict[str, Any]:
-    """Index a corpus, or bring its index up to date; return what `index.json` then holds.
+    """Index a corpus, or update its index; return the contents of `index.json`.
 
     Args:
-        corpus: whose documents are cut into chunks.
-        models: folders or hub names of retrievers; the first is the one that is searched with.
-        folder: the index.
-        max_length: tokens of a chunk at most.
-        language: of BM25's stemmer and stop words, as Snowball names it.
+        corpus: the corpus whose documents are cut into chunks.
+        models: folders or hub names of retrievers; search uses the first one by default.
+        folder: the folder of the index.
+        max_length: maximum number of tokens in a chunk.
+        language: language of BM25's stemmer and stop words, as Snowball names it.
         workers: processes that cut documents.
 
     Raises:
         RevelaError: the folder holds something else or another index, a text or a model cannot be
-            read, or the texts changed on the way.
+            read, or the texts changed during indexing.
     """
     if folder.exists() and not (folder.is_dir() and {f.name for f in folder.iterdir()} <= _OWN):
         raise RevelaError(f"{folder}: exists and is no index; give another --output")
@@ -111,13 +111,13 @@ def build(
 
 
 class Index:
-    """An index that is searched. Models and embeddings are loaded when a query first needs them."""
+    """An index to search. Models and embeddings are loaded when a query first needs them."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what the index holds.
+        """Open an index.
 
         Raises:
-            RevelaError: it is no index, not whole, or of another version.
+            RevelaError: the folder is not an index, or an incomplete one or of another version.
         """
         self.folder = folder
         self.described = _described(folder)
@@ -147,8 +147,8 @@ class Index:
     ) -> list[list[Hit]]:
         """Return the best chunks of each query, best first.
 
-        BM25 finds chunks that share a word with the query and none else. A hybrid fuses the best
-        hundred of both, or the best `depth` if these are more.
+        BM25 finds only chunks that share a word with the query. A hybrid fuses the top hundred of
+        both rankings, or the top `depth` if that is larger.
 
         Raises:
             RevelaError: a retriever is missing or has changed, or the index is damaged.

@@ -18,7 +18,7 @@ app = typer.Typer()
 def chunk(
     settings: AnyCorpus,
     output: Output,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
 ) -> Made:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
     from revela.config.local import text_files
@@ -53,7 +53,7 @@ def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
 
 @app.command()
 def export_batches(batches: Path, output: Output) -> None:
-    """Write a batch file as JSON lines, the format of the authors' published batches."""
+    """Convert a batch file to JSON lines, the format of the authors' published batches."""
     from revela.text.batching import read_batches
     from revela.text.rows import count_rows
 
@@ -65,7 +65,7 @@ def export_batches(batches: Path, output: Output) -> None:
 
 @step(app)
 def pair(settings: Pairs, inputs: dict[str, Path], output: Output) -> Made:
-    """Cut query-document pairs with negatives from chunks, for Contriever (Parquet)."""
+    """Make query-document pairs with negatives from chunks, for Contriever (Parquet)."""
     from revela.text.pairs import make_pairs
 
     counts = make_pairs(settings, inputs, output)

@@ -1,4 +1,4 @@
-"""Pairs for Contriever: inverse cloze and independent cropping (paper, section 5 and D.1)."""
+"""Pairs for Contriever: inverse cloze and independent crops (paper, section 5 and appendix C.1)."""
 
 import functools
 import random

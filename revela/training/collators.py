@@ -21,7 +21,7 @@ class BatchCollator:
     The chunks are shuffled by the seed and the row, so that positions in a batch carry no
     information.
     The retriever sees prefix + chunk + EOS in both roles; the language model sees the bare chunk,
-    cut where the retriever's would be (paper, appendix C, and its public code).
+    cut where the retriever's would be (paper, appendix B.5, and its public code).
     """
 
     def __init__(self, experiment: Experiment, tokenizer: Any, language_model_tokenizer: Any):

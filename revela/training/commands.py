@@ -13,7 +13,7 @@ from revela.step import command
 app = typer.Typer()
 
 Folder = Annotated[
-    Path, typer.Option("--output", help="Folder to write; a killed call resumes there.")
+    Path, typer.Option("--output", help="Folder to write; an interrupted training resumes there.")
 ]
 
 
@@ -30,19 +30,19 @@ def pretrain(settings: Backbone, inputs: dict[str, Path], folder: Folder) -> Non
 def train(
     settings: Experiment,
     data: Annotated[
-        Path, typer.Option(exists=True, help="Batch file; for Contriever a pair file.")
+        Path, typer.Option(exists=True, help="Batch file or, for Contriever, pair file.")
     ],
     folder: Folder,
     checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 15,
-    zero: Annotated[int, typer.Option(help="DeepSpeed's ZeRO stage, 2 or 3; 0 is DDP.")] = 0,
+    zero: Annotated[int, typer.Option(help="ZeRO stage of DeepSpeed, 2 or 3; 0 uses DDP.")] = 0,
     batches_per_forward: Annotated[
-        int, typer.Option(min=1, help="Revela's batches per forward pass, at most.")
+        int, typer.Option(min=1, help="Maximum number of Revela's batches per forward pass.")
     ] = 1,
     gradient_checkpointing: Annotated[
-        bool, typer.Option(help="Recompute activations: less memory, a third more to compute.")
+        bool, typer.Option(help="Recompute activations: less memory, more computation.")
     ] = False,
     loader_workers: Annotated[
-        int, typer.Option(min=0, help="Processes that tokenize ahead of a GPU; a CPU has none.")
+        int, typer.Option(min=0, help="Processes that tokenize ahead of a GPU; unused on a CPU.")
     ] = 2,
 ) -> None:
     """Train a retriever.

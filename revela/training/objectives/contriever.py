@@ -1,4 +1,4 @@
-"""Contriever: InfoNCE over own and in-batch negatives (paper, section 5 and appendix D.1)."""
+"""Contriever: InfoNCE over own and in-batch negatives (paper, section 5 and appendix C.1)."""
 
 from collections.abc import Sequence
 from typing import Any
