@@ -8,7 +8,7 @@ from pathlib import Path
 import revela
 from revela.common.errors import RevelaError, check_name
 from revela.config import load_config
-from revela.config.paths import made
+from revela.config.paths import made, retriever
 
 _SNAKEFILE = Path(revela.__file__).parents[1] / "Snakefile"
 _MAKES_NOTHING = {"-n", "--dry-run", "--dryrun", "--report", "--unlock", "--lint", "--summary"}
@@ -57,4 +57,7 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
             if isinstance(figure := checked.figures[name], LearningFigure):
                 scores = {k: Path(v) for k, v in checked.inputs("figures", name).items()}
                 print(f"\n{learning_text(figure, scores)}\n")
-        print("figures:", *drawn.values())
+        trained = [retriever(one) for one in checked.experiments if Path(retriever(one)).exists()]
+        for kind, files in (("figures", list(drawn.values())), ("retrievers", trained)):
+            if files:
+                print(f"{kind}:", *files)

@@ -146,7 +146,9 @@ def test_new_config_runs_through_to_its_table(backbone):
     )
     text = text.replace("objective: {name: revela}", "lora: null\n    objective: {name: revela}")
     Path("my-notes.yaml").write_text(text)
-    subprocess.run(["revela", "run", "my-notes.yaml", "--cores", "2"], check=True, timeout=900)
+    command = ["revela", "run", "my-notes.yaml", "--cores", "2"]
+    ran = subprocess.run(command, check=True, timeout=900, stdout=subprocess.PIPE, text=True)
+    assert ran.stdout.endswith("retrievers: results/models/my-notes-revela/retriever\n")
     table = pd.read_csv("results/tables/my-notes.csv")
     assert list(table["system"]) == ["BM25", "Backbone untouched", "Revela"]
     assert (table["source"] == "measured").all()

@@ -46,6 +46,7 @@ def test_run_prints_one_line_a_job(folder):
     assert "6 documents" in (folder / "results/logs/chunk/mine.log").read_text()
     second = run(folder, CONFIG, BATCHES)
     assert second.stderr.strip().startswith("Nothing to be done")
+    assert "figures:" not in second.stdout  # there is none
     dry = run(folder, CONFIG, "-n")
     assert "This was a dry-run" in dry.stdout + dry.stderr
 
