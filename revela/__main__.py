@@ -1,4 +1,4 @@
-"""`python -m revela` is `revela`."""
+"""`python -m revela` runs `revela`."""
 
 from revela.cli import main
 

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    """Exit with one line; of several processes the first prints it, the launcher that of others."""
+    """Exit with one line; with several processes, rank 0 prints its own, the launcher others'."""
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if report:
         extra = {"timestamp": str(int(time.time())), "py_callstack": message}

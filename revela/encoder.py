@@ -41,7 +41,7 @@ def token_ids(
     the first half of the ids of prefix + text (paper, appendix B.5).
     """
     prefix = encoding.query_prefix if role == "query" else encoding.passage_prefix
-    # A tokenizer that appends the EOS keeps room for it.
+    # A tokenizer that appends the EOS reserves room for it.
     room = max_length - int(encoding.append_eos and not appends_eos(tokenizer))
     whole = [(prefix + text).strip() for text in texts]
     rows = tokenizer(whole, truncation=True, max_length=room)["input_ids"]
@@ -101,16 +101,16 @@ class Encoder(nn.Module):
     def _hidden(
         self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None
     ) -> Tensor:
-        """Return the last hidden states (N, L, D); without padding inside where flash takes it."""
+        """Return the last hidden states (N, L, D); without padding if flash supports it."""
         device = input_ids.device
         flash = flash_takes(self.model, device)
         if flash and (model := causal_decoder(self.model, input_ids.shape[1])):
-            # A row without a token takes its first pad token for one.
+            # A row without tokens uses its first pad token.
             known = [max(1, n) for n in lengths or attention_mask.sum(1).tolist()]
             packing = Packing(known, device, flash)
             ids_T = packing.pack(input_ids[:, : packing.width])
             return packing.pad(run_packed(model, ids_T, packing.position_T, packing))
-        # A decoder's cache would be a copy of the keys and values of every layer.
+        # A decoder's cache would copy the keys and values of every layer.
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
         return output.last_hidden_state
 
@@ -128,7 +128,7 @@ class Encoder(nn.Module):
         padding. `on_batch` is called after each batch with its number of texts.
 
         Raises:
-            RevelaError: an embedding is not finite; names the text.
+            RevelaError: an embedding is not finite; the message gives the text.
         """
         rows = token_ids(self.tokenizer, texts, role, self.encoding, max_length)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
             lengths = [len(rows[i]) for i in batch]
             output = self(ids.to(self.model.device), mask.to(self.model.device), lengths)
             running.append((batch, output))
-            if len(running) > 1:  # a GPU works on the next batch meanwhile
+            if len(running) > 1:  # meanwhile a GPU computes the next batch
                 finish(*running.pop(0))
         for done in running:
             finish(*done)
@@ -198,12 +198,12 @@ def load_model(
         try:
             model, info = loader.from_pretrained(name, revision=revision, **options)
         except OSError as error:
-            # Older models have pickled weights only; the hub's own bot has converted most.
+            # Older models have pickled weights only; the hub's bot has converted most of them.
             converted = "safetensors" in str(error) and not revision and converted_revision(name)
             if not converted:
                 raise
             model, info = loader.from_pretrained(name, revision=converted, **options)
-    # transformers fills them with random numbers; a pooler is not used here.
+    # transformers initialises them at random; a pooler is not used here.
     missing = sorted(weight for weight in info["missing_keys"] if "pooler" not in weight)
     if missing:
         raise RevelaError(f"model {name!r} lacks {len(missing)} of its weights, e.g. {missing[0]}")
@@ -238,7 +238,7 @@ def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
     from peft import PeftModel
 
     with explained("adapter", name), warnings.catch_warnings():
-        # peft only warns, and leaves the backbone as it is.
+        # peft only warns, and leaves the backbone unchanged.
         warnings.filterwarnings("error", "Found missing adapter keys")
         try:
             return PeftModel.from_pretrained(model, name, revision=revision).merge_and_unload()
@@ -261,11 +261,11 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
 def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:
     """Return a model's tokenizer, its encoding, and its maximum length if it has one.
 
-    The encoding is what its files of sentence-transformers say, if it has such, else that of an
-    experiment; keys that are set in the configuration come first.
+    The encoding is that of its sentence-transformers files, if it has any, else the default of an
+    experiment; keys set in the configuration take precedence.
 
     Raises:
-        RevelaError: as `load_model`, or the files describe an encoding that there is not.
+        RevelaError: as `load_model`, or the files describe an unsupported encoding.
     """
     source, revision = model.retriever, None if model.adapter else model.revision
     if model.adapter and read_model_json(model.adapter, "modules.json", model.revision):
@@ -280,8 +280,8 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
 
     Raises:
-        RevelaError: a target matches no module or none that can have an adapter, or the rank is
-            larger than all of them.
+        RevelaError: a target matches no module, or none that supports an adapter, or the rank is
+            larger than the widest target.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -310,10 +310,10 @@ def devices() -> list[str]:
 
 
 def native_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of a precision: bfloat16 only where the device has it.
+    """Return the dtype of a precision: bfloat16 only if the device supports it.
 
-    A CPU computes in float32, so that figures agree between processors, of which many are slower
-    in bfloat16; REVELA_CPU_BFLOAT16=1 in the environment asks for it nevertheless.
+    CPUs compute in float32, so that results agree between processors, many of which are slower in
+    bfloat16; REVELA_CPU_BFLOAT16=1 in the environment enables bfloat16.
     """
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,7 +1,7 @@
-"""How a text becomes a vector, as the files beside a model's weights say it.
+"""Reads and writes a model's encoding: the files that determine how a text becomes a vector.
 
-They are those of sentence-transformers, so that a folder gives the same vectors there: modules,
-prompts and similarity. The end-of-sequence token and the maximum length are the tokenizer's.
+They are the files of sentence-transformers (modules, prompts and similarity), in which a folder
+gives the same vectors. The tokenizer sets the end-of-sequence token and the maximum length.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from revela.common.hub import read_model_json
 from revela.config.steps import Encoding
 
 _POOLING = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-# Until version 5 of sentence-transformers each mode had a switch of its own.
+# Before version 5 of sentence-transformers each mode had its own switch.
 _SWITCHES = {
     "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_mean_tokens": "mean",
@@ -21,18 +21,18 @@ _SWITCHES = {
 }
 _SIMILARITIES = {"cosine": True, "dot": False, None: True}  # whether embeddings are normalized
 _MAX_LENGTH = 2048  # tokens of a text in evaluation, as in the paper
-_NO_LIMIT = 1_000_000  # a tokenizer without a maximum length has a larger one
+_NO_LIMIT = 1_000_000  # tokenizers without a maximum length report a larger one
 
 
 def read_encoding(
     name: str, revision: str | None, tokenizer: Any
 ) -> tuple[Encoding, int | None] | None:
-    """Return what the files of a folder or a hub model say: its encoding, and its maximum length.
+    """Return the encoding and the maximum length that the files of a folder or hub model set.
 
-    None if it has no files of sentence-transformers.
+    None if it has no sentence-transformers files.
 
     Raises:
-        RevelaError: the files describe an encoding that `Encoder` does not have.
+        RevelaError: the files describe an encoding that `Encoder` does not support.
     """
     modules = read_model_json(name, "modules.json", revision)
     if modules is None:
@@ -71,21 +71,21 @@ def read_encoding(
 
 
 def appends_eos(tokenizer: Any) -> bool:
-    """Tell whether a tokenizer itself ends every text with its end-of-sequence token."""
+    """Return whether a tokenizer itself ends every text with its end-of-sequence token."""
     return tokenizer("")["input_ids"][-1:] == [tokenizer.eos_token_id]
 
 
 def write_encoding(
     folder: Path, tokenizer: Any, encoding: Encoding, positions: int, longest: int
 ) -> None:
-    """Add to a folder of weights what makes it a model of sentence-transformers.
+    """Add the files that make a folder of weights a sentence-transformers model.
 
     Args:
-        folder: weights or an adapter, as `save_pretrained` leaves them.
-        tokenizer: of the backbone; the folder gets a copy that strips texts and appends the EOS.
-        encoding: of the model.
-        positions: that the backbone has.
-        longest: text in tokens that the model was trained on.
+        folder: weights or an adapter, as written by `save_pretrained`.
+        tokenizer: the backbone's; the folder gets a copy that strips texts and appends the EOS.
+        encoding: the model's.
+        positions: number of positions of the backbone.
+        longest: maximum number of tokens of a training text.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
@@ -95,9 +95,9 @@ def write_encoding(
     with zero.unsharded():
         transformer = modules.Transformer(
             str(folder),
-            # The weights are in the folder already, their shapes suffice.
+            # The weights are already in the folder; their shapes suffice.
             model_kwargs={"device_map": "meta"},
-            # Without it texts become chat messages where the tokenizer has a template for them.
+            # Otherwise texts become chat messages if the tokenizer has a chat template.
             modality_config={
                 "text": {"method": "forward", "method_output_name": "last_hidden_state"}
             },
@@ -115,7 +115,7 @@ def write_encoding(
 
 
 def _standalone(tokenizer: Any, append_eos: bool, max_length: int) -> Any:
-    """Return a copy of a fast tokenizer that needs no code around it: it strips and appends."""
+    """Return a copy of a fast tokenizer that itself strips texts and appends the EOS."""
     from tokenizers import Tokenizer, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -123,7 +123,7 @@ def _standalone(tokenizer: Any, append_eos: bool, max_length: int) -> Any:
     strip = normalizers.Strip()
     backend.normalizer = normalizers.Sequence([strip, *filter(None, [backend.normalizer])])
     if append_eos and not appends_eos(tokenizer):
-        # What comes before a text, and the EOS behind it, must be one template.
+        # The tokens before a text and the EOS after it must be in one template.
         encoded = backend.encode("x")
         before = encoded.tokens[: encoded.special_tokens_mask.index(0)]
         backend.post_processor = processors.TemplateProcessing(
@@ -137,6 +137,6 @@ def _standalone(tokenizer: Any, append_eos: bool, max_length: int) -> Any:
         model_input_names=["input_ids", "attention_mask"],
         **tokenizer.special_tokens_map,
     )
-    # Else AutoProcessor takes Qwen2's own class, whose normalizer is not that of the file.
+    # Otherwise AutoProcessor uses Qwen2's own class, whose normalizer is not the file's.
     copy._set_processor_class("PreTrainedTokenizerFast")
     return copy

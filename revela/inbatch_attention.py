@@ -1,4 +1,4 @@
-"""In-batch attention by its first address; its home is `revela.attention`."""
+"""The original import path of `revela.attention`."""
 
 from revela.attention import in_batch_loss, in_batch_similarity, plain_loss
 

@@ -1,11 +1,11 @@
-"""A step of the pipeline is a function; a decorator makes it a subcommand of `revela`.
+"""Decorators that make a function, a step of the pipeline, a subcommand of `revela`.
 
     @step(app)
     def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
         '''Group chunks into batches.'''
 
-becomes `revela batch --settings JSON --input NAME=PATH … --output PATH`. The function itself stays
-as it is, so that tests call it without the command line.
+becomes `revela batch --settings JSON --input NAME=PATH … --output PATH`. The function itself is
+unchanged, so that tests can call it directly.
 """
 
 import functools
@@ -31,12 +31,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Made:
-    """What a step reports about its output.
+    """A step's report on its output.
 
     Attributes:
         summary: the line to print.
-        facts: what the manifest records: counts, device, …
-        inputs: files and folders that it read besides those of `--input`, for their hashes.
+        facts: recorded in the manifest: counts, device, …
+        inputs: files and folders read besides those of `--input`; they are hashed as well.
     """
 
     summary: str
@@ -45,10 +45,10 @@ class Made:
 
 
 def step(app: typer.Typer) -> Callable[[Function], Function]:
-    """Make a function with an `output` a `command` that leaves the output whole or not at all.
+    """Make a function with an `output` a `command` that writes the output atomically.
 
-    The function writes to a temporary path and returns `Made`; the output gets its name and its
-    manifest when the function is done.
+    The function writes to a temporary path and returns `Made`; when it returns, the output is
+    renamed and gets its manifest.
     """
 
     def decorate(function: Function) -> Function:
@@ -150,7 +150,7 @@ def _parse_input(item: str) -> tuple[str, Path]:
 
 
 class _Inputs(dict[str, Path]):
-    """Files by their names; one that was not given is an error where it is looked up."""
+    """Files by name; looking up one that was not given is an error."""
 
     def __missing__(self, name: str) -> Path:
         raise RevelaError(f"--input {name}=PATH is missing")

@@ -1,4 +1,4 @@
-"""Chunks, similarities and a stock causal LM in; the loss of in-batch attention out."""
+"""In-batch attention: the loss of a stock causal LM, given chunks and their similarities."""
 
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 

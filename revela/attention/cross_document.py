@@ -1,4 +1,4 @@
-"""Which chunks attend to which: a batch's checks and kept pairs, documents of other processes."""
+"""Which chunks attend to which: checks of a batch, kept pairs, exchange between processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from revela.attention.packing import Spans, starts_of, to_device
 
 @dataclass(frozen=True)
 class Readers:
-    """N documents, and for each the tokens of all chunks that read it, M at most."""
+    """N documents, each with the tokens of all chunks that read it, at most M."""
 
     document_N: Tensor  # rows of the keys
     key_length: int  # K, of the longest document
     key_mask_NK: Tensor | None  # real tokens; None where all documents have K
     token_NM: Tensor  # of the h rows, in [0, T); arbitrary where there are fewer than M
-    weight_NM: Tensor  # similarity of reader and document, with gradient; zero there
+    weight_NM: Tensor  # similarity of reader and document, with gradient; zero for arbitrary tokens
 
 
 @dataclass(frozen=True)
 class Reads:
-    """N documents of K tokens in all, and of each the tokens of all chunks that read it, M in all.
+    """N documents, K tokens in total, each with the tokens of all chunks that read it, M in total.
 
-    What flash attention needs in place of `Readers`.
+    Flash attention uses it in place of `Readers`.
     """
 
     key_token_K: Tensor  # of all packed tokens
@@ -54,7 +54,7 @@ class Exchange:
 
 
 def all_gather(tensor: Tensor, group: Any) -> Tensor:
-    """Return the tensors of all processes, one after the other; gradients go back to each."""
+    """Return the concatenated tensors of all processes; gradients flow back to each of them."""
     return _AllGather.apply(tensor.contiguous(), group)
 
 
@@ -68,7 +68,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
-        gradient = outer[0].clone(memory_format=torch.contiguous_format)  # others may hold it
+        gradient = outer[0].clone(memory_format=torch.contiguous_format)  # others may reference it
         distributed.all_reduce(gradient, group=ctx.group)  # gloo has no reduce_scatter
         start = distributed.get_rank(ctx.group) * ctx.size
         return gradient[start : start + ctx.size], None
@@ -82,16 +82,16 @@ def checked(
     group: Any,
     sizes: Sequence[int],
 ) -> tuple[np.ndarray, list[int]]:
-    """Return which pairs are kept (B, W · B), and the chunks' lengths, or raise what is wrong.
+    """Check a batch and return which pairs are kept (B, W · B) and the chunks' lengths.
 
-    All that has to be known on the host comes in one transfer: each would wait for the device.
+    Everything the host needs comes in one transfer, because each one waits for the device.
     """
     size = len(input_ids)
     world = distributed.get_world_size(group) if group else 1
     if min(sizes) * world < 2:
         raise ValueError("a batch needs at least two chunks")
     if sum(sizes) != size or (group and len(sizes) > 1):
-        raise ValueError(f"batches of {list(sizes)} chunks are not {size}, or span processes")
+        raise ValueError(f"sizes {list(sizes)} do not sum to {size}, or span processes")
     shape = (size, size * world)
     if tuple(similarity.shape) != shape:
         raise ValueError(f"similarity is {tuple(similarity.shape)}, expected {shape}")
@@ -110,7 +110,7 @@ def checked(
     known = torch.cat([flags.long(), length_B.long(), kept.flatten().long()]).cpu().numpy()
     (left, diagonal, sums), lengths = known[:3], known[3 : 3 + size].tolist()
     if not all(lengths):
-        raise ValueError(f"chunk {lengths.index(0)} has no token")
+        raise ValueError(f"chunk {lengths.index(0)} has no tokens")
     if left:
         raise ValueError("chunks must be padded on the right")
     if diagonal:
@@ -121,7 +121,7 @@ def checked(
 
 
 def never_read(similarity: Tensor, group: Any, sizes: Sequence[int]) -> Tensor:
-    """Return where a chunk meets itself or a chunk of another batch, (B, W · B)."""
+    """Return where a pair is one chunk twice or spans two batches, (B, W · B)."""
     if group or len(sizes) < 2:
         columns = torch.arange(similarity.shape[1], device=similarity.device)
         rank = distributed.get_rank(group) if group else 0
@@ -138,9 +138,9 @@ def _documents(
     """Find the documents that need keys and values, here and in other processes.
 
     Returns:
-        This process's chunks that anybody reads, its e rows; the row of the keys of each column of
-        the similarities, own ones first, then gathered ones; the tokens of all columns; and the
-        exchange, None where no process reads another's documents.
+        This process's chunks that any process reads, its e rows; for each column of the
+        similarities its row of the keys, own rows before gathered ones; the lengths of all columns;
+        and the exchange, None if no process reads another's documents.
     """
     size, wanted = len(kept), kept.sum(axis=0) > 0
     if not group:
@@ -152,7 +152,7 @@ def _documents(
     all_lengths = [length for _, others in gathered for length in others]
 
     def sent_by(process: int) -> list[int]:
-        """Return the chunks of a process that another one reads."""
+        """Return the chunks of a process that other processes read."""
         columns = slice(process * size, (process + 1) * size)
         others = [wanted for other, (wanted, _) in enumerate(gathered) if other != process]
         return [int(j) for j in np.flatnonzero(np.any(others, axis=0)[columns])]
@@ -183,15 +183,15 @@ def readers_of(
 
     Args:
         kept: (B, W · B) which pairs are kept.
-        lengths: of the B reading chunks.
+        lengths: token counts of the B reading chunks.
         similarity: (B, W · B).
         all_own: keep an e row for each own chunk, read or not.
         group: the processes whose chunks read each other; None for this one alone.
-        flash: whether flash attention reads.
+        flash: whether flash attention is used.
 
     Returns:
-        This process's chunks that are e rows, in their order; what reads them, nothing if no pair
-        is kept; and the exchange with other processes, if any.
+        This process's chunks that are e rows, in order; their readers, none if no pair is kept; and
+        the exchange with other processes, if any.
     """
     own, rows, all_lengths, exchange = _documents(kept, lengths, all_own, group, similarity.device)
     sizes, starts = np.asarray(lengths), starts_of(lengths)
@@ -219,7 +219,7 @@ class _Read:
 
 
 def _packed(read: list[_Read], row_starts: np.ndarray, similarity: Tensor) -> Reads:
-    """Put readers behind each other; `row_starts` are where e rows start, and the h rows."""
+    """Concatenate readers; `row_starts` are the starts of the e rows, then that of the h rows."""
     arrays = [
         np.concatenate([row_starts[one.row] + np.arange(one.length) for one in read]),
         np.concatenate([one.token_M for one in read]) + row_starts[-1],
@@ -257,7 +257,7 @@ def _blocks(read: list[_Read], room: int, similarity: Tensor) -> list[Readers]:
         arrays.append(np.array([one.length for one in block]))
         arrays += [tokens, pairs]
     moved = iter(to_device(arrays, similarity.device))
-    weights = F.pad(similarity.flatten(), (0, 1))  # the last one is for tokens of no pair
+    weights = F.pad(similarity.flatten(), (0, 1))  # the last one is for tokens without a pair
     found = []
     for key_lengths in arrays[1::4]:
         row_N, length_N, token_NM, pair_NM = (next(moved) for _ in range(4))

@@ -1,7 +1,7 @@
-"""A stock causal language model of transformers, run on packed rows with attention of our own.
+"""Runs a stock causal language model of transformers on packed rows with custom attention.
 
-What is set on it changes nothing for other callers: its attention is transformers' own unless the
-call passes packed rows, and only then does the last MLP skip tokens.
+Other callers are not affected: the attention is transformers' own unless the call passes packed
+rows, and only then does the last MLP skip tokens.
 """
 
 import inspect
@@ -19,7 +19,7 @@ _FOLLOWING = "_revela_following"
 
 
 class Rows(Protocol):
-    """What is packed into one row, and how its tokens attend."""
+    """Rows packed into one, and how their tokens attend."""
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return (T, H, D) of scaled queries (T, H, D), keys and values (T, G, D)."""
@@ -28,12 +28,12 @@ class Rows(Protocol):
 def run_packed(model: Any, ids_T: Tensor, position_T: Tensor, rows: Rows) -> Tensor:
     """Return the last hidden states (T, D) of packed tokens, whose positions are in their own rows.
 
-    The model is one that `prepared` has returned.
+    The model must come from `prepared`.
     """
     return model.get_decoder()(
         input_ids=ids_T[None],
         position_ids=position_T[None],
-        attention_mask=ids_T.new_zeros(1, 1, 1, 1),  # four axes: the model makes none itself
+        attention_mask=ids_T.new_zeros(1, 1, 1, 1),  # four axes: no mask is built
         use_cache=False,
         packed_rows=rows,
     ).last_hidden_state[0]
@@ -49,7 +49,7 @@ def _attention(
     packed_rows: Rows | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers' attention interface asks; without packed rows as its SDPA does."""
+    """Implement transformers' attention interface; without packed rows its SDPA is used."""
     skip_last_mlp(module, 0)
     if packed_rows is None:
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -57,16 +57,18 @@ def _attention(
     for what in ("dropout", "s_aux", "softcap", "position_bias"):
         given = arguments.get(what)
         if given is not None and (isinstance(given, Tensor) or given):
-            raise ValueError(f"{type(module).__name__} attends with {what}, packed rows do not")
+            raise ValueError(
+                f"{type(module).__name__} attends with {what}, which packed rows do not support"
+            )
     return _packed(module, query, key, value, scaling, packed_rows), None
 
 
-@torch.compiler.disable  # what it does depends on the rows: no two steps are alike
+@torch.compiler.disable  # it depends on the rows, which differ at every step
 def _packed(
     module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, rows: Rows
 ) -> Tensor:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # RoPE leaves float32 under autocast. Scaling the queries here spares scaling the scores.
+    # RoPE returns float32 under autocast. Scaling the queries here avoids scaling the scores.
     query, key = (query * scale).to(value.dtype), key.to(value.dtype)
     return rows.attend(module, *(x[0].transpose(0, 1) for x in (query, key, value)))[None]
 
@@ -86,14 +88,14 @@ def prepared(language_model: Any, length: int) -> Any:
     config, name = model.config.get_text_config(), type(model).__name__
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True) and length > window:
-        raise ValueError(f"{name} attends to {window} tokens only, the chunks have {length}")
+        raise ValueError(f"{name} attends to {window} tokens only, but chunks have {length}")
     if model.config._attn_implementation == NAME:
         return model
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, key, None):
-            raise ValueError(f"{name} has {key}, which in-batch attention does not do")
+            raise ValueError(f"{name} has {key}, which in-batch attention does not support")
     if (getattr(config, "logit_scale", None) or getattr(config, "logits_scaling", None) or 1) != 1:
-        raise ValueError(f"{name} scales its logits, which in-batch attention does not")
+        raise ValueError(f"{name} scales its logits, which in-batch attention does not support")
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds - {"full_attention", "sliding_attention"}:
         raise ValueError(f"{name} has layers of {', '.join(sorted(kinds))}, which cannot be packed")
@@ -110,7 +112,7 @@ def prepared(language_model: Any, length: int) -> Any:
 
 
 def causal_decoder(model: Any, length: int) -> Any | None:
-    """Return what `prepared` does of a model; None if it is no causal decoder, or is refused."""
+    """Return the `prepared` model, or None if it is not a causal decoder or not supported."""
     decoder = (model.get_base_model() if hasattr(model, "get_base_model") else model).get_decoder()
     attention = getattr(getattr(decoder, "layers", [None])[-1], "self_attn", None)
     if not (getattr(attention, "is_causal", False) and getattr(decoder.config, "is_causal", True)):
@@ -122,16 +124,16 @@ def causal_decoder(model: Any, length: int) -> Any | None:
 
 
 def skip_last_mlp(attention: Any, tokens: int) -> None:
-    """Have the MLP behind the last layer's attention skip the first tokens in this pass.
+    """Make the MLP after the last layer's attention skip the first tokens in this pass.
 
-    E rows end at the last layer's keys and values: nothing uses an MLP's output of them.
+    E rows end at the last layer's keys and values: their output of the MLP is never used.
     """
     if following := getattr(attention, _FOLLOWING, None):
         following.skipped_tokens = tokens
 
 
 class _Following:
-    """The MLP behind the last attention, and how many tokens it skips."""
+    """The MLP after the last attention, and how many tokens it skips."""
 
     def __init__(self, mlp: Any) -> None:
         self.skipped_tokens = self.cut_tokens = 0
@@ -139,7 +141,7 @@ class _Following:
         mlp.register_forward_hook(self._fill)
 
     def _cut(self, _: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        # Taken at once: a recomputation for the backward pass may end before `_fill`.
+        # Reset at once: a recomputation for the backward pass may end before `_fill`.
         self.cut_tokens, self.skipped_tokens = self.skipped_tokens, 0
         return (inputs[0][:, self.cut_tokens :],)
 

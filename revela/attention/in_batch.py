@@ -10,9 +10,9 @@ in the e rows of other chunks j, weighted by the retriever's similarity:
 with a softmax of its own over each document j's real tokens (equations 5 to 7). Gradients reach
 the retriever through Sim and the language model through everything, K^e and V^e included.
 
-Nothing of transformers is replaced: one attention function is registered under a name, and what it
-needs of the batch is passed through the model's keyword arguments. Without those a model with this
-attention behaves as before.
+Nothing of transformers is replaced: one attention function is registered under a name, and the data
+it needs from the batch is passed through the model's keyword arguments. Without them a model with
+this attention behaves as before.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ EPSILON = 1e-6  # of V-normalisation (paper, appendix B.5)
 
 @dataclass(frozen=True)
 class InBatch:
-    """E e rows and B h rows, packed one after the other; computed once a step."""
+    """E e rows and B h rows, packed one after the other; computed once per step."""
 
     packing: Packing
     documents: int = 0  # E
@@ -62,7 +62,7 @@ class InBatch:
     exchange: Exchange | None = None
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return (T, H, D): causal self-attention, and for h rows what they read in others."""
+        """Return (T, H, D): causal self-attention plus, for h rows, what they read in others."""
         last = module.layer_idx == self.last_layer
         if last:
             skip_last_mlp(module, self.document_tokens)
@@ -88,7 +88,7 @@ class InBatch:
         _, key_EGLD, value_EGLD = (x[: self.documents] for x in padded)
         if self.exchange is not None:
             both = self.exchange(torch.cat([key_EGLD, value_EGLD], dim=-1))
-            # All processes exchange gradients too, also one whose chunks read nothing.
+            # All processes exchange gradients too, even one whose chunks read nothing.
             output_THD = output_THD + 0 * both.sum()
             key_EGLD, value_EGLD = both.split([key.shape[-1], value.shape[-1]], dim=-1)
         if isinstance(self.readers, Reads) or not self.readers:
@@ -154,7 +154,7 @@ def in_batch_loss(
     sizes = sizes or [len(input_ids)]
     kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group, sizes)
     model = prepared(language_model, max(lengths))
-    # Keys that other processes send come padded.
+    # Keys from other processes are padded.
     fast = flash_takes(model, input_ids.device) and not group
     documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group, fast)
     e_lengths = [lengths[j] for j in documents]
@@ -170,8 +170,8 @@ def in_batch_loss(
     (own,) = to_device([np.array(documents, np.int64)], input_ids.device)
     rows = torch.cat([input_ids[own], input_ids])[:, : max(lengths)]
     loss = _loss(model, rows, in_batch, sizes, dual_loss)
-    # NaN where a similarity is, since no pair of it is kept. And other processes wait for this
-    # one's share of the similarities' gradient, also where it is zero.
+    # NaN where a similarity is NaN, since none of its pairs is kept. Other processes also wait for
+    # this one's share of the similarities' gradient, even if it is zero.
     return loss + 0 * similarity.sum()
 
 
@@ -233,8 +233,8 @@ def cross_document(
 ) -> Tensor:
     """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 5 and 6; V-norm equation 8).
 
-    V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the divisor comes out of the same attention as
-    one more column of the values.
+    V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the same attention computes the divisor, as one
+    more column of the values.
     """
     width = value_EGLD.shape[-1]
     if value_norm:
@@ -243,7 +243,7 @@ def cross_document(
         value_EGLD = torch.cat([value_EGLD, norm], dim=-1)
     total_THD = query_THD.new_zeros(*query_THD.shape[:2], width)
     for block in readers:
-        # Recomputed in the backward pass, so that one block's intermediates exist at a time.
+        # Recomputed in the backward pass: only one block's intermediates exist at a time.
         inputs = (query_THD, key_EGLD, value_EGLD, block, width if value_norm else None)
         read = checkpoint(_read, *inputs, use_reentrant=False, preserve_rng_state=False)
         total_THD = _Add.apply(total_THD, block.token_NM.flatten(), read)
@@ -256,8 +256,8 @@ def read_packed(
     """Return Sim(i, j) · b_ij of each reading token, (M, H, D).
 
     V-norm is a key bias here: Σ_t p_t v_t / Σ_t p_t ‖v_t‖ is attention to unit values with
-    log ‖v_t‖ added to the scores, by a column of its rounded value and one of the rest. Its ε, far
-    below what bfloat16 rounds, is omitted.
+    log ‖v_t‖ added to the scores, through one column for its rounded value and one for the
+    remainder. ε, far below the rounding of bfloat16, is omitted.
     """
     query = query_THD.index_select(0, reads.token_M)
     key, value = (x.index_select(0, reads.key_token_K) for x in (key_TGD, value_TGD))
@@ -267,7 +267,7 @@ def read_packed(
         value, bias = (exact / norm).to(value.dtype), norm.log()
         rounded = bias.to(key.dtype)
         rest = (bias - rounded).to(key.dtype)
-        # Eight columns, of which six are zero, as the kernel wants multiples of eight.
+        # Eight columns, six of them zero, because the kernel requires multiples of eight.
         key = F.pad(torch.cat([key, rounded, rest], dim=-1), (0, 6))
         query = F.pad(query, (0, 8), value=1.0)
     read_MHD = flash(query, key, value, reads.queries, reads.keys, causal=False)
@@ -275,7 +275,7 @@ def read_packed(
 
 
 class _Add(torch.autograd.Function):
-    """`index_add`; torch's own keeps what it adds for the backward pass, only for its shape."""
+    """`index_add`; torch's own saves `added` for the backward pass just for its shape."""
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, index: Tensor, added: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The language model's loss, without ever holding the logits of a whole batch.
+"""The language model's loss, computed without holding the logits of a whole batch.
 
 torch's `linear_cross_entropy` (2.13) is no substitute: it sums the loss of bfloat16 states in
-bfloat16 (0.1 to 1% off), ignores autocast, and knows no sharded head.
+bfloat16 (0.1 to 1% off), ignores autocast, and does not support a sharded head.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from torch import Tensor
 from revela.attention import zero
 
 _LOGITS_AT_A_TIME = 2**25
-_LOGITS_AT_A_TIME_ON_A_GPU = 2**27  # large products, in multiples of what its kernels tile by
+_LOGITS_AT_A_TIME_ON_A_GPU = 2**27  # large products, in multiples of the kernels' tiles
 _TILE = 256
 
 
 def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """Return the mean cross-entropy of T tokens, in float32 (float64 for float64).
 
-    The logits (…, V) that the head makes of some states at a time are used for the loss and at once
-    for its gradients, and freed: neither kept for the backward pass nor computed again in it.
+    The head computes the logits (…, V) of some states at a time. They are used for the loss and at
+    once for its gradients, then freed: neither kept for the backward pass nor recomputed in it.
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
     size, learning = _tokens_at_a_time(head, hidden_TD.device), torch.is_grad_enabled()
@@ -33,7 +33,7 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
 
 @torch.no_grad()
 def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
-    """Return each token's cross-entropy (T,) in float32, the logits of some at a time."""
+    """Return each token's cross-entropy (T,) in float32, with the logits of some at a time."""
     size = _tokens_at_a_time(head, hidden_TD.device)
     with zero.gathered(head) as logits:
         losses = [

@@ -1,7 +1,7 @@
 """Ragged rows packed into one, and attention on them: linear layers see real tokens only.
 
-On a GPU in bfloat16 flash attention takes packed rows as they are. Everywhere else they are padded
-for attention alone.
+On a GPU in bfloat16 flash attention supports packed rows. Everywhere else they are padded, for
+attention only.
 """
 
 import inspect
@@ -19,13 +19,13 @@ from revela.common.sdpa import disable_cudnn_attention
 
 disable_cudnn_attention()
 
-_WIDEST = 256  # columns of a head that flash attention takes, in multiples of 8
+_WIDEST = 256  # maximum columns of a head in flash attention, in multiples of 8
 # Older versions have no argument for heads that share a key.
 _GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def flash_takes(model: Any, device: torch.device) -> bool:
-    """Return whether flash attention takes a model's packed rows as they are."""
+    """Return whether flash attention supports a model's packed rows."""
     if device.type != "cuda":
         return False
     autocast = torch.is_autocast_enabled(device.type)
@@ -33,7 +33,7 @@ def flash_takes(model: Any, device: torch.device) -> bool:
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return dtype == torch.bfloat16 and width + 8 <= _WIDEST  # V-norm takes eight
+    return dtype == torch.bfloat16 and width + 8 <= _WIDEST  # V-norm adds eight
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Packing:
     """R rows of different lengths in one row of T tokens, without padding between them.
 
     `width` is L, the longest row's length; `position_T` is each token's position in its own row.
-    With `flash` attention takes the packed rows, else they are padded for it.
+    With `flash`, attention runs on packed rows; otherwise they are padded for it.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device, flash: bool = False) -> None:
@@ -63,16 +63,16 @@ class Packing:
         self.starts = starts.int()
 
     def pad(self, packed: Tensor) -> Tensor:
-        """Return (R, L, …) of packed (T, …), zero where a row has ended."""
+        """Return padded (R, L, …) from packed (T, …), with zeros after the end of a row."""
         padded = packed.new_zeros(self.rows * self.width, *packed.shape[1:])
         return padded.index_copy_(0, self._slot_T, packed).unflatten(0, (self.rows, self.width))
 
     def pack(self, padded: Tensor) -> Tensor:
-        """Return (T, …) of padded (R, L, …)."""
+        """Return packed (T, …) from padded (R, L, …)."""
         return padded.flatten(0, 1).index_select(0, self._slot_T)
 
     def spans(self, first: int = 0) -> Spans:
-        """Return where the rows from `first` on start among their own tokens."""
+        """Return the starts of the rows from `first` on, counted from the first of them."""
         before = sum(self.lengths[:first])
         starts = self.starts[first:] - before if before else self.starts
         return Spans(starts, max(self.lengths[first:]))
@@ -86,12 +86,12 @@ class Packing:
 
 
 def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return where rows of these lengths start behind each other, and where the last one ends."""
+    """Return the starts of concatenated rows of these lengths, and the end of the last one."""
     return np.cumsum([0, *lengths])
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return integer arrays as tensors, in one transfer that the host does not wait for."""
+    """Return integer arrays as tensors, copied in one asynchronous transfer."""
     flat = torch.from_numpy(np.concatenate([array.ravel().astype(np.int64) for array in arrays]))
     moved = (flat.pin_memory() if device.type == "cuda" else flat).to(device, non_blocking=True)
     split = moved.split([array.size for array in arrays])
@@ -101,9 +101,10 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
 def flash(
     query_THD: Tensor, key_SGD: Tensor, value_SGE: Tensor, queries: Spans, keys: Spans, causal: bool
 ) -> Tensor:
-    """Return attention (T, H, E) of scaled queries, each row of them to its own row of keys.
+    """Return attention (T, H, E) of scaled queries, each row to its own row of keys.
 
-    With more keys than queries the queries of a causal row are the last ones, as after a prefix.
+    With more keys than queries, a causal row's queries are at its last positions, as after a
+    prefix.
     """
     width = max(query_THD.shape[-1], value_SGE.shape[-1])
     width += -width % 8
@@ -130,8 +131,8 @@ def flash(
 def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -> Tensor:
     """Return causal attention (R, H, L, D) of scaled queries on padded rows.
 
-    With more keys than queries (K > L) the queries are the last ones, as after a prefix. Padding is
-    on the right: real tokens never see it.
+    With more keys than queries (K > L) the queries are at the last positions, as after a prefix.
+    Padding is on the right: real tokens never attend to it.
     """
     length, keys = query_RHLD.shape[2], key_RGKD.shape[2]
     mask = torch.ones(length, keys, dtype=torch.bool, device=key_RGKD.device).tril(keys - length)
@@ -143,8 +144,8 @@ def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -
 def attend(query_NGMD: Tensor, key_NGKD: Tensor, value_NGKD: Tensor, mask: Tensor | None) -> Tensor:
     """Return softmax(QKᵀ)V of scaled queries, where the mask is true, as (N, G, M, D').
 
-    On a CPU the fused kernel takes two to three times as long as its parts in bfloat16, and a tenth
-    less in float32 (`bench/attention/kernels.py`); there, without gradients, it is the one to take.
+    On a CPU the fused kernel takes two to three times as long as separate operations in bfloat16,
+    and a tenth less in float32 (`bench/attention/kernels.py`), where it is used without gradients.
     """
     if query_NGMD.dtype == torch.float32 and not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(

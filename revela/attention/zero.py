@@ -1,10 +1,10 @@
 """DeepSpeed ZeRO: optimizer states (stage 2), and weights too (3), sharded over the processes.
 
-Optimizer and schedule are those of every training, torch's AdamW and `warmup_decay`, handed to
-DeepSpeed's engine: its own optimizer decays norms and biases too. So in float32 a training is the
-same to rounding with and without ZeRO. In bfloat16 DeepSpeed computes in weights of that precision,
-adapters included, and its optimizer keeps float32 copies; DDP keeps what is trained in float32 and
-computes under autocast.
+Optimizer and schedule are the same as without ZeRO, torch's AdamW and `warmup_decay`, passed to
+DeepSpeed's engine, whose own optimizer would decay norms and biases too. In float32 a training is
+therefore the same up to rounding with and without ZeRO. In bfloat16 DeepSpeed keeps bfloat16
+weights, adapters included, and float32 copies in its optimizer; DDP keeps trained weights in
+float32 and computes under autocast.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from revela.common.errors import RevelaError
 
-_NOT_SHARDED = 4096  # numbers at most: norms and biases, not worth a message each
+_NOT_SHARDED = 4096  # maximum size: norms and biases, not worth a message each
 
 
 def deepspeed_config(stage: int) -> dict[str, Any] | None:
     """Return DeepSpeed's configuration for ZeRO stage 2 or 3; None at stage 0, which is DDP.
 
-    The Trainer fills in what is "auto" from its arguments.
+    The Trainer replaces "auto" with values from its arguments.
 
     Raises:
-        RevelaError: another stage, no launcher, or DeepSpeed is not installed.
+        RevelaError: the stage is unknown, there is no launcher, or DeepSpeed is not installed.
     """
     if stage not in (0, 2, 3):
         raise RevelaError(f"--zero {stage}: allowed are 0 (DDP), 2 and 3")
@@ -60,11 +60,11 @@ def _prepare_deepspeed() -> None:
     except ImportError as error:
         raise RevelaError(f"--zero needs DeepSpeed (pip install '.[cluster]'): {error}") from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # It calls torch by names that torch is about to change, at every step.
+    # It calls deprecated functions of torch at every step.
     warnings.filterwarnings("ignore", r".*torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not torch.cuda.is_available():
-        # Without its operator for shared memory gloo is used: nothing has to be compiled, and
-        # processes that wait for one that was killed get an error.
+        # Without its shared-memory operator it uses gloo: nothing has to be compiled, and processes
+        # that wait for a killed one get an error.
         vars(deepspeed.ops)["__compatible_ops__"] = {}
 
 
@@ -74,7 +74,7 @@ def _is_sharded(weight: Tensor) -> bool:
 
 @contextlib.contextmanager
 def unsharded() -> Iterator[None]:
-    """Have models that are loaded while the block runs whole in this process, also at stage 3."""
+    """Load models unsharded within the block, even at stage 3."""
     if "deepspeed" not in sys.modules:
         yield
         return
@@ -90,10 +90,10 @@ def unsharded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gathered(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Yield the function of a module whose weights are gathered while the block runs.
+    """Gather a module's weights for the block and yield its forward function.
 
-    Called as a module, one that is sharded would gather its weights at each call, and wait for
-    ever where processes call it a different number of times.
+    A sharded module that is called itself gathers its weights at each call, and hangs if processes
+    call it a different number of times.
     """
     weights = list(module.parameters())
     if not any(map(_is_sharded, weights)):
@@ -112,7 +112,7 @@ def gather(weights: Sequence[Any]) -> None:
 
 
 def gathered_state(model: Any) -> dict[str, Tensor]:
-    """Return a model's state dict, with trained weights that are sharded gathered on the CPU.
+    """Return a model's state dict, with sharded trained weights gathered on the CPU.
 
     All processes must call it. Frozen weights stay sharded.
     """

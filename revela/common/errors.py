@@ -1,11 +1,11 @@
-"""The one error that a user is meant to see."""
+"""The exception for errors that are shown to users, and helpers that raise it."""
 
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_SHOWN = 30  # of the names that are allowed
+_SHOWN = 30  # maximum number of allowed names in a message
 
 
 class RevelaError(Exception):
@@ -21,7 +21,7 @@ def unknown_name(what: str, name: str, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return f"unknown {what} {name!r}; did you mean {' or '.join(map(repr, near))}?"
-    shown = ", ".join(names[:_SHOWN]) or "none is defined"
+    shown = ", ".join(names[:_SHOWN]) or "none"
     more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
     return f"unknown {what} {name!r}; allowed: {shown}{more}"
 
@@ -34,7 +34,7 @@ def check_name(where: str, what: str, name: str, allowed: Iterable[str]) -> None
 
 @contextlib.contextmanager
 def errors_at(where: str) -> Iterator[None]:
-    """Begin the message of a `RevelaError` with where it was raised, such as a key or a file."""
+    """Prefix the message of a `RevelaError` with its location, such as a key or a file."""
     try:
         yield
     except RevelaError as error:
@@ -43,7 +43,7 @@ def errors_at(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path | str, what: str) -> Iterator[None]:
-    """Name the file in the errors of reading it and its content, as one that is not `what`."""
+    """Raise errors of reading or parsing a file as a `RevelaError`: "<path>: not <what>: …"."""
     try:
         yield
     except OSError as error:
@@ -51,6 +51,6 @@ def reading(path: Path | str, what: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise RevelaError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
     except KeyError as error:
-        raise RevelaError(f"{path}: not {what}: it lacks {error}") from error
+        raise RevelaError(f"{path}: not {what}: missing {error}") from error
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise RevelaError(f"{path}: not {what}: {' '.join(str(error).split())}") from error

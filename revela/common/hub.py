@@ -1,4 +1,4 @@
-"""What the Hugging Face hub has; one line for what cannot be loaded and what to do about it."""
+"""Checks what the Hugging Face hub has, and explains loading errors in one line."""
 
 import contextlib
 import json
@@ -12,16 +12,16 @@ from typing import Any
 
 from revela.common.errors import RevelaError, reading
 
-_SECONDS = 10  # that the hub may take for an answer
-_KINDS = {"model": "model", "data set": "dataset"}  # as the hub's client calls them
+_SECONDS = 10  # timeout of a request to the hub
+_KINDS = {"model": "model", "data set": "dataset"}  # names used by the hub's client
 
-# Having a model converted by a public service is for its user to ask.
+# Only the user should ask a public service to convert a model.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 @contextlib.contextmanager
 def explained(what: str, name: str) -> Iterator[None]:
-    """Turn whatever loading `name` raises into a RevelaError; see `explain`."""
+    """Turn any exception raised while loading `name` into a RevelaError; see `explain`."""
     try:
         yield
     except RevelaError:
@@ -31,9 +31,9 @@ def explained(what: str, name: str) -> Iterator[None]:
 
 
 def explain(what: str, name: str, error: BaseException) -> str:
-    """Return one line for an error that loading `name` from the hub or a folder raised.
+    """Explain in one line an error raised while loading `name` from the hub or a folder.
 
-    `what` is "model", "adapter" or "data set"; the causes of the error count as well.
+    `what` is "model", "adapter" or "data set"; the causes of the error are examined too.
     """
     from datasets.exceptions import DatasetNotFoundError
     from datasets.table import CastError
@@ -41,7 +41,7 @@ def explain(what: str, name: str, error: BaseException) -> str:
     from huggingface_hub.utils import httpx
 
     causes = list(_causes(error))
-    # datasets tells gated and missing sets apart only in its message.
+    # datasets distinguishes gated from missing data sets only in its message.
     missing = " ".join(str(cause) for cause in causes if isinstance(cause, DatasetNotFoundError))
 
     def caused_by(*kinds: type[BaseException]) -> bool:
@@ -60,12 +60,15 @@ def explain(what: str, name: str, error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     if "does not appear to have a file named" in text and "safetensors" in text:
         url = "https://huggingface.co/spaces/safetensors/convert"
-        return f"{it} has no weights in safetensors: ask for them at {url} or convert them yourself"
-    # Errors of a data set whose fields have changed hold no more than a name.
+        return (
+            f"{it} has no safetensors weights: request a conversion at {url} or convert them "
+            "yourself"
+        )
+    # If the fields of a data set have changed, the error holds no more than a name.
     if isinstance(error, KeyError) or caused_by(CastError):
-        return f"{it} lacks the fields that are expected: {' '.join(text.split())[:200]}"
+        return f"{it} lacks expected fields: {' '.join(text.split())[:200]}"
     if "ignore_mismatched_sizes" in text:
-        return f"{it} cannot be loaded: its weights have other sizes than its config.json says"
+        return f"{it} cannot be loaded: the sizes of its weights differ from its config.json"
     return f"{it} cannot be loaded: {textwrap.shorten(text, 300, placeholder=' …')}"
 
 
@@ -87,10 +90,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def find_file(
     name: str, file: str, revision: str | None = None, what: str = "model"
 ) -> Path | None:
-    """Return where a file of a model or data set is, a folder or of the hub; None if it has none.
+    """Return the path of a file of a model or data set (folder or hub name); None if it has none.
 
     Raises:
-        RevelaError: the hub refuses it.
+        RevelaError: the hub denies access.
     """
     from huggingface_hub import errors, hf_hub_download
 
@@ -102,7 +105,7 @@ def find_file(
             return Path(hf_hub_download(name, file, revision=revision, repo_type=_KINDS[what]))
         except errors.LocalEntryNotFoundError:
             print(
-                f"{what} {name!r}: {file} is not in the local cache, if there is one",
+                f"{what} {name!r}: {file} is not in the local cache; assuming that there is none",
                 file=sys.stderr,
             )
         except errors.EntryNotFoundError:
@@ -111,10 +114,10 @@ def find_file(
 
 
 def read_model_json(name: str, file: str, revision: str | None = None) -> Any | None:
-    """Return what a JSON file of a model holds, see `find_file`; None if there is none.
+    """Return the content of a model's JSON file (see `find_file`), or None if there is none.
 
     Raises:
-        RevelaError: the hub refuses the file, or it cannot be read.
+        RevelaError: the hub denies access to the file, or it cannot be read.
     """
     path = find_file(name, file, revision)
     if path is None:
@@ -124,7 +127,7 @@ def read_model_json(name: str, file: str, revision: str | None = None) -> Any | 
 
 
 def commit(name: str, revision: str | None) -> str | None:
-    """Return the commit at which a model of the hub is in the local cache, None for a folder."""
+    """Return the commit of a hub model in the local cache, or None for a folder."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(name).is_dir():
@@ -135,7 +138,7 @@ def commit(name: str, revision: str | None) -> str | None:
 
 
 class Hub:
-    """Tells what of the hub can be read without reading it; offline, what its cache holds."""
+    """Checks what can be read from the hub without downloading it; offline, checks its cache."""
 
     def __init__(self) -> None:
         from huggingface_hub import HfApi, constants
@@ -146,18 +149,18 @@ class Hub:
         self.offline = constants.HF_HUB_OFFLINE or self.unreachable
 
     def problems(self, what: str, asked: Iterable[tuple[str, str | None]]) -> list[str | None]:
-        """Return what keeps each model or data set (name, revision) from being read, else None."""
+        """Return why each model or data set (name, revision) cannot be read, or None if it can."""
         look = self._in_cache if self.offline else self._on_hub
         with ThreadPoolExecutor(16) as pool:
             return list(pool.map(lambda one: look(what, *one), asked))
 
     def config(self, name: str) -> dict[str, Any] | None:
-        """Return the `config.json` of a model of the hub or of a folder, None if there is none."""
+        """Return the `config.json` of a hub model or a folder, or None if there is none."""
         from transformers import PreTrainedConfig
 
         try:
             return PreTrainedConfig.get_config_dict(name, local_files_only=self.offline)[0]
-        except (OSError, ValueError):  # `problems` says why
+        except (OSError, ValueError):  # `problems` reports why
             return None
 
     def _answers(self) -> bool:
@@ -178,7 +181,7 @@ class Hub:
             files = [file.rfilename for file in info.siblings or []]
             lacks = what == "model" and not any(file.endswith(".safetensors") for file in files)
             if lacks and (revision or not converted_revision(name)):
-                return f"model {name!r} has no weights in safetensors"
+                return f"model {name!r} has no safetensors weights"
         except Exception as error:
             return explain(what, name, error)
         return None
@@ -188,7 +191,7 @@ class Hub:
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
 
-        # Not scan_cache_dir, which looks at every file of every repository.
+        # scan_cache_dir would visit every file of every repository.
         repository = repo_folder_name(repo_id=name, repo_type=_KINDS[what])
         commit = revision if revision and len(revision) == 40 else "*"
         needed = "*.safetensors" if what == "model" else "*"

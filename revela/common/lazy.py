@@ -1,4 +1,4 @@
-"""Public names of a folder, whose modules are imported when a name is first used."""
+"""Public names of a package, whose modules are imported on first use."""
 
 import importlib
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def find(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """Return a public name of a package; `homes` says which of its modules defines it."""
+    """Return a public name of a package; `homes` maps names to the modules that define them."""
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)

@@ -1,4 +1,4 @@
-"""Outputs that are whole or absent, each with a manifest that says where it came from."""
+"""Atomic outputs, each with a manifest that records how it was made."""
 
 import contextlib
 import errno
@@ -30,8 +30,8 @@ _WRITE_ERRORS = {errno.EPERM, errno.EACCES, errno.EFBIG, errno.ENOSPC, errno.ERO
 def atomic_output(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path` and rename it to `path` when the block succeeds.
 
-    The block may create a file or a folder under the temporary name. When it fails or is
-    interrupted nothing is left behind.
+    The block may create a file or a folder under the temporary name. If it fails or is interrupted,
+    nothing is left behind.
 
     Raises:
         RevelaError: the folder cannot be written, or the disk is full.
@@ -43,15 +43,15 @@ def atomic_output(path: Path) -> Iterator[Path]:
         raise RevelaError(f"cannot write {path}: {error.strerror}") from error
     try:
         for stale in path.parent.glob(f".{path.name}.[0-9]*.part"):
-            _remove(stale)  # of a process that was killed
+            _remove(stale)  # left by a killed process
         yield temporary
-        # safetensors writes files that nobody but their owner may read.
+        # safetensors makes its files readable by their owner only.
         for file in (temporary, *temporary.rglob("*")):
             if file.is_file():
                 file.chmod(0o666 & ~_UMASK)
         if path.exists() and path.is_dir() != temporary.is_dir():
             kind = "folder" if path.is_dir() else "file"
-            raise RevelaError(f"cannot write {path}: a {kind} of this name is there")
+            raise RevelaError(f"cannot write {path}: a {kind} with this name exists")
         replace(temporary, path)
     except OSError as error:
         # Only errors of this output: an unreadable input keeps its own message.
@@ -64,7 +64,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
 
 
 def replace(source: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, in place of what is there."""
+    """Rename a file or folder to `path`, replacing whatever exists there."""
     if path.is_dir():
         shutil.rmtree(path)
     os.replace(source, path)
@@ -78,27 +78,27 @@ def _remove(path: Path) -> None:
 
 
 def could_not_write(error: BaseException | None) -> bool:
-    """Tell whether an error means a full disk or a folder that may not be written.
+    """Return whether an error means a full disk or a folder without write permission.
 
-    safetensors and torch raise errors of their own, whose text alone holds the system's reason.
+    safetensors and torch raise errors of their own, which give the reason in their text only.
     """
     if isinstance(error, OSError):
         return error.errno in _WRITE_ERRORS
     text = str(error).lower()
     reasons = [os.strerror(number).lower() for number in _WRITE_ERRORS]
-    if isinstance(error, RuntimeError):  # torch's writer names itself but not the reason
+    if isinstance(error, RuntimeError):  # torch's writer does not give the reason
         reasons += ["streamwriter", "unexpected pos"]
     return any(reason in text for reason in reasons)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all."""
+    """Write `text` to `path` atomically."""
     with atomic_output(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON to `path`, whole or not at all."""
+    """Write `value` as indented JSON to `path` atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -119,12 +119,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, such as a manifest.
 
     Raises:
-        RevelaError: it cannot be read, or is none.
+        RevelaError: it cannot be read, or is not a JSON object.
     """
     with reading(path, "a JSON object"):
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            raise ValueError(f"it begins with {json.dumps(found)[:20]}")
+            raise ValueError(f"it starts with {json.dumps(found)[:20]}")
     return found
 
 
@@ -137,7 +137,7 @@ def write_manifest(
         output: the finished file or folder.
         settings: the settings that the step was given.
         inputs: files and folders that the step read; each is hashed.
-        facts: what the step itself records (counts, device, tokens per second, …).
+        facts: recorded by the step itself (counts, device, tokens per second, …).
     """
     seconds = time.time() - STARTED
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
@@ -160,7 +160,7 @@ def write_manifest(
 
 
 def _gpu_facts(seconds: float) -> dict[str, Any]:
-    """Return the cost of the GPUs that this process computed on, all that it sees if any."""
+    """Return the cost of this process's GPUs: all visible ones if it used any, else none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {"gpus": 0, "gpu_hours": 0.0}
@@ -176,7 +176,7 @@ def _gpu_facts(seconds: float) -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the source tree, with `-dirty` appended when it was changed."""
+    """Return the commit of the source tree, with `-dirty` appended if it has changes."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     here, quiet = Path(__file__).parent, subprocess.DEVNULL
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -186,7 +186,7 @@ def _git_commit() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the libraries that this step has loaded and that shape numbers."""
+    """Return the versions of the loaded libraries that affect results."""
     names = ["torch", "transformers", "peft", "datasets", "nltk", "numpy"]
     names += ["mteb", "bm25s", "lm_eval"]
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}

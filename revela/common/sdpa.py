@@ -1,12 +1,12 @@
-"""torch's scaled dot-product attention as training and encoding use it."""
+"""Selects the kernels of torch's scaled dot-product attention for training and encoding."""
 
 import torch
 
 
 def disable_cudnn_attention() -> None:
-    """Have SDPA choose among its own kernels.
+    """Exclude cuDNN from the kernels that SDPA chooses from.
 
-    From torch 2.11 on it prefers cuDNN on Hopper GPUs, which builds a plan for each exact shape,
-    0.4 to 0.9 s each, and caches them without bound; ragged batches bring new shapes at each step.
+    Since torch 2.11 SDPA prefers cuDNN on Hopper GPUs. cuDNN builds a plan for each exact shape, in
+    0.4 to 0.9 s, and caches plans without limit; ragged batches have new shapes at each step.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)

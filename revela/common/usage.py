@@ -1,7 +1,7 @@
-"""What this process draws, and what a training has spent over all its starts.
+"""Energy drawn by this process, and the cost of a training over all its starts.
 
-A training writes a file a segment, from each start to its end or to a kill (`trainlog.Meter`), so
-that what a restart had to do again counts as well. Imports nothing heavy.
+A training writes one file per segment, from a start until it ends or is killed (`trainlog.Meter`),
+so that work repeated after a restart counts too. Imports nothing heavy.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ SEGMENTS = "segments"  # folder of a training's segments, beside its checkpoints
 
 
 def energy_joules() -> float | None:
-    """Return what this process's GPUs have drawn since the driver was loaded, in joules.
+    """Return the energy in joules drawn by this process's GPUs since the driver was loaded.
 
-    None without a GPU, without the package nvidia-ml-py, or where the driver does not count.
+    None without a GPU, without the package nvidia-ml-py, or if the driver does not measure energy.
     """
     try:
         import pynvml
@@ -39,7 +39,7 @@ def energy_joules() -> float | None:
 
 
 def joules_between(before: float | None, now: float | None) -> float | None:
-    """Return the difference of two counts; None where one is missing, or the driver began anew."""
+    """Return the difference of two readings; None if one is missing or the counter was reset."""
     return now - before if before is not None and now is not None and now >= before else None
 
 
@@ -58,15 +58,15 @@ def read_segments(work: Path) -> list[dict[str, Any]]:
 
 
 def spent(work: Path) -> dict[str, Any]:
-    """Return what a training has cost so far over all its starts, for its manifest.
+    """Return the cost of a training so far, over all its starts, for its manifest.
 
     Returns:
-        starts, hours (of the clock, while it ran), GPUs of the last start, GPU-hours,
-        kilowatt-hours (None unless every segment knows), peak GPU memory in GB.
+        starts, hours (wall-clock time while it ran), GPUs of the last start, GPU-hours,
+        kilowatt-hours (None unless every segment has them), peak GPU memory in GB.
     """
     segments = read_segments(work)
     starts: list[tuple[float, float]] = []
-    for segment in segments:  # the nodes of one start overlap
+    for segment in segments:  # the nodes of one start run concurrently
         if starts and segment["started"] < starts[-1][1]:
             starts[-1] = (starts[-1][0], max(starts[-1][1], segment["seen"]))
         else:

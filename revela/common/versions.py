@@ -1,4 +1,4 @@
-"""What makes a stage's results stale: a number, not its source files."""
+"""Versions of the stages: changing a number makes results stale, changing code does not."""
 
 STAGE_VERSIONS = {
     "chunk": 3,
@@ -17,6 +17,6 @@ STAGE_VERSIONS = {
     "step_cost": 1,
     "usage": 1,
 }
-"""Raise a stage's number when the same inputs and settings give other results than before: what it
-made, and all that was made from it, is then made again. `tests/workflow/test_versions.py` fails
-where that is forgotten."""
+"""Increase a stage's number when the same inputs and settings give different results than before:
+its results, and all that depend on them, are then recomputed. `tests/workflow/test_versions.py`
+fails if this is forgotten."""

@@ -1,4 +1,4 @@
-"""A YAML file in, checked and typed settings out."""
+"""Reads a YAML file into checked, typed settings."""
 
 from revela.config.file import Config, load_config, parse_config
 from revela.config.steps import parse_settings

@@ -20,7 +20,7 @@ def mteb_task_names() -> frozenset[str]:
 
 
 def mteb_subsets(task: str) -> set[str]:
-    """Return the subsets of an mteb task as scores name them, none for a local task."""
+    """Return the subsets of an mteb task, named as in scores; empty for a local task."""
     import mteb
 
     if task not in mteb_task_names():
@@ -31,14 +31,14 @@ def mteb_subsets(task: str) -> set[str]:
 
 @functools.cache
 def lm_eval_task_files(folder: str | None = None) -> dict[str, Path]:
-    """Return the YAML file of each task of lm-eval, or of a folder of own tasks, by name.
+    """Return the YAML files of lm-eval's tasks, or of a folder of your own, by task name.
 
-    The files are searched, not parsed: a tenth of the time that lm-eval's own index takes. Empty
-    where lm-eval is not installed.
+    The files are searched, not parsed: a tenth of the time that lm-eval's own index takes. Empty if
+    lm-eval is not installed.
     """
     root = Path(folder) if folder else None
     if root is None and (spec := importlib.util.find_spec("lm_eval")) and spec.origin:
-        root = Path(spec.origin).parent / "tasks"  # found without importing it
+        root = Path(spec.origin).parent / "tasks"  # located without importing it
     task = re.compile(rb"""^["']?task["']?: *["']?([^\s"']+)""", re.MULTILINE)
     return {
         found[1].decode(): path
@@ -48,7 +48,7 @@ def lm_eval_task_files(folder: str | None = None) -> dict[str, Path]:
 
 
 def lm_eval_data_set(file: Path) -> str | None:
-    """Return the data set that a task's YAML file, or the one that it includes, names.
+    """Return the data set named by a task's YAML file or by a file that it includes.
 
     Raises:
         RevelaError: a file cannot be read.

@@ -35,7 +35,7 @@ def check(config: Path) -> None:
     with errors_at(str(config)):
         checked.check_local()
     counts = {name: len(getattr(checked, name)) for name in type(checked).model_fields}
-    print(f"{config}: fine:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
+    print(f"{config}: valid:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Shorthands of a configuration, spelt out: `base:`, `grid:`, `seeds:`, patterns of rows."""
+"""Expands the shorthands of a configuration: `base:`, `grid:`, `seeds:`, patterns of rows."""
 
 import fnmatch
 import itertools
@@ -11,15 +11,15 @@ from revela.config.problems import nested
 from revela.config.steps import Experiment
 
 Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
-"""Name of a point → its values by key, for labels; the experiment that it is."""
+"""Name of a point → its values by key, for labels; its experiment."""
 
 
 def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Return all sections of a configuration, in which each experiment is one training.
 
     Raises:
-        RevelaError: `base` names no entry or goes in a circle, `grid` is no mapping of keys to
-            lists, or two entries would have one name; the message begins with the key.
+        RevelaError: `base` names no entry or is circular, `grid` is not a mapping of keys to lists,
+            or two entries would have the same name; the message begins with the key.
     """
     sections = {
         section: {name: _inherit(section, entries, name) for name in entries}
@@ -46,21 +46,21 @@ def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
 
 def _add(experiments: dict[str, Any], name: str, entry: dict[str, Any], what: str) -> None:
     if name in experiments:
-        raise RevelaError(f"experiments.{name}: is {what}")
+        raise RevelaError(f"experiments.{name}: the name is taken by {what}")
     experiments[name] = entry
 
 
 def _further_seeds(entry: dict[str, Any]) -> range:
     seeds, first = entry.get("seeds", 1), entry.get("seed", 0)
     if type(seeds) is not int or type(first) is not int or seeds > 100:
-        return range(0)  # refused by the schema
+        return range(0)  # rejected by the schema
     return range(first + 1, first + seeds)
 
 
 def _inherit(
     section: str, entries: dict[str, dict[str, Any]], name: str, path: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return an entry merged into that of its `base:`; `path` led to it."""
+    """Return an entry merged into its `base:`; `path` holds the entries that led to it."""
     where = f"{section}.{name}.base"
     if name in path:
         raise RevelaError(f"{where}: circular: {' → '.join((*path, name))}")
@@ -73,7 +73,7 @@ def _inherit(
 
 
 def _merge(base: Any, own: Any) -> Any:
-    """Merge mappings, else replace; a mapping that becomes another kind of thing starts afresh."""
+    """Merge mappings, replace other values; a mapping of a different kind is not merged."""
     if not isinstance(base, dict) or not isinstance(own, dict):
         return own
     if any(own.get(tag, base.get(tag)) != base.get(tag) for tag in ("name", "source", "kind")):
@@ -84,7 +84,7 @@ def _merge(base: Any, own: Any) -> Any:
 def _grid(name: str, entry: dict[str, Any]) -> Grid:
     """Return the points of an experiment's grid, `<name>-<key>-<value>-…`.
 
-    A key is one of the experiment or, in brief, of its objective, encoding or lora.
+    A key belongs to the experiment or, without a prefix, to its objective, encoding or lora.
     """
     where, axes = f"experiments.{name}.grid", entry["grid"]
     lists = list(axes.values()) if isinstance(axes, dict) else []
@@ -108,7 +108,7 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
 
 
 def grid_keys() -> dict[str, str | None]:
-    """Return the keys that a grid can vary: which key of the experiment holds each, if one does."""
+    """Return the keys that a grid can vary, each with the key of the experiment that holds it."""
     keys: dict[str, str | None] = {
         key: group
         for group, kinds in nested(Experiment).items()
@@ -119,15 +119,16 @@ def grid_keys() -> dict[str, str | None]:
 
 
 def _label(value: Any) -> str:
-    """Return a value as part of a name: of a hub name or a folder the last part."""
+    """Return a value as part of a name; of a hub name or a folder only the last component."""
     return f"{value:g}" if isinstance(value, float) else str(value).rpartition("/")[2]
 
 
 def _rows(where: str, table: dict[str, Any], grids: dict[str, Grid], names: list[str]) -> Any:
     """Return a table with a row for each point of a grid, and for each model of a pattern.
 
-    `{key}` in label, group and size stands for the point's value, `{model}` for the model's name; a
-    label without any gets all. A row that is a name or a pattern alone has the label `{model}`.
+    `{key}` in label, group and size stands for the point's value, `{model}` for the model's name;
+    if none is used, all values are appended to the label. A row that is just a name or a pattern
+    has the label `{model}`.
 
     Raises:
         RevelaError: no model matches a pattern.

@@ -1,6 +1,6 @@
-"""The configuration: one file that describes what to compute, and how its entries depend.
+"""The configuration file: its sections, and the dependencies between entries.
 
-One file describes what to compute (`config.yaml`); the Snakemake profile says on what machines.
+It describes what to compute (`config.yaml`); the Snakemake profile determines on which machines.
 Each entry of a section is one thing to make, named by its key:
 
     corpora → batches, pairs → backbones → experiments → benchmarks → tables, listings,
@@ -55,7 +55,7 @@ class Config(steps.Settings):
 
     @property
     def sources(self) -> list[str]:
-        """Where chunks may come from: corpora, and the `source` of ready-made batches."""
+        """Possible sources of chunks: corpora, and the `source` of ready-made batches."""
         return [*self.corpora, *(entry.source for entry in self.batches.values() if entry.source)]
 
     @property
@@ -87,27 +87,27 @@ class Config(steps.Settings):
         return [name, *(str(ModelName(name, seed)) for seed in range(first + 1, first + count))]
 
     def kept(self, training: str) -> list[str]:
-        """Return the names of all retrievers that a training keeps, the last included."""
+        """Return the names of all retrievers that a training keeps, including the last."""
         steps = [None, *self.experiments[training].save_retriever_steps]
         return [str(ModelName(training, step=step)) for step in steps]
 
     # ------------------------------------------------------------------------ entries
 
     def model(self, name: str) -> steps.AnyModel:
-        """Return how to load a model for evaluation; an experiment is its trained encoder."""
+        """Return a model as it is evaluated; for an experiment, its trained encoder."""
         if name in self.models:
             return self.models[name]
-        # Folders of older trainings do not say it themselves.
+        # The folders of older trainings do not contain it.
         encoding = self.experiments[ModelName.parse(name).training].encoding
         own = steps.EncodingKeys(**encoding.model_dump(exclude_defaults=True))
         folder = ModelRef(paths.retriever(name))
         return steps.EncoderModel(kind="encoder", retriever=folder, encoding=own)
 
     def table(self, name: str) -> Table:
-        """Return a table with its columns spelt out, and the seeds of its experiments.
+        """Return a table with expanded columns and all seeds of its experiments.
 
-        Columns are lists of tasks then, no benchmarks. An API without its key in the environment
-        is shown as reported.
+        Columns become lists of tasks, without benchmarks. An API whose key is not in the
+        environment is shown as reported.
         """
         table = self.tables[name]
         suites: dict[str, list[str]] = {k: list(b.tasks) for k, b in self.benchmarks.items()}
@@ -128,7 +128,7 @@ class Config(steps.Settings):
         return [name for model in models for name in self.seeds_of(model)]
 
     def task(self, name: str) -> steps.AnyBenchmark:
-        """Return a task's benchmark without what it says of its other tasks."""
+        """Return a task's benchmark without the settings of its other tasks."""
         suite = self.benchmarks[self.tasks[name]]
         own = suite.tasks
         update: dict[str, Any] = {"tasks": {name: own[name]} if isinstance(own, dict) else [name]}
@@ -139,12 +139,12 @@ class Config(steps.Settings):
         return suite.model_copy(update=update)
 
     def resolved(self, section: str, name: str) -> steps.Settings:
-        """Return an entry as its step expects it: what is made here is named by its path.
+        """Return an entry as its step expects it, with results given by their paths.
 
         Args:
-            section: of the file; `tasks` as well. Of `costs` it is a configuration with all that
-                the trainings depend on.
-            name: of the entry; of a table, model or task in the forms of `table`, `model`, `task`.
+            section: a section of the file, or `tasks`. For `costs` the result is a configuration
+                with everything that the trainings depend on.
+            name: the entry; a table, model or task is returned as by `table`, `model` or `task`.
         """
         if section == "costs":
             cost, data = self.costs[name], ("corpora", "batches", "pairs", "backbones")
@@ -165,7 +165,7 @@ class Config(steps.Settings):
         return entry.model_copy(update=folders)
 
     def targets(self) -> list[str]:
-        """Return the files that can be asked for: what each entry makes, and all scores."""
+        """Return the files that can be requested: the outputs of all entries, and all scores."""
         made = [paths.made(s, name) for s in paths.MADE for name in getattr(self, s)]
         made += [paths.made("tables", name) for s in (self.listings, self.costs) for name in s]
         made += [
@@ -176,9 +176,10 @@ class Config(steps.Settings):
     # ------------------------------------------------------------------------ dependencies
 
     def inputs(self, section: str, name: str) -> dict[str, str]:
-        """Return the paths that an entry's step reads of what other entries make.
+        """Return the paths made by other entries that an entry's step reads.
 
-        They are named by those entries; those of experiments and models by the keys that name them.
+        Their names are those of the entries; for experiments and models, the keys that refer to
+        them.
         """
         if section == "figures":
             return self._figure_inputs(name)
@@ -188,7 +189,7 @@ class Config(steps.Settings):
             training = ModelName.parse(trained).training
             if training not in self.experiments:
                 return self._trained(self.models[name])
-            # LoRA's weights are put on the backbones anew.
+            # LoRA's weights are applied to the backbones again.
             retriever = {"trained": paths.made("experiments", training)}
             return retriever | self._trained(self.experiments[training])
         entry = getattr(self, section)[name]
@@ -198,7 +199,7 @@ class Config(steps.Settings):
         return {used: paths.made(used.section, used) for used in made}
 
     def _trained(self, entry: steps.Settings) -> dict[str, str]:
-        """Return what makes the models of this file that an entry uses, by its keys."""
+        """Return the outputs that contain the models an entry uses from this file, by its keys."""
         return {
             key: paths.made("experiments" if name in self.experiments else "backbones", name)
             for key, name in _models(entry).items()
@@ -221,38 +222,38 @@ class Config(steps.Settings):
         return {trained: paths.training_log(trained) for trained in references(figure)}
 
     def shared_corpus(self, model: str, task: str) -> str | None:
-        """Return the task whose passages, as a model encodes them, a task shares."""
+        """Return the task from which a task can reuse a model's encoded passages."""
         shares = getattr(self.benchmarks[self.tasks[task]], "shares_corpus", {})
         return shares.get(task) if isinstance(self.model(model), steps.EncoderModel) else None
 
     def collection(self, task: str) -> str | None:
-        """Return the folder of a local task's collection, None for one of the hub."""
+        """Return the folder of a local task's collection, or None for a hub task."""
         suite = self.benchmarks[self.tasks[task]]
         if isinstance(suite, steps.MadeHere):
             return paths.collection(self.tasks[task], task)
         return f"{suite.path}/{task}" if suite.source == "folder" else None
 
     def local_models(self, section: str, name: str) -> list[Path]:
-        """Return the folders of models, not made here, that a step of an entry loads."""
+        """Return the folders of models that an entry's step loads, except those made here."""
         if section == "models" and name not in self.models:
             section, name = "experiments", ModelName.parse(name).training
         refs = _models(getattr(self, section)[name]).values()
         return [Path(ref) for ref in refs if ref.is_folder and not paths.is_made_here(ref)]
 
     def check_local(self) -> None:
-        """Look for the files and folders that the entries name.
+        """Check that the files and folders named by the entries exist.
 
         Raises:
             RevelaError: one is missing or incomplete; the message begins with the key.
         """
         if (results := Path("results")).exists() and not results.is_dir():
-            raise RevelaError(f"{results}: is a file; the results need a folder of this name")
+            raise RevelaError(f"{results}: is a file, but results need a folder with this name")
         for name, corpus in self.corpora.items():
             if isinstance(corpus, steps.FilesCorpus):
                 with errors_at(f"corpora.{name}.path"):
                     files = text_files(Path(corpus.path))
                 if bad := [file for file in files if {"{", "}"} & set(str(file))]:
-                    message = "rename it, braces are wildcards for Snakemake"
+                    message = "rename it: braces are Snakemake wildcards"
                     raise RevelaError(f"corpora.{name}.path: {bad[0]}: {message}")
         for name, entry in self.batches.items():
             if entry.file and not Path(entry.file).is_file():
@@ -269,10 +270,10 @@ class Config(steps.Settings):
                         model_files(folder)
 
     def check_trained(self) -> None:
-        """Look for all files of the trainings that are done, which Snakemake sees as folders.
+        """Check that all files of finished trainings exist; Snakemake checks their folders only.
 
         Raises:
-            RevelaError: one is gone.
+            RevelaError: one is missing.
         """
         for name in self.experiments:
             retriever = Path(paths.made("experiments", name))
@@ -280,12 +281,12 @@ class Config(steps.Settings):
             done = retriever.is_dir() and (folder / "manifest.json").exists()
             for file in read_json(folder / "manifest.json").get("files", []) if done else ():
                 if not (folder / file).exists():
-                    advice = f"put it back, or remove {retriever} to train again"
-                    raise RevelaError(f"{folder / file}: is gone: {advice}")
+                    advice = f"restore it, or remove {retriever} to train again"
+                    raise RevelaError(f"{folder / file}: missing: {advice}")
 
 
 def _models(entry: steps.Settings) -> dict[str, ModelRef]:
-    """Return the models that an entry uses, by the keys that name them."""
+    """Return the models that an entry uses, by the keys that refer to them."""
     return {key: used for key, used in entry if isinstance(used, ModelRef)}
 
 
@@ -311,7 +312,7 @@ def parse_config(raw: Any, source: str) -> Config:
         try:
             raw = expand(dict(_Written.model_validate(raw)))
             config = Config.model_validate(raw)
-            config = Config.model_validate(raw, context=config)  # now names can be looked up
+            config = Config.model_validate(raw, context=config)  # names can be looked up now
         except ValidationError as error:
             raise RevelaError(first_problem(error, raw)) from error
         _check(config)
@@ -324,14 +325,14 @@ def _entry_name(name: Any) -> str:
     hint = " (quote a number)" if isinstance(name, int | float) else ""
     raise ValueError(
         "a name must be letters, digits, '.', '_' and '-', begin with a letter or digit and have "
-        f"150 at most; got {name!r}{hint}"
+        f"at most 150 characters; got {name!r}{hint}"
     )
 
 
 _Entries = dict[Annotated[str, BeforeValidator(_entry_name)], dict[Any, Any]]
 _SECTIONS: Any = {section: (_Entries, {}) for section in Config.model_fields}
 _Written = create_model("_Written", __base__=steps.Settings, **_SECTIONS)
-"""A configuration as it is written, before shorthands are spelt out and entries checked."""
+"""A configuration as it is written, before shorthands are expanded and entries checked."""
 
 
 # ---------------------------------------------------------------------------- checking
@@ -345,7 +346,7 @@ _CLASHES = {
 
 
 def _check(config: Config) -> None:
-    """Check what one entry says of others, and the files that they name."""
+    """Check references between entries, and the files that they name."""
     for section, others in _CLASHES.items():
         for name, other in itertools.product(getattr(config, section), others):
             if name in getattr(config, other):
@@ -358,7 +359,7 @@ def _check(config: Config) -> None:
             if (size := config.batches[other].batch_size) % batches.batch_size:
                 raise RevelaError(
                     f"batches.{name}.batch_size: {batches.batch_size} does not divide "
-                    f"the {size} of batch set {other!r}"
+                    f"batch_size {size} of batch set {other!r}"
                 )
     benchmark_of: dict[str, str] = {}
     for name, suite in config.benchmarks.items():
@@ -366,7 +367,7 @@ def _check(config: Config) -> None:
         for task in suite.tasks:
             if task in benchmark_of:
                 other = benchmark_of[task]
-                where = "there twice" if other == name else f"a task of {other!r} too"
+                where = "listed twice" if other == name else f"also a task of {other!r}"
                 raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is {where}")
             benchmark_of[task] = name
     for name in config.tables:
@@ -411,9 +412,11 @@ def _check_tasks(where: str, suite: steps.AnyBenchmark) -> None:
         for task in [*shares, *shares.values()]:
             check_name(f"{where}.shares_corpus", "task", task, suite.tasks)
         if twice := shares.keys() & shares.values():
-            raise RevelaError(f"{where}.shares_corpus: {min(twice)!r} itself shares another's")
+            raise RevelaError(
+                f"{where}.shares_corpus: {min(twice)!r} itself shares the corpus of another task"
+            )
     if isinstance(suite, steps.LmEvalBenchmark):
-        # Where lm-eval is not installed its tasks are not known: the command says so.
+        # If lm-eval is not installed its tasks are unknown; the command reports it.
         files = lm_eval_task_files(suite.path)
         if files or suite.path:
             what, known = "task of lm-eval", frozenset(files)
@@ -435,7 +438,8 @@ def _check_table(where: str, config: Config, name: str) -> None:
         if is_language_model == (task in retrieval_tasks):
             raise RevelaError(
                 f"{where}.rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be "
-                f"measured on model {model!r}: {'a' if is_language_model else 'no'} language model"
+                f"measured on model {model!r}, {'' if is_language_model else 'not '}a language "
+                "model"
             )
     if table.reported:
         with errors_at(f"{where}.reported"):

@@ -48,7 +48,7 @@ def type_of(field: dict[str, Any]) -> str:
     if "items" in field:
         return f"list of {type_of(field['items'])}"
     if field.get("type") == "object":
-        # A mapping whose keys have a pattern has the type of its values there.
+        # A mapping whose keys have a pattern has the type of its values here.
         patterns = field.get("patternProperties", {}).values()
         values = next(iter(patterns), field.get("additionalProperties"))
         return f"mapping to {type_of(values)}" if values else field["title"]

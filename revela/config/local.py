@@ -1,4 +1,4 @@
-"""Local files that a configuration names: texts, collections, models; the inputs of their steps."""
+"""Local files named by a configuration, which are inputs of steps: texts, collections, models."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ def text_files(path: Path) -> list[Path]:
     """Return the files that a corpus reads, in order.
 
     Raises:
-        RevelaError: the path does not exist, has another format, or is a folder without such files.
+        RevelaError: the path does not exist, its format is unknown, or a folder has no such files.
     """
     if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
@@ -59,8 +59,8 @@ def model_files(folder: Path) -> list[Path]:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickled = any(folder.glob("*.bin"))
-        hint = "; save its pickled ones with safe_serialization=True" if pickled else ""
-        raise RevelaError(f"{folder}: no weights in safetensors in it{hint}")
+        hint = "; save its pickled weights with safe_serialization=True" if pickled else ""
+        raise RevelaError(f"{folder}: no safetensors weights in it{hint}")
     if described.name == "config.json":
         _one_of(folder, "tokenizer.json", "tokenizer_config.json")
     others = {*folder.glob("*.json"), *folder.glob("tokenizer*")} - {folder / "manifest.json"}
@@ -69,9 +69,9 @@ def model_files(folder: Path) -> list[Path]:
 
 @functools.cache
 def fingerprint(folder: Path) -> str:
-    """Return a hash of a model's files: names, sizes and some blocks of each, whatever their age.
+    """Return a hash of the names, sizes and some blocks of a model's files, not of timestamps.
 
-    A copy or a fresh checkout keeps it, other weights change it. See `model_files` for the errors.
+    Copies and fresh checkouts have the same hash, other weights do not. See `model_files` for the errors.
     """
     digest = hashlib.sha256()
     for file in model_files(folder):
@@ -85,7 +85,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _one_of(folder: Path, *names: str) -> list[Path]:
-    """Return the file of the first name that is there; the shards of a pattern."""
+    """Return the file with the first name that exists, or the shards that match a pattern."""
     if not folder.is_dir():
         raise RevelaError(f"{folder}: no such folder")
     for name in names:

@@ -1,4 +1,4 @@
-"""Names of other entries: a setting's type says in which section its value must be defined."""
+"""Names of other entries: a setting's type determines the section that must define it."""
 
 import os
 import re
@@ -51,7 +51,7 @@ class ModelRef(Name):
 
 
 def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Name:
-    """Return a name as one of `section`, refused where the configuration has no such entry.
+    """Return a name as one of `section`; raise if the configuration has no such entry.
 
     The configuration is the validation context; without one every name is accepted.
     """
@@ -61,7 +61,7 @@ def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Nam
     if known is not None and name not in known and not elsewhere:
         raise ValueError(unknown_name(what, name, known))
     if isinstance(name, ModelRef) and name.is_hub_name and name.count("/") > 1:
-        raise ValueError(f"{name!r} is no folder, and no name on the hub such as org/model")
+        raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
     return name
 
 
@@ -94,7 +94,7 @@ LanguageWeights = Annotated[
 
 
 def references(value: Any) -> Iterator[Name]:
-    """Yield every name of another entry in a setting, nested ones too."""
+    """Yield every name of another entry in a setting, including nested ones."""
     if isinstance(value, Name):
         yield value
     elif isinstance(value, BaseModel):
@@ -108,7 +108,7 @@ def references(value: Any) -> Iterator[Name]:
 
 @dataclass(frozen=True)
 class ModelName:
-    """What a trained retriever is called: `<experiment>[-seed<seed>][@<step>]`."""
+    """The name of a trained retriever: `<experiment>[-seed<seed>][@<step>]`."""
 
     experiment: str
     seed: int | None = None
@@ -116,7 +116,7 @@ class ModelName:
 
     @classmethod
     def parse(cls, name: str) -> "ModelName":
-        """Read a name; one without a seed or a step is that of an experiment, or of any model."""
+        """Parse a name; without a seed or a step it may be any model's."""
         found = re.fullmatch(r"(.+?)(?:-seed(\d+))?(?:@(\d+))?", name)
         if found is None:
             return cls(name)

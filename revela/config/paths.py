@@ -1,4 +1,4 @@
-"""Where results stand: the only place beside the rules that spells paths below `results/`."""
+"""Paths of results: besides the rules, the only place that defines paths below `results/`."""
 
 from revela.config.names import ModelName
 
@@ -10,7 +10,7 @@ MADE = {
     "experiments": "results/models/{}/retriever",
     "tables": "results/tables/{}.csv",
 }
-"""What an entry of a section makes, as Snakemake waits for it."""
+"""The output of an entry of a section, as Snakemake tracks it."""
 
 backbone = "results/models/{}".format  # folder of a backbone that is pretrained here
 language_model = "results/models/{}/language_model".format  # folder; of an experiment
@@ -23,12 +23,12 @@ bench = "results/bench/{}.csv".format  # the measurements that a figure is drawn
 
 
 def is_made_here(path: str) -> bool:
-    """Tell whether a path is one of a result."""
+    """Return whether a path is that of a result."""
     return path.startswith("results/")
 
 
 def made(section: str, name: str) -> str:
-    """Return what an entry makes."""
+    """Return the output of an entry."""
     return MADE[section].format(name)
 
 

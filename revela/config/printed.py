@@ -1,4 +1,4 @@
-"""The files of printed figures and of listings that a config names."""
+"""Files of printed figures and of listings named by a config."""
 
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def read_reported(table: Table) -> "pd.DataFrame":
-    """Read the printed figures of a table: one row a system, one column a task.
+    """Read the printed figures of a table: one row per system, one column per task.
 
-    The heading of the file's first column says what its rows are: `task`, or `model` for systems.
+    The heading of the file's first column defines its rows: `task`, or `model` for systems.
 
     Raises:
         RevelaError: the file cannot be read, has another first heading, lacks a system or a task,
@@ -24,7 +24,7 @@ def read_reported(table: Table) -> "pd.DataFrame":
     with reading(file, "a CSV of figures"):
         figures = pd.read_csv(file, index_col=0).astype(float)
         if twice := list(figures.index[figures.index.duplicated()]):
-            raise ValueError(f"{twice[0]!r} is there twice")
+            raise ValueError(f"{twice[0]!r} is listed twice")
     if figures.index.name not in ("task", "model"):
         raise RevelaError(
             f"{file}: the first column is headed {figures.index.name!r}; allowed: task, model"
@@ -40,7 +40,7 @@ def read_reported(table: Table) -> "pd.DataFrame":
 
 
 def read_listing(listing: Listing) -> "pd.DataFrame":
-    """Read a listing's file, every cell as it stands there.
+    """Read a listing's file, every cell as text.
 
     Raises:
         RevelaError: the file cannot be read, or lacks a column.

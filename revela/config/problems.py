@@ -1,4 +1,4 @@
-"""What is wrong with settings, in one line."""
+"""Describes problems in settings, in one line."""
 
 import re
 from typing import Any, get_args
@@ -19,7 +19,7 @@ RENAMED = {
     "across_processes": "gather_across_devices",
     "against": "x_label",
 }
-"""Keys of version 0.1, and what they are called now."""
+"""Keys of version 0.1, and their current names."""
 
 OF_THE_MACHINE = {"gradient_checkpointing"}
 """Keys that experiments had before they became options of `revela train`: they change no result."""
@@ -35,7 +35,7 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     value: Any = raw
     of_a_key = problem["loc"][-1:] == ("[key]",)
     for part in problem["loc"][:-2] if of_a_key else problem["loc"]:
-        # The path names union members as well; those are no keys of the file.
+        # The path also contains union members, which are not keys of the file.
         in_mapping = isinstance(value, dict) and part in value
         if in_mapping or (isinstance(value, list) and isinstance(part, int)):
             keys.append(str(part))
@@ -55,20 +55,20 @@ def first_problem(error: ValidationError, raw: Any) -> str:
         message = f"expected keys with values; got {value!r}"
     elif problem["type"] != "value_error" and not isinstance(value, dict):
         message = f"{message}; got {value!r}"
-    # An entry that others have as their base repeats its mistakes.
+    # Mistakes in an entry are repeated in the entries that have it as their base.
     distinct = {(p["loc"][2:], p["msg"]) for p in error.errors()}
     more = f" (and {len(distinct) - 1} more)" if len(distinct) > 1 else ""
     return f"{'.'.join(keys)}: {message}{more}".removeprefix(": ")
 
 
 def unknown_key(key: str, settings: type[BaseModel]) -> str:
-    """Say that settings have no such key, and where it belongs."""
+    """Return the message for an unknown key, with where it belongs."""
     if RENAMED.get(key) in settings.model_fields:
         return f"{key!r} is now called {RENAMED[key]!r}"
     if key in OF_THE_MACHINE and "objective" in settings.model_fields:
         option = "--" + key.replace("_", "-")
         return (
-            f"{key!r} changes no result and belongs to the machine: "
+            f"{key!r} does not affect results and is set per machine: "
             f"`set-resources: {{train: {{{key}: true}}}}` in a profile, or {option}"
         )
     for group, kinds in nested(settings).items():
@@ -78,7 +78,7 @@ def unknown_key(key: str, settings: type[BaseModel]) -> str:
 
 
 def nested(settings: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
-    """Return the keys that hold settings of their own, each with the classes that these may be."""
+    """Return the keys that hold nested settings, each with the possible classes."""
     found = {}
     for key, field in settings.model_fields.items():
         kinds = get_args(field.annotation) or (field.annotation,)

@@ -1,4 +1,4 @@
-"""YAML files in which no key stands twice."""
+"""Reads YAML files without duplicate keys."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -10,7 +10,7 @@ from revela.common.errors import RevelaError, reading
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which refuses a key that a mapping has twice."""
+    """YAML's safe loader, which rejects duplicate keys of a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a mapping, its keys in order."""
@@ -20,9 +20,9 @@ class _Loader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                return super().construct_mapping(node, deep)  # which refuses it
+                return super().construct_mapping(node, deep)  # which rejects it
             if key in seen:
-                problem = f"key {key!r} stands there twice"
+                problem = f"duplicate key {key!r}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -32,7 +32,7 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        RevelaError: it cannot be read, is not YAML, or has a key twice; with line and column.
+        RevelaError: it cannot be read, is not YAML, or has a duplicate key; with line and column.
     """
     try:
         with reading(path, "YAML"):

@@ -99,7 +99,7 @@ class Table(Captioned):
         if not self.benchmark and not self.columns and any(row.model for row in self.rows):
             raise ValueError("measured rows need benchmark or columns")
         if (self.reported is not None) != any(row.reported for row in self.rows):
-            raise ValueError("reported, a CSV file, and rows with reported need each other")
+            raise ValueError("a reported file and rows with reported require each other")
         names = self.names()
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two rows are called {min(twice)!r}: change label, size or group")

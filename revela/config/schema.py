@@ -1,4 +1,4 @@
-"""The JSON schema of a configuration file as people write it, for editors."""
+"""The JSON schema of configuration files, for editors."""
 
 import itertools
 from typing import Any
@@ -10,9 +10,9 @@ from revela.config.steps import Experiment
 
 
 def written_schema() -> dict[str, Any]:
-    """Return the schema of a configuration with `base:`, `grid:` and rows that are names alone.
+    """Return the schema of a configuration with `base:`, `grid:` and rows given as names.
 
-    It knows keys and the types of values; what they say of each other is for `revela check`.
+    It covers keys and types of values; references between them are left to `revela check`.
     """
     schema = Config.model_json_schema()
     classes = schema["$defs"]
@@ -36,7 +36,7 @@ def written_schema() -> dict[str, Any]:
 
 
 def _any_of(choice: dict[str, Any]) -> dict[str, Any]:
-    """Let several kinds of entry fit: one that has a base does not say of which kind it is."""
+    """Allow any kind of entry, because one that has a base need not name its kind."""
     if choice.pop("discriminator", None):
         choice["anyOf"] = choice.pop("oneOf")
     return choice

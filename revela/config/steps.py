@@ -52,12 +52,12 @@ class Settings(BaseModel):
     def dump(self) -> str:
         """Return the settings as one line of JSON with sorted keys, as rules pass them on.
 
-        Defaults are left out: a setting that is new in the schema changes no job made before it.
+        Defaults are omitted, so that a new setting in the schema does not change earlier jobs.
         """
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
-# Strict: `true` is no number.
+# Strict: `true` is not a number.
 Positive = Annotated[int, Field(gt=0, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
 Tokens = Annotated[int, Field(ge=8, strict=True)]
@@ -215,7 +215,7 @@ class Batches(Settings):
         if len(given) != 1:
             raise ValueError(f"give exactly one of corpora, sample_from, file, hub; given: {given}")
         if self.run_length and (not self.corpora or self.batch_size % self.run_length):
-            raise ValueError("run_length needs corpora, and a batch_size that it divides")
+            raise ValueError("run_length needs corpora and must divide batch_size")
         return self
 
 
@@ -263,7 +263,8 @@ class Backbone(Settings):
     def _pairs_of_each_head(self) -> Self:
         if self.hidden_size % (2 * self.heads):
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not divisible by twice the {self.heads} heads"
+                f"hidden_size {self.hidden_size} is not divisible by twice the number of heads, "
+                f"{self.heads}"
             )
         return self
 
@@ -369,7 +370,7 @@ class RevelaObjective(TrainingObjective):
     def _check_documents(self) -> Self:
         for key in ("freeze_language_model", "gather_across_devices"):
             if self.similarity == "documents" and getattr(self, key):
-                raise ValueError(f"{key} goes with similarity: retriever only")
+                raise ValueError(f"{key} requires similarity: retriever")
         return self
 
 
@@ -480,23 +481,24 @@ class Experiment(Settings):
         if self.steps:
             self.check_steps(self.steps)
         if not self.objective.on_pairs and self.batches_per_device != 1:
-            raise ValueError("batches_per_device must be 1: a batch attends to itself alone")
+            raise ValueError("batches_per_device must be 1: chunks attend only within their batch")
         return self
 
     def check_steps(self, steps: int) -> None:
-        """Refuse a schedule that cannot do what it says in a training of so many steps.
+        """Reject a schedule that does not fit a training of so many steps.
 
         Raises:
-            ValueError: the rate never reaches its value, or a step lies behind the last one.
+            ValueError: the learning rate never reaches its value, or a step is after the last one.
         """
         if self.warmup_steps >= max(1, steps):
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} of {steps} steps would never reach the "
-                f"learning rate; at most {steps - 1}, or a share such as 0.1; or train more steps"
+                f"learning rate; use at most {steps - 1} or a fraction such as 0.1, or train more "
+                "steps"
             )
         for key in ("similarity_snapshot_steps", "save_retriever_steps"):
             if (last := max(getattr(self, key), default=0)) > steps:
-                raise ValueError(f"{key}: step {last} is behind the last one, {steps}")
+                raise ValueError(f"{key}: step {last} is after the last step, {steps}")
 
 
 # ---------------------------------------------------------------------------- evaluation

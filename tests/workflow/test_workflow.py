@@ -429,7 +429,7 @@ def test_a_mistake_in_the_config_stops_before_anything_runs(project, change, mes
     ("text", "line"),
     [
         ("corpora: [1\n", ":2:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
-        ("corpora:\n  a: 1\n  a: 2\n", ":3:3: not valid YAML: key 'a' stands there twice"),
+        ("corpora:\n  a: 1\n  a: 2\n", ":3:3: not valid YAML: duplicate key 'a'"),
     ],
 )
 def test_the_last_line_says_where_a_config_is_no_yaml(project, text, line):
@@ -447,9 +447,7 @@ def test_a_file_that_is_gone_from_a_trained_folder_is_named(project):
     result = snakemake(project, "--dry-run", "results/scores/tiny-revela/notes-task.json")
     file.write_bytes(text)
     assert result.returncode == 1
-    assert re.search(
-        rf"error: {file.relative_to(project)}: is gone: put it back, or", result.stderr
-    )
+    assert re.search(rf"error: {file.relative_to(project)}: missing: restore it, or", result.stderr)
     assert planned(project) == set()
 
 
