@@ -71,7 +71,8 @@ def model_files(folder: Path) -> list[Path]:
 def fingerprint(folder: Path) -> str:
     """Return a hash of the names, sizes and some blocks of a model's files, not of timestamps.
 
-    Copies and fresh checkouts have the same hash, other weights do not. See `model_files` for the errors.
+    Copies and fresh checkouts have the same hash, other weights do not. Errors are those of
+    `model_files`.
     """
     digest = hashlib.sha256()
     for file in model_files(folder):

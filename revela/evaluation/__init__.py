@@ -1,4 +1,4 @@
-"""A model and a task in; scores and ranked lists out."""
+"""Evaluates models on tasks; writes scores and ranked lists."""
 
 from typing import Any
 

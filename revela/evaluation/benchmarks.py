@@ -13,13 +13,13 @@ from revela.text.rows import json_lines, parquet_rows
 
 _JUDGEMENT = ["query-id", "corpus-id", "score"]
 _QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
-_UNKNOWN_SHARE = 0.01  # of judgements, as in data sets whose corpora lost some documents
+_UNKNOWN_SHARE = 0.01  # of judgements; some published corpora lack a few documents
 
 
 def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> Any:
-    """Return a task as mteb evaluates it.
+    """Return a task for evaluation by mteb.
 
-    A local task needs the folder of its collection; one of mteb's has none.
+    A local task needs the folder of its collection; mteb's tasks have none.
 
     Raises:
         RevelaError: mteb has no such task, or the collection is incomplete.
@@ -34,15 +34,15 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> 
                 unknown_name("mteb retrieval task", task, mteb_task_names())
             ) from error
     if folder is None:
-        raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs a folder")
+        raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs --folder")
     return local_task(task, folder)
 
 
 def local_task(name: str, folder: Path) -> Any:
     """Return a local collection as an mteb retrieval task.
 
-    The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), either perhaps
-    gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, perhaps under a heading);
+    The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), both optionally
+    gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, optionally with a header);
     or Parquet files with these columns in corpus/, queries/ and qrels/, as mteb publishes them.
 
     Raises:
@@ -88,7 +88,7 @@ def write_collection(
     """Write a collection in BEIR layout.
 
     Args:
-        folder: new.
+        folder: to write.
         documents: id, title, text.
         queries: id, text.
         judgements: query, document, relevance.
@@ -114,10 +114,10 @@ def write_collection(
 
 
 def read_rows(paths: Sequence[Path]) -> list[dict[str, str]]:
-    """Return id, text and title of each row of JSON lines or Parquet files; equal ones count once.
+    """Return id, text and title of each row of JSON lines or Parquet files, without duplicates.
 
     Raises:
-        RevelaError: a row is none, or two have one id and other texts.
+        RevelaError: a row is invalid, or two rows have the same id and different texts.
     """
     rows: dict[str, dict[str, str]] = {}
     repeated = 0
@@ -125,7 +125,7 @@ def read_rows(paths: Sequence[Path]) -> list[dict[str, str]]:
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
         if not isinstance(row, dict):
-            raise RevelaError(f"{place}: expected an object, got {type(row).__name__}")
+            raise RevelaError(f"{place}: expected an object; got {type(row).__name__}")
         if "id" in row:
             row.setdefault("_id", row["id"])
         for field in ("_id", "text"):
@@ -134,21 +134,23 @@ def read_rows(paths: Sequence[Path]) -> list[dict[str, str]]:
         one = {"id": own, "text": row["text"], "title": row.get("title") or ""}
         for field, value in one.items():
             if not isinstance(value, str):
-                raise RevelaError(f"{place}: {field} must be a text, got {value!r}")
+                raise RevelaError(f"{place}: {field} must be a string; got {value!r}")
         if not one["id"] or any(map(str.isspace, one["id"])):
-            raise RevelaError(f"{place}: _id {one['id']!r} must have no space: a TREC run has none")
+            raise RevelaError(
+                f"{place}: _id {one['id']!r} must be non-empty and without spaces (TREC run format)"
+            )
         if rows.setdefault(one["id"], one) != one:
-            raise RevelaError(f"{place}: _id {one['id']!r} was there before, with another text")
+            raise RevelaError(f"{place}: _id {one['id']!r} occurs before with a different text")
         repeated += rows[one["id"]] is not one
     if not rows:
         raise RevelaError(f"{paths[0]}: is empty")
     if repeated:
-        print(f"{paths[0]}: {repeated} rows are there twice and count once")
+        print(f"{paths[0]}: {repeated} duplicate rows count once")
     return list(rows.values())
 
 
 def _numbered_rows(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Yield what `json_lines` does, of Parquet files as well."""
+    """Yield as `json_lines` does, for Parquet files as well."""
     for path in paths:
         if path.suffix == ".parquet":
             yield from ((f"{path}:{n}", row) for n, row in enumerate(parquet_rows(path), start=1))
@@ -157,7 +159,7 @@ def _numbered_rows(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
 
 
 def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
-    """Yield `path:line` and the fields of each judgement, without a heading."""
+    """Yield `path:line` and the fields of each judgement, without a header."""
     for path in paths:
         if path.suffix == ".parquet":
             for number, judged in enumerate(parquet_rows(path, _JUDGEMENT), start=1):
@@ -174,7 +176,7 @@ def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
 def read_qrels(
     paths: Sequence[Path], queries: set[str], documents: set[str]
 ) -> dict[str, dict[str, int]]:
-    """Return query → document → relevance; documents that are not there are kept.
+    """Return query → document → relevance; missing documents are kept.
 
     Raises:
         RevelaError: see `local_task`.
@@ -198,16 +200,16 @@ def read_qrels(
         judged = relevant.setdefault(query, {})
         if judged.get(document, score) != score:
             raise RevelaError(
-                f"{place}: {query!r} and {document!r} are judged {score:g} here, "
-                f"{judged[document]} before"
+                f"{place}: {query!r} and {document!r} have relevance {score:g} here "
+                f"but {judged[document]} before"
             )
         repeated += document in judged
         judged[document] = int(score)
         count += 1
     if len(unknown) > _UNKNOWN_SHARE * count:
-        raise RevelaError(f"{unknown[0]} ({len(unknown)} such ids in {count} judgements)")
+        raise RevelaError(f"{unknown[0]} ({len(unknown)} unknown ids in {count} judgements)")
     if not any(score for judged in relevant.values() for score in judged.values()):
-        raise RevelaError(f"{paths[0]}: no judgement is above 0")
+        raise RevelaError(f"{paths[0]}: no relevance is above 0")
     for what, found in (("repeated judgements", repeated), ("unknown ids", len(unknown))):
         if found:
             print(f"{paths[0]}: {found} {what}")

@@ -1,4 +1,4 @@
-"""BM25 by bm25s, as mteb ships it, which searches among a query's permitted documents only."""
+"""mteb's BM25 by bm25s, restricted to the documents that a query may find."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from revela.common.errors import RevelaError
 
 
 class Bm25s:
-    """mteb's BM25; its own search would drop what is not permitted from its first documents."""
+    """mteb's BM25, whose own search would apply the restriction only to its top documents."""
 
     def __init__(self) -> None:
         import mteb
 
-        # Else mteb goes by the task's language and finds none for `go-Code` or `python-Code`; the
-        # paper's figures are English throughout.
+        # Otherwise mteb uses the task's language and has none for `go-Code` or `python-Code`; the
+        # paper's figures all use English.
         self.searcher: Any = mteb.get_model(
             "mteb/baseline-bm25s", stopwords="en", stemmer_language="english"
         )
@@ -24,17 +24,17 @@ class Bm25s:
         """Index a corpus in memory.
 
         Raises:
-            RevelaError: it has no word.
+            RevelaError: it has no words.
         """
         try:
             self.searcher.index(corpus, **rest)
         except ValueError as error:
-            raise RevelaError(f"BM25 finds no word in the {len(corpus)} documents") from error
+            raise RevelaError(f"BM25 finds no words in the {len(corpus)} documents") from error
 
     def search(
         self, queries: Any, *, top_k: int, top_ranked: dict[str, list[str]] | None, **rest: Any
     ) -> dict[str, dict[str, float]]:
-        """Return each query's documents and scores, only those of `top_ranked` where given."""
+        """Return each query's documents and scores, only those of `top_ranked` if given."""
         if top_ranked is None:
             return self.searcher.search(queries, top_k=top_k, **rest)
         ids = self.searcher.corpus_idx_to_id

@@ -84,12 +84,12 @@ def evaluate(
     if model.kind == "encoder":
         if embeddings:
             shutil.move(cache, embeddings)
-        shutil.rmtree(cache, ignore_errors=True)  # large, and quickly encoded again
+        shutil.rmtree(cache, ignore_errors=True)  # large, and quick to recompute
         with contextlib.suppress(OSError):
-            cache.parent.rmdir()  # of the last task under way
+            cache.parent.rmdir()  # if this was the last running task
     summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"
     if found.unjudged:
-        summary += f"; {found.unjudged} queries have no relevant document and do not count"
+        summary += f"; {found.unjudged} queries without a relevant document are excluded"
     facts = {
         "task": task,
         "revision": revision,

@@ -1,4 +1,4 @@
-"""Embeddings of a corpus: shards on disk, made on any number of devices; a restart skips them."""
+"""Embeddings of a corpus: shards on disk, computed on any number of devices; restarts skip them."""
 
 import hashlib
 import multiprocessing
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Passages:
-    """The texts of a corpus as mteb's models read them: title and text, joined by a space."""
+    """The texts of a corpus in mteb's form: title and text, joined by a space."""
 
     corpus: Any
 
@@ -45,14 +45,14 @@ class Passages:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of embeddings, and which passages of a corpus they are."""
+    """A file of embeddings, and the passages of a corpus that they belong to."""
 
     path: Path
     passages: Sequence[int]  # N numbers
-    rows: list[int] | None = None  # of the file, N; None: all of it, in order
+    rows: list[int] | None = None  # of the file, N; None: all, in order
 
     def load(self) -> Tensor:
-        """Return the embeddings (N, D) as they are stored."""
+        """Return the embeddings (N, D) in their stored precision."""
         embeddings = load_file(self.path)["embeddings"]
         return embeddings if self.rows is None else embeddings[self.rows]
 
@@ -65,16 +65,16 @@ def encode_corpus(
     made_by: str,
     devices: list[str],
 ) -> list[Shard]:
-    """Encode passages into shards; those that are there already are skipped.
+    """Encode passages into shards; existing shards are skipped.
 
     Args:
-        load: returns the encoder on a device; called in a process of each device's own if there
-            are several, so it must be picklable.
+        load: returns the encoder on a device; with several devices it is called in a process per
+            device, so it must be picklable.
         passages: N texts.
-        max_length: tokens of a passage at most.
-        folder: where the shards are.
-        made_by: what the embeddings depend on besides the texts.
-        devices: such as `cpu`, `cuda:0`; shards are dealt out among them.
+        max_length: maximum number of tokens of a passage.
+        folder: folder of the shards.
+        made_by: identifies what the embeddings depend on besides the texts.
+        devices: such as `cpu`, `cuda:0`; shards are distributed among them.
 
     Raises:
         RevelaError: an embedding is not finite, or a device's process died.
@@ -87,7 +87,7 @@ def encode_corpus(
     job = _Job(load, passages, max_length, made_by)
     missing = [shard for shard in shards if not job.is_done(shard)]
     if len(missing) < len(shards):
-        print(f"{folder}: {len(shards) - len(missing)} of {len(shards)} shards are there already")
+        print(f"{folder}: {len(shards) - len(missing)} of {len(shards)} shards exist")
     count = min(len(devices), len(missing))
     if count == 1:
         job.encode(missing, devices[0], 0)
@@ -99,19 +99,19 @@ def encode_corpus(
                 list(pool.map(job.encode, shares, devices, range(count)))
         except BrokenProcessPool as error:
             raise RevelaError(
-                "a process that encodes was killed (out of memory?); the shards that are "
-                f"finished stay in {folder}"
+                "an encoding process was killed (out of memory?); "
+                f"finished shards are kept in {folder}"
             ) from error
     return shards
 
 
 def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Shard]:
-    """Return where the embeddings of passages stand among the shards of another corpus.
+    """Return the locations of passages' embeddings among the shards of another corpus.
 
     Args:
-        folder: searched with all its folders.
-        passages: N texts; those that are in no shard are in none of the result.
-        made_by: as `encode_corpus` was given; other shards are skipped.
+        folder: searched recursively.
+        passages: N texts; those without an embedding are not in the result.
+        made_by: as given to `encode_corpus`; other shards are skipped.
     """
     wanted: dict[bytes, list[int]] = defaultdict(list)
     for number, text in enumerate(passages):
@@ -142,7 +142,7 @@ def _digest(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class _Job:
-    """What the process of a device needs to know."""
+    """The data that a device's process needs."""
 
     load: Callable[[str], Encoder]
     passages: Sequence[str] | Passages
@@ -153,7 +153,7 @@ class _Job:
         return list(self.passages[shard.passages[0] : shard.passages[-1] + 1])
 
     def is_done(self, shard: Shard) -> bool:
-        """Tell whether a shard's file holds what it should; delete it if it does not."""
+        """Return whether a shard's file is valid; delete it if it is not."""
         if not shard.path.exists():
             return False
         try:
@@ -161,22 +161,22 @@ class _Job:
                 same = (file.metadata() or {}).get("made_by") == self.made_by
                 if same and file.get_tensor("digests").equal(_digests(self.texts(shard))):
                     return True
-            reason = "is of another model, setting or text"
+            reason = "has a different model, settings or texts"
         except (SafetensorError, OSError) as error:
             reason = f"cannot be read ({error})"
-        print(f"{shard.path} {reason}: it is encoded again")
+        print(f"{shard.path} {reason}: encoding it again")
         shard.path.unlink()
         return False
 
     def encode(self, shards: list[Shard], device: str, place: int) -> None:
-        """Encode shards on a device, whose progress bar is at a place of the terminal."""
+        """Encode shards on a device, with a progress bar at a position of the terminal."""
         encoder = self.load(device)
         total = sum(len(shard.passages) for shard in shards)
         with tqdm(total=total, desc=f"passages, {device}", position=place, mininterval=2) as bar:
             for shard in shards:
                 texts = self.texts(shard)
                 embeddings = encoder.encode(texts, "passage", self.max_length, bar.update)
-                # Half a precision's embeddings need no more on disk.
+                # Embeddings in half precision are stored in half precision.
                 half = encoder.model.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):

@@ -11,11 +11,11 @@ from revela.evaluation.benchmarks import write_collection
 def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[str, int]:
     """Write a task in BEIR layout; return its sizes.
 
-    A relevance below 0, as some give to spam, becomes 0.
+    A relevance below 0, which some collections give to spam, becomes 0.
 
     Raises:
-        RevelaError: ir_datasets is not installed, does not know it or cannot get it, or it lacks
-            documents, queries or judgements.
+        RevelaError: ir_datasets is not installed, does not know or cannot load the collection, or
+            it lacks documents, queries or judgements.
     """
     try:
         import ir_datasets
@@ -29,7 +29,7 @@ def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[s
         found = ir_datasets.load(name)
         for part in ("docs", "queries", "qrels"):
             if not getattr(found, f"has_{part}")():
-                raise RevelaError(f"{where}: has no {part}; a collection's subset may have them")
+                raise RevelaError(f"{where}: has no {part}; one of its subsets may have them")
         return write_collection(
             folder,
             documents=((one.doc_id, *_title_and_text(one)) for one in found.docs_iter()),

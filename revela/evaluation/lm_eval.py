@@ -44,7 +44,7 @@ def evaluate(
         limit=benchmark.limit,
         log_samples=False,
     )
-    # lm-eval calls a measure "name,filter"; the filter `none` is that of multiple choice.
+    # lm-eval names a measure "name,filter"; multiple choice has the filter `none`.
     measures = {
         key.removesuffix(",none"): key
         for key, value in found["results"][task].items()
@@ -67,7 +67,7 @@ def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
     files = lm_eval_task_files(benchmark.path)
     if name not in files:
         raise RevelaError(unknown_name("task of lm-eval", name, files))
-    # The task's own folder: indexing all 14,000 files takes lm-eval ten seconds.
+    # Only the task's own folder: indexing all 14,000 files takes lm-eval ten seconds.
     manager = TaskManager(include_path=files[name].parent, include_defaults=False)
     if name not in manager.task_index:
         raise RevelaError(f"{files[name]}: not a task that lm-eval can read")

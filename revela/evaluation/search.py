@@ -1,4 +1,4 @@
-"""Dense retrieval: passages are encoded into shards, and queries search all of them exactly."""
+"""Dense retrieval: encodes passages into shards and searches all of them exactly."""
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,15 +17,15 @@ from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
 
 _QUERIES_AT_A_TIME = 4_096
-_BM25_DEPTH = 1_000  # documents of a query whose BM25 score is multiplied
-_NO_PROMPT = "Retrieve text based on user query."  # mteb's, for a task without a prompt
+_BM25_DEPTH = 1_000  # documents per query that have a BM25 score
+_NO_PROMPT = "Retrieve text based on user query."  # mteb's for a task without a prompt
 
 
 class DenseSearch:
     """An encoder as mteb's SearchProtocol.
 
-    Not mteb's SearchEncoderWrapper, which encodes on one device, starts again after an
-    interruption, and holds a whole corpus in memory where queries may not find all of it.
+    mteb's SearchEncoderWrapper encodes on one device, starts over after an interruption, and holds
+    a whole corpus in memory if queries may find only some documents.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class DenseSearch:
         folder: Path,
         similar: Path | None = None,
     ) -> None:
-        """Load no weights yet.
+        """Prepare the search, without loading weights.
 
         Args:
-            model: which encoder.
+            model: settings of the encoder.
             name: its name in runs.
             revision: of its weights.
-            suite: the benchmark: how long texts may be, in what precision they are encoded.
-            folder: where the shards are kept for a restart.
-            similar: shards of another corpus, whose passages are not encoded again.
+            suite: the benchmark, which sets the maximum length and the precision.
+            folder: folder of the shards, kept for a restart.
+            similar: shards of another corpus, whose passages are reused.
         """
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
@@ -66,7 +66,7 @@ class DenseSearch:
                 "framework": ["PyTorch", "Transformers", "safetensors"],
                 "similarity_fn_name": ScoringFunction(similarity),
                 "use_instructions": bool(self.encoding.query_prefix),
-                # What is trained here has seen raw text alone; of others it is not known.
+                # Models trained here have seen raw text only; for others it is unknown.
                 "training_datasets": set() if paths.is_made_here(model.retriever) else None,
             }
         )
@@ -83,7 +83,7 @@ class DenseSearch:
         return encoder
 
     def index(self, corpus: Any, *, hf_split: str, hf_subset: str, **rest: Any) -> None:
-        """Encode a corpus into shards, or reuse those that an interrupted call left."""
+        """Encode a corpus into shards, reusing those of an interrupted call."""
         dtype = native_dtype(self.suite.precision)
         facts = (self.revision, self.model.dump(), self.encoding.dump(), dtype, self.max_length)
         made_by = "\n".join(map(str, facts))
@@ -92,7 +92,7 @@ class DenseSearch:
         if self.similar:
             self.shards = find_shards(self.similar, Passages(corpus), made_by)
             known = {number for shard in self.shards for number in shard.passages}
-            print(f"{len(known)} of {len(numbers)} passages are encoded already: {self.similar}")
+            print(f"{len(known)} of {len(numbers)} passages are already encoded in {self.similar}")
             numbers = [number for number in numbers if number not in known]
         load = functools.partial(load_encoder, self.model, self.suite.precision)
         encoded = encode_corpus(
@@ -120,14 +120,14 @@ class DenseSearch:
         top_ranked: Mapping[str, Collection[str]] | None = None,
         **rest: Any,
     ) -> dict[str, dict[str, float]]:
-        """Return each query's documents and scores, only those of `top_ranked` where it is given.
+        """Return each query's documents and scores, only those of `top_ranked` if given.
 
         Raises:
-            RevelaError: a query is not a text.
+            RevelaError: a query is not plain text.
         """
         names, texts = list(queries["id"]), list(queries["text"])
         if not all(isinstance(text, str) for text in texts):
-            raise RevelaError(f"task {task_metadata.name}: its queries are not plain texts")
+            raise RevelaError(f"task {task_metadata.name}: its queries are not plain text")
         lexical: dict[str, dict[str, float]] = {}
         if self.bm25:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
@@ -156,7 +156,7 @@ class DenseSearch:
     def _allowed(
         self, queries: list[str], top_ranked: Mapping[str, Collection[str]]
     ) -> list[np.ndarray]:
-        """Return the sorted numbers of the documents that each query may find."""
+        """Return the sorted indices of the documents that each query may find."""
         number = {document: number for number, document in enumerate(self.ids)}
         everything = np.arange(len(number))
         return [
@@ -184,19 +184,19 @@ def exact_search(
     allowed: Sequence[np.ndarray] | None = None,
     device: str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """Return each query's documents of largest dot product, best first.
+    """Return the documents with the largest dot products for each query, best first.
 
-    Memory is one block's embeddings and its scores for some thousand queries.
+    Memory holds one block's embeddings and its scores for some thousand queries.
 
     Args:
         queries_QD: embeddings (Q, D).
         blocks: embeddings (N, D) of consecutive documents.
-        depth: documents of a query to return, K at most.
-        allowed: for each query the sorted numbers of the documents it may find, all by default.
-        device: where to multiply, in float32.
+        depth: K, maximum number of documents to return per query.
+        allowed: for each query the sorted indices of the documents it may find; all by default.
+        device: device of the products, which are in float32.
 
     Returns:
-        Scores (Q, K), -inf where a query has fewer documents, and document numbers (Q, K).
+        Scores (Q, K), -inf if a query has fewer documents, and document indices (Q, K).
     """
     queries = queries_QD.to(device, torch.float32).split(_QUERIES_AT_A_TIME)
     scores = [torch.empty((len(part), 0), device=device) for part in queries]
@@ -210,7 +210,7 @@ def exact_search(
                 first = part * _QUERIES_AT_A_TIME
                 permitted = _permitted(allowed[first : first + len(part_QD)], start, len(block_ND))
                 block_scores_QN.masked_fill_(~permitted.to(device), -torch.inf)
-            # The block's best first: the merge then sorts 2 K and not N + K.
+            # The block's best first, so that the merge sorts 2 K instead of N + K.
             best, where = block_scores_QN.topk(min(depth, len(block_ND)))
             best = torch.cat([scores[part], best], dim=1)
             where = torch.cat([numbers[part], where + start], dim=1)
@@ -221,7 +221,7 @@ def exact_search(
 
 
 def _permitted(allowed: Sequence[np.ndarray], start: int, size: int) -> Tensor:
-    """Return which documents (Q, N) of the block from `start` on each query may find."""
+    """Return a mask (Q, N) of the block's documents, from `start` on, that each query may find."""
     permitted = np.zeros((len(allowed), size), dtype=bool)
     for row, numbers in enumerate(allowed):
         low, high = np.searchsorted(numbers, [start, start + size])

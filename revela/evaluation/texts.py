@@ -1,4 +1,4 @@
-"""`texts`: two retrieval tasks cut from the chunks of a corpus, for texts that have no queries."""
+"""`texts`: two retrieval tasks built from the chunks of a corpus, for texts without queries."""
 
 import itertools
 import random
@@ -13,18 +13,18 @@ from revela.config.steps import TextsBenchmark
 from revela.evaluation.benchmarks import write_collection
 from revela.text.rows import parquet_rows
 
-_MIN_WORDS = 8  # of a chunk that is cut into halves
-_TITLE_WORDS = 12  # of a first line that is a title, at most
+_MIN_WORDS = 8  # minimum length of a chunk that is split into halves
+_TITLE_WORDS = 12  # maximum length of a first line that counts as a title
 _WORD = re.compile(r"\S+")
 
 
 def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) -> dict[str, int]:
     """Write a task in BEIR layout; return its sizes.
 
-    Queries that several documents or chunks would answer alike are dropped.
+    Queries that match several documents or chunks equally are dropped.
 
     Raises:
-        RevelaError: no query is left.
+        RevelaError: no queries remain.
     """
     found = list(_halves(chunks) if task == "halves" else _titles(chunks))
     times = Counter(query for query, _ in found)
@@ -33,7 +33,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     random.Random(settings.seed).shuffle(unique)
     asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
-        raise RevelaError(f"corpus {settings.corpus!r} gives no query for {task!r}")
+        raise RevelaError(f"corpus {settings.corpus!r} gives no queries for {task!r}")
     return write_collection(
         folder,
         documents=[(name, "", text) for name, text in documents.items()],
@@ -43,7 +43,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
 
 
 def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the first half of each chunk, and the second by its name."""
+    """Yield the first half of each chunk, and the second half by its id."""
     for number, row in enumerate(parquet_rows(chunks)):
         words = list(_WORD.finditer(row["text"]))
         if len(words) >= _MIN_WORDS:
@@ -66,7 +66,8 @@ def _titles(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def split_title(text: str) -> tuple[str, str]:
-    """Return a text's first line if it is short enough for a title, else nothing, and the rest."""
+    """Return a text's first line if it is short enough for a title, else an empty string, and the
+    rest."""
     line, _, rest = text.partition("\n")
     if 0 < len(line.split()) <= _TITLE_WORDS:
         return line.strip("# "), rest.strip()

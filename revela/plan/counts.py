@@ -192,13 +192,13 @@ def look(corpus: AnyCorpus) -> tuple[float, float, list[Document]]:
     `max_documents` does not count; rows that are to be joined by their titles are not joined.
 
     Raises:
-        RevelaError: the corpus cannot be read, holds no document, or is of unknown length.
+        RevelaError: the corpus cannot be read, has no documents, or is of unknown length.
     """
     update = {"max_documents": None, "join_title": False, "on_bad_row": "skip"}
     stream = read_documents(corpus.model_copy(update=update), Skipped())
     sample = list(itertools.islice(stream, _SAMPLE))
     if not sample:
-        raise RevelaError(f"{getattr(corpus, 'path', corpus.source)}: holds no document")
+        raise RevelaError(f"{getattr(corpus, 'path', corpus.source)}: has no documents")
     rows: float = len(sample)
     if len(sample) == _SAMPLE:
         if isinstance(corpus, PackagesCorpus):

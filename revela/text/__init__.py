@@ -1,4 +1,4 @@
-"""Corpora in; chunks, batches and query-document pairs out, as Parquet."""
+"""Turns corpora into Parquet files of chunks, batches and query-document pairs."""
 
 from functools import partial
 

@@ -16,13 +16,13 @@ from revela.text.rows import count_rows, json_lines, parquet_rows, take, write_p
 
 _TEXTS = pa.list_(pa.string())
 SCHEMA = pa.schema({"source": pa.string(), "texts": _TEXTS, "documents": _TEXTS})
-"""Columns of a batch file: the corpus its chunks come from, its B chunks in document order, the id
-of each one's document (null in ready-made batches)."""
+"""Columns of a batch file: the corpus its chunks come from, its B chunks in document order, the ids
+of their documents (null in ready-made batches)."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What batching did, for the manifest."""
+    """Counts of batching, for the manifest."""
 
     batches: int
     chunks_dropped: int  # of incomplete last batches
@@ -32,11 +32,11 @@ class Counts:
 def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Counts:
     """Write a batch file (Parquet).
 
-    Its inputs are chunk files by corpus name, or batch files by set name where those are sampled.
+    Its inputs are chunk files by corpus name, or batch files by set name if those are sampled.
 
     Raises:
-        RevelaError: too few chunks for one batch, fewer batches than are to be sampled, or a
-            ready-made batch of another size.
+        RevelaError: too few chunks for one batch, fewer batches than requested, or a ready-made
+            batch of the wrong size.
     """
     size, dropped = settings.batch_size, 0
     if settings.sample_from:
@@ -65,12 +65,12 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         batches = take(batches, available, settings.num_batches, settings.seed)
     written = write_parquet(output, SCHEMA, batches)
     if not written:
-        raise RevelaError("there is no batch")
+        raise RevelaError("no batches")
     return Counts(written, dropped, available)
 
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch file as `SCHEMA` names them."""
+    """Yield the rows of a batch file, with the columns of `SCHEMA`."""
     return parquet_rows(path, SCHEMA.names)
 
 
@@ -129,7 +129,7 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
             if len(texts) % size:
                 raise RevelaError(
                     f"batch set {name!r} has batches of {len(texts)}, "
-                    f"not of batch_size {size} or a multiple"
+                    f"not a multiple of batch_size {size}"
                 )
             used = size if settings.oversized == "truncate" else len(texts)
             for first in range(0, used, size):
@@ -141,11 +141,11 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
 def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
     """Yield ready-made batches: JSON lines, each a list of texts or `{src, text: [texts]}`.
 
-    The corpus is named as the configuration does, which has to know each `src`: queries would
-    silently be whole chunks where the experiment's `first_half` has another name for it.
+    The corpus is named as in the configuration, which must know each `src`; otherwise `first_half`
+    of an experiment would silently not apply to it.
 
     Raises:
-        RevelaError: a line is neither, a batch has another size, or its `src` is unknown.
+        RevelaError: a line is neither, a batch has the wrong size, or its `src` is unknown.
     """
     known = {name: name for name in (settings.source, *settings.sources.values())}
     known |= settings.sources | {"": settings.source}
@@ -161,7 +161,7 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
         if source not in known:
             raise RevelaError(
                 f"{place}: {unknown_name('src', source, filter(None, known))}; "
-                f"say which corpus it is: `sources: {{{source}: <corpus>}}`"
+                f"name its corpus: `sources: {{{source}: <corpus>}}`"
             )
         yield {"source": known[source], "texts": texts, "documents": None}
 

@@ -1,4 +1,4 @@
-"""Chunks: whole sentences of a document, at most so many words (paper, section 4.1)."""
+"""Chunks: whole sentences of a document, up to a number of words (paper, section 4.1)."""
 
 import itertools
 import os
@@ -20,18 +20,18 @@ from revela.text.rows import parquet_rows, write_parquet
 
 _TEXT = pa.string()
 SCHEMA = pa.schema({"document": _TEXT, "title": _TEXT, "position": pa.int32(), "text": _TEXT})
-"""Columns of a chunk file: the document's id and title, place of the chunk in it, text."""
+"""Columns of a chunk file: the document's id and title, the chunk's position in it, text."""
 
 _WORD = re.compile(r"\S+")
 _PUNKT_SAMPLE_CHARACTERS = 2_000_000
-_GROUP_CHARACTERS = 500_000  # text that one worker gets at a time
-# Punkt learns abbreviations from the text; a small corpus misses the commonest.
+_GROUP_CHARACTERS = 500_000  # sent to one worker at a time
+# Punkt learns abbreviations from the text; a small corpus lacks common ones.
 _ABBREVIATIONS = "dr mr mrs ms prof st vs etc e.g i.e al fig eq sec vol no cf approx inc ltd"
 
 
 @dataclass
 class Counts:
-    """What chunking did, for the manifest."""
+    """Counts of chunking, for the manifest."""
 
     documents: int = 0
     chunks: int = 0
@@ -44,11 +44,11 @@ class Counts:
 def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
     """Write the chunks of a corpus to a Parquet file, the same for any number of workers.
 
-    Memory stays constant: documents stream in, groups of them are spread over processes, and
+    Memory is constant: documents are streamed, groups of them are distributed over processes, and
     their chunks are written in document order.
 
     Raises:
-        RevelaError: the corpus cannot be read or holds no document.
+        RevelaError: the corpus cannot be read or has no documents.
     """
     counts = Counts()
     documents = read_documents(corpus, counts.skipped)
@@ -66,7 +66,7 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
 
         counts.chunks = write_parquet(output, SCHEMA, rows())
     if not counts.chunks:
-        raise RevelaError("the corpus holds no document")
+        raise RevelaError("the corpus has no documents")
     return counts
 
 
@@ -80,12 +80,12 @@ def read_documents_again(chunks: Path) -> Iterator[tuple[str, list[str]]]:
 def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int]:
     """Cut a text into chunks of whole sentences, as many as fit into `max_words`.
 
-    Chunks are slices of the text: line breaks and spacing within stay as they are. A word is a run
-    of non-space; a sentence of more than `max_words` is cut between words. The splitter has Punkt's
-    `span_tokenize`.
+    Chunks are slices of the text: line breaks and spacing within are kept. A word is a run of
+    non-space characters; a sentence of more than `max_words` is cut between words. The splitter has
+    Punkt's `span_tokenize`.
 
     Returns:
-        The chunks in order, and how many sentences had to be cut.
+        The chunks in order, and the number of sentences that were cut.
     """
     chunks: list[str] = []
     cut = 0
@@ -111,7 +111,7 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
 
 
 def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Iterator[Document]]:
-    """Return Punkt, pretrained where it can be had, else trained on the corpus's beginning."""
+    """Return Punkt, pretrained if available, else trained on the beginning of the corpus."""
     pretrained = _pretrained_punkt()
     if pretrained is not None:
         counts.sentence_splitter = "punkt_tab/english"
@@ -151,7 +151,7 @@ def train_punkt(texts: Iterable[str]) -> Any:
 
 
 def _groups(documents: Iterator[Document], characters: int) -> Iterator[list[Document]]:
-    """Yield consecutive documents in groups of at least so many characters."""
+    """Yield consecutive documents in groups of at least `characters` characters."""
     group: list[Document] = []
     size = 0
     for document in documents:
@@ -167,8 +167,8 @@ def _groups(documents: Iterator[Document], characters: int) -> Iterator[list[Doc
 def _in_order(
     groups: Iterator[list[Document]], splitter: Any, max_words: int, workers: int
 ) -> Iterator[tuple[list[dict[str, Any]], Counts]]:
-    """Chunk groups on all workers, yield in order, never more than a few groups ahead."""
-    # A pool's own `map` would read the whole corpus ahead of its workers.
+    """Chunk groups on all workers, in order and at most a few groups ahead."""
+    # A pool's `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
         waiting: deque[Future[Any]] = deque()
         for group in groups:

@@ -27,7 +27,7 @@ def chunk(
     counts = chunk_corpus(settings, output, workers)
     summary = (
         f"{counts.documents} documents → {counts.chunks} chunks; "
-        f"{counts.sentences_cut} sentences were longer than {settings.max_words} words and cut"
+        f"{counts.sentences_cut} sentences over {settings.max_words} words were cut"
     )
     if counts.skipped.count:
         summary += f"; skipped {counts.skipped.count} bad rows, first: {counts.skipped.examples[0]}"

@@ -19,13 +19,13 @@ from revela.config import steps
 from revela.config.local import JSON_LINES, PLAIN_TEXT, ROWS, text_files
 from revela.text.rows import json_lines, parquet_rows, take
 
-_BAD_ROWS, _BAD_SHARE = 100, 0.01  # that are skipped at most
-_EXAMPLES = 20  # of them that are kept
+_BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped
+_EXAMPLES = 20  # of bad rows that are kept
 _CHANCE = 2  # words that may repeat by chance
-_TRIES = 6  # of a hub data set's stream, without a row in between
+_TRIES = 6  # to read a hub data set's stream, without a row in between
 _WORD = re.compile(r"[^\W_]")
 _TITLES, _IDS = ("title", "head", "heading", "headline", "name"), ("id", "_id", "key", "uid")
-_STATE_ROWS = 1000  # rows between two notes of where a stream stands
+_STATE_ROWS = 1000  # rows between saved positions of a stream
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Document:
 
 @dataclass
 class Skipped:
-    """Bad rows that were skipped: how many, and what was wrong with the first ones."""
+    """Skipped bad rows: their number, and the errors of the first ones."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Skipped:
 def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     """Return an iterator over the documents of a corpus, in order and in constant memory.
 
-    Bad rows that `on_bad_row: skip` skips are counted in `skipped`.
+    Bad rows skipped by `on_bad_row: skip` are counted in `skipped`.
 
     Raises:
         RevelaError: a source cannot be read, or a row is bad and `on_bad_row` is `error`.
@@ -62,28 +62,30 @@ def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Docume
         return documents
     if isinstance(corpus.max_documents, steps.First):
         return itertools.islice(documents, corpus.max_documents.first)
-    # Two passes: the first one counts, so that millions of documents are never held in memory.
+    # Two passes: the first one counts, so that documents are never all held in memory.
     available = sum(1 for _ in _all_documents(corpus, Skipped()))
     return take(documents, available, min(corpus.max_documents, available), corpus.seed)
 
 
 def field_names(files: list[Path]) -> steps.FieldNames:
-    """Return which fields of rows hold the text, a title and an id, as the first row looks.
+    """Return which fields hold the text, a title and an id, judging by the first row.
 
     Raises:
-        RevelaError: its rows have no text, or some files are plain texts.
+        RevelaError: the rows have no text, or some files are plain texts.
     """
     rows = [file for file in files if file.suffix not in PLAIN_TEXT]
     if not rows:
         return steps.FieldNames()
     if len(rows) < len(files):
-        raise RevelaError(f"{files[0].parent}: holds files of rows and plain texts; take one kind")
+        raise RevelaError(
+            f"{files[0].parent}: contains both files of rows and plain texts; use one kind"
+        )
     _, row = next(_rows_of(rows[0]), ("", None))
     if not isinstance(row, dict):
-        raise RevelaError(f"{rows[0]}: its first row has no fields")
+        raise RevelaError(f"{rows[0]}: the first row has no fields")
     lengths = {key: len(value) for key, value in row.items() if isinstance(value, str)}
     if not lengths:
-        raise RevelaError(f"{rows[0]}: no field of its first row is a text: {', '.join(row)}")
+        raise RevelaError(f"{rows[0]}: no field of the first row is a text: {', '.join(row)}")
     text = "text" if "text" in lengths else max(lengths, key=lambda key: lengths[key])
     return steps.FieldNames(
         text=text,
@@ -107,7 +109,7 @@ def _all_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Docume
 
 
 def _place(name: str) -> float:
-    """Return a number in [0, 1) that a document's id alone decides."""
+    """Return a number in [0, 1) that depends only on a document's id."""
     digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64
 
@@ -119,7 +121,10 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise RevelaError(f"package {package!r} is not installed; install it or drop it")
+            raise RevelaError(
+                f"package {package!r} is not installed; install it or remove it "
+                "from the configuration"
+            )
         root = Path(spec.submodule_search_locations[0])
         for distribution in metadata.packages_distributions().get(package, [])[:1]:
             description = (metadata.metadata(distribution)["Description"] or "").strip()
@@ -136,9 +141,9 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
 def _checked(
     rows: Iterable[tuple[str, Any]], corpus: steps.RowCorpus, skipped: Skipped
 ) -> Iterator[Document]:
-    """Turn (place, row) into documents; a row may itself be the error that reading it raised."""
+    """Turn (place, row) into documents; a row may be the error raised by reading it."""
     seen: set[str] = set()
-    local = isinstance(corpus, steps.FilesCorpus)  # those of the hub may be too many to remember
+    local = isinstance(corpus, steps.FilesCorpus)  # ids of a hub corpus may be too many to store
     for number, (place, row) in enumerate(rows, start=1):
         try:
             document = _document(place, row, corpus.fields)
@@ -151,8 +156,7 @@ def _checked(
                 skipped.examples.append(problem)
             if skipped.count > max(_BAD_ROWS, number * _BAD_SHARE):
                 raise RevelaError(
-                    f"{skipped.count} of {number} rows are bad, more than one in a hundred; "
-                    f"the last: {problem}"
+                    f"{skipped.count} of {number} rows are bad, more than 1%; the last: {problem}"
                 ) from error
             continue
         text = document.text.removeprefix("\ufeff").replace("\0", "")
@@ -167,17 +171,17 @@ def _checked(
 
 
 def _document(place: str, row: Any, fields: steps.FieldNames) -> Document:
-    """Make a document of a row, or raise a ValueError that says what is wrong with it."""
+    """Make a document from a row, or raise a ValueError that describes the problem."""
     if isinstance(row, Exception):
         raise row
     if not isinstance(row, dict):
-        raise ValueError(f"expected an object with fields, got {type(row).__name__}")
+        raise ValueError(f"expected an object with fields; got {type(row).__name__}")
     for name in (fields.text, fields.id, fields.title):
         if name is not None and name not in row:
             raise ValueError(unknown_name("field", name, map(str, row)))
     text = row[fields.text] or ""
     if not isinstance(text, str):
-        raise ValueError(f"field {fields.text!r} is not a string but {type(text).__name__}")
+        raise ValueError(f"field {fields.text!r} must be a string; got {type(text).__name__}")
     if not text.strip():
         raise ValueError(f"field {fields.text!r} is empty")
     title = row[fields.title] if fields.title else ""
@@ -185,10 +189,10 @@ def _document(place: str, row: Any, fields: steps.FieldNames) -> Document:
 
 
 def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
-    """Join consecutive passages of a title into one document, named by its first passage.
+    """Join consecutive passages with the same title into one document, named by the first one.
 
-    Files of passages of equal length fill an article's last passage from the article's beginning;
-    that copy is removed.
+    In files of passages of equal length an article's last passage is filled up from the article's
+    beginning; that copy is removed.
     """
     for _, group in itertools.groupby(passages, key=lambda passage: passage.title):
         article = list(group)
@@ -238,11 +242,11 @@ def _hub_rows(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
 
 
 def _streamed(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
-    """Stream a hub data set; a stream that breaks off is resumed where it broke."""
+    """Stream a hub data set; a stream that breaks off is resumed there."""
     import datasets
 
     name, number, tries = corpus.dataset, 0, 0
-    state, at = None, 0  # where the stream stood after so many rows
+    state, at = None, 0  # position of the stream, after so many rows
     while True:
         try:
             rows = datasets.load_dataset(
@@ -259,13 +263,13 @@ def _streamed(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
             return
         except Exception as error:
             tries += 1
-            # Only what was readable before, and no fault of its content, is worth another try.
+            # Retry only if rows were read before and the content is not at fault.
             of_content = isinstance(error, ValueError | KeyError | TypeError)
             if not number or of_content or tries == _TRIES:
                 raise RevelaError(explain("data set", name, error)) from error
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             print(
-                f"{name}: broke off after row {number} ({reason}); trying again in {2**tries} s",
+                f"{name}: broke off after row {number} ({reason}); retrying in {2**tries} s",
                 file=sys.stderr,
             )
             time.sleep(2**tries)

@@ -24,13 +24,13 @@ SCHEMA = pa.schema(
 
 _WORD = re.compile(r"\S+")
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+|\n+|$)")
-_POOL = 50_000  # chunks that negatives are made from
-_CROP = (0.2, 0.6)  # a crop's share of the words of a chunk
+_POOL = 50_000  # chunks that negatives are drawn from
+_CROP = (0.2, 0.6)  # length of a crop relative to its chunk's
 
 
 @dataclass
 class Counts:
-    """What was made, for the manifest."""
+    """Counts of pairs, for the manifest."""
 
     pairs: int = 0
     inverse_cloze: int = 0
@@ -39,7 +39,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk, and the text of the document that it was cut from."""
+    """A chunk, and the text of its document."""
 
     source: str
     document: str
@@ -48,16 +48,16 @@ class Chunk:
 
 
 Maker = Callable[[Chunk, random.Random], tuple[str, str] | None]
-"""Makes query and positive of a chunk, None where it is too short."""
+"""Makes a query and a positive from a chunk; None if it is too short."""
 
 
 def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts:
     """Write a pair file: each chosen chunk gives a query, a positive and negatives.
 
-    Inverse cloze removes a sentence from the chunk as the query, the rest is the positive;
-    independent cropping draws two spans of the chunk's document. Negatives are made from a seeded
-    sample of chunks of other documents as the positive is: remainders or spans, so that only
-    their content distinguishes them from it.
+    In inverse cloze a sentence removed from the chunk is the query and the remainder is the
+    positive; independent cropping draws two spans of the chunk's document. Negatives are made in
+    the same way as the positive (remainders or spans) from a seeded sample of chunks of other
+    documents, so that only their content differs.
 
     Raises:
         RevelaError: fewer chunks than pairs, or a single document, which leaves no negatives.
@@ -86,7 +86,7 @@ def _pairs(
     settings: Pairs, chunks: Iterator[Chunk], pool: Iterator[Chunk], counts: Counts
 ) -> Iterator[dict[str, Any]]:
     choose = random.Random(settings.seed)
-    # Of each document and each way to make a pair, what negatives are drawn from.
+    # The texts that negatives are drawn from, for each way to make a pair, with their documents.
     positives: dict[Maker, list[tuple[str, str]]] = {inverse_cloze: [], independent_crops: []}
     for chunk in pool:
         for way, made in positives.items():
@@ -108,7 +108,7 @@ def _pairs(
 def _negatives(
     document: str, pool: list[tuple[str, str]], count: int, choose: random.Random
 ) -> list[str]:
-    """Draw texts of other documents; a RevelaError where there is none."""
+    """Draw texts of other documents; raise a RevelaError if there are none."""
     draws = (choose.choice(pool) for _ in range(1000 * count))
     found = list(islice((text for other, text in draws if other != document), count))
     if len(found) < count:
@@ -117,7 +117,7 @@ def _negatives(
 
 
 def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
-    """Remove a random sentence from a chunk; None where there are not two."""
+    """Remove a random sentence from a chunk; None if it has fewer than two."""
     text = chunk.text
     spans = [m.span() for m in _SENTENCE.finditer(text) if m.group().strip()]
     if len(spans) < 2:
@@ -127,15 +127,15 @@ def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None
     return text[start:end].strip(), rest
 
 
-@functools.lru_cache(maxsize=1)  # the chunks of a document come one after another
+@functools.lru_cache(maxsize=1)  # the chunks of a document are consecutive
 def _words(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in _WORD.finditer(text)]
 
 
 def independent_crops(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
-    """Draw two spans of a chunk's document; None where it has not two words.
+    """Draw two spans of a chunk's document; None if it has fewer than two words.
 
-    Their lengths are a fifth to three fifths of the chunk's, wherever in the document they stand.
+    Their lengths are 20 to 60% of the chunk's; they may lie anywhere in the document.
     """
     words = _words(chunk.whole)
     if len(words) < 2:

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (`path:line`, row) of JSON lines, compressed or not; a bad line's row is its error.
+    """Yield (`path:line`, row) of JSON lines, compressed or not; the row of a bad line is its
+    error.
 
     Raises:
         RevelaError: the file cannot be read.
@@ -33,7 +34,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                     continue
                 try:
                     row = json.loads(line)
-                    if rb"\ud" in line.lower():  # half a character cannot be written again
+                    if rb"\ud" in line.lower():  # half a surrogate pair cannot be written
                         json.dumps(row, ensure_ascii=False).encode()
                 except (UnicodeDecodeError, UnicodeEncodeError) as error:
                     row = ValueError(f"invalid UTF-8: {error.reason}")
@@ -63,7 +64,7 @@ def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[
 
 
 def count_rows(path: Path) -> int:
-    """Return the rows of a Parquet file; see `parquet_rows` for the errors."""
+    """Return the number of rows of a Parquet file; errors are those of `parquet_rows`."""
     import pyarrow.parquet as pq
 
     with reading(path, "a readable Parquet file"):
@@ -71,7 +72,7 @@ def count_rows(path: Path) -> int:
 
 
 def write_parquet(path: Path, schema: Any, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows of a pyarrow schema to a Parquet file and return how many they are."""
+    """Write rows of a pyarrow schema to a Parquet file and return their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -94,7 +95,7 @@ def take(items: Iterable[T], available: int, count: int | First, seed: int) -> I
     number = count.first if isinstance(count, First) else count
     if number > available:
         verb = "take the first" if isinstance(count, First) else "sample"
-        raise RevelaError(f"cannot {verb} {number} rows: there are only {available}")
+        raise RevelaError(f"cannot {verb} {number} rows: only {available} are available")
     if isinstance(count, First):
         return islice(items, number)
     chosen = bytearray(available)

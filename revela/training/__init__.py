@@ -1,4 +1,4 @@
-"""Batches or pairs in; a trained retriever out, with its log and its manifest."""
+"""Trains a retriever on batches or pairs; writes it with its log and its manifest."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What all trainings share: HF's arguments, log, checkpoints and manifest."""
+"""Shared by all trainings: HF's arguments, log, checkpoints and manifest."""
 
 import contextlib
 import math
@@ -44,7 +44,7 @@ def finish(
     inputs: list[Path],
     facts: dict[str, Any],
 ) -> None:
-    """Write the log and the manifest of a training, which is finished by them."""
+    """Write a training's log and manifest, which mark it as finished."""
     outputs.write_text(output / LOG, (work / LOG).read_text())
     stage = "pretrain" if isinstance(settings, Backbone) else "train"
     outputs.write_manifest(
@@ -65,15 +65,15 @@ def training_arguments(
     zero_stage: int = 0,
     **own: Any,
 ) -> transformers.TrainingArguments:
-    """Return HF's arguments for a training in the processes that the launcher started.
+    """Return HF's arguments for a training in the launcher's processes.
 
     Args:
         settings: learning rate, precision, seed and checkpoint_steps are used.
-        work: the folder of its checkpoints.
-        rows_per_step: of one optimizer step, over all processes.
-        rows_per_device: of one forward pass; the process's share of the step if None.
-        zero_stage: of DeepSpeed, 2 or 3; 0 is DDP.
-        own: further arguments of HF.
+        work: folder for checkpoints.
+        rows_per_step: rows per optimizer step, over all processes.
+        rows_per_device: rows per forward pass; the process's share of the step if None.
+        zero_stage: ZeRO stage of DeepSpeed, 2 or 3; 0 is DDP.
+        own: additional HF arguments.
 
     Raises:
         RevelaError: a step cannot be divided among the processes.
@@ -84,7 +84,7 @@ def training_arguments(
     if rest:
         raise RevelaError(
             f"a step of {rows_per_step} rows is not divisible by {world} processes "
-            f"× {rows} rows of a forward pass"
+            f"× {rows} rows per forward pass"
         )
     device, bfloat16 = devices()[0], native_dtype(settings.precision) == torch.bfloat16
     arguments = transformers.TrainingArguments(
@@ -93,7 +93,7 @@ def training_arguments(
         per_device_eval_batch_size=rows,
         gradient_accumulation_steps=accumulation,
         deepspeed=zero.deepspeed_config(zero_stage),
-        # DDP then keeps its buckets, so that gradients are summed in the same order after a resume.
+        # DDP then keeps its buckets, so that a resumed training sums gradients in the same order.
         ddp_find_unused_parameters=True,
         learning_rate=settings.learning_rate,
         bf16=bfloat16,
@@ -108,7 +108,7 @@ def training_arguments(
         disable_tqdm=True,
         **own,
     )
-    # One process means one GPU: with several in sight the Trainer would take DataParallel.
+    # One process uses one GPU: with several visible ones the Trainer would use DataParallel.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
 
@@ -116,7 +116,7 @@ def training_arguments(
 class BaseTrainer(transformers.Trainer):
     """HF's Trainer with one log line per step, which resumes from complete checkpoints only.
 
-    A checkpoint holds the trained weights only. With ZeRO each process writes and reads its own
+    A checkpoint contains the trained weights only. With ZeRO each process writes and reads its own
     shard of weights and optimizer states, through DeepSpeed's engine.
     """
 
@@ -131,7 +131,7 @@ class BaseTrainer(transformers.Trainer):
         self.rows_per_step = accumulated * self.args.world_size
 
     def get_train_dataloader(self) -> DataLoader:
-        """Load whole steps only: a shorter last one would depend on the number of processes."""
+        """Load complete steps only: a shorter last one would depend on the number of processes."""
         rows = len(self.train_dataset)
         loader = DataLoader(
             self.train_dataset,
@@ -145,18 +145,18 @@ class BaseTrainer(transformers.Trainer):
         return self.accelerator.prepare(loader)
 
     def run(self, checkpoint_minutes: float = 15) -> None:
-        """Train from the last checkpoint to the end and save one every `checkpoint_minutes`.
+        """Train from the last checkpoint to the end; save one every `checkpoint_minutes`.
 
         Raises:
-            RevelaError: a signal or the end of the job's time stopped the training after a
-                checkpoint, another process died, the loss is not finite, or the checkpoint is
-                sharded for another number of processes.
+            RevelaError: a signal or the job's time limit stopped the training (a checkpoint is
+                saved), another process died, the loss is not finite, or the checkpoint is sharded
+                for another number of processes.
         """
         guard = checkpoints.Guard(self, checkpoint_minutes * 60)
         self.add_callback(guard)
         self.add_callback(trainlog.Meter(self.work))
         main = self.is_world_process_zero()
-        # One process looks for it and removes damaged ones; all resume from what it found.
+        # One process finds it and removes damaged ones; all resume from it.
         found = [checkpoints.last_checkpoint(self.work) if main else None]
         (checkpoint,) = broadcast_object_list(found)
         step = checkpoints.step_of(checkpoint)
@@ -185,7 +185,7 @@ class BaseTrainer(transformers.Trainer):
             )
 
     def facts(self) -> dict[str, Any]:
-        """Return what the manifest says of this training."""
+        """Return this training's facts for the manifest."""
         return {
             "device": str(self.args.device),
             "precision": "bfloat16" if self.args.bf16 else "float32",
@@ -196,10 +196,10 @@ class BaseTrainer(transformers.Trainer):
         }
 
     def log_step(self, logs: dict[str, float], step_tokens: int, **measures: float) -> None:
-        """Log one step: its own measures, and those that all trainings have.
+        """Log one step: its own measures, and those shared by all trainings.
 
         Raises:
-            Stopped: the loss is not finite; in all processes alike.
+            Stopped: the loss is not finite; raised in all processes.
         """
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
@@ -227,18 +227,18 @@ class BaseTrainer(transformers.Trainer):
         self.callback_handler.on_log(self.args, self.state, self.control, entry)
 
     def write_line(self, entry: dict[str, Any]) -> None:
-        """Append a line to the log, in one process."""
+        """Append a line to the log, in one process only."""
         if self.is_world_process_zero():
             trainlog.append_line(self.work / LOG, entry)
 
     def processes(self) -> dict[str, int]:
-        """Return how many processes train, and how they shard."""
+        """Return the number of processes, and how they shard."""
         stage = self.args.deepspeed["zero_optimization"]["stage"] if self.args.deepspeed else 0
         return {"zero": stage, "processes": self.args.world_size}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()  # each process writes files of its own
+        self.accelerator.wait_for_everyone()  # each process writes its own files
         if self.is_world_process_zero():
             folder = self.work / f"checkpoint-{self.state.global_step}"
             checkpoints.mark_complete(folder, self.processes())
@@ -256,7 +256,7 @@ class BaseTrainer(transformers.Trainer):
         self.model.load_state_dict(weights, strict=False)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the weights, unless the engine's checkpoint has them."""
+        """Save the weights, unless the engine's checkpoint contains them."""
         if not self.is_deepspeed_enabled:
             super().save_model(output_dir, _internal_call)
 

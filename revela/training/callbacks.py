@@ -1,4 +1,4 @@
-"""Saves models and similarities, at the end of a training and at chosen steps."""
+"""Saves models and similarities, at the end of a training and at given steps."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +21,10 @@ ADAPTER = "adapter_model.safetensors"
 def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
     """Write a model to a folder: adapter or weights in safetensors, and its tokenizer.
 
-    All processes call it, since weights may be sharded; the one that `writes` writes.
+    All processes must call it, since weights may be sharded; only one `writes`.
 
     Raises:
-        RevelaError: an adapter in the file is not the one in memory.
+        RevelaError: the adapter in the file differs from the one in memory.
     """
     state = zero.gathered_state(model)
     if not writes:
@@ -38,7 +38,7 @@ def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
 
 
 def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
-    """Check that a saved adapter has the trained weights: sharded ones were saved empty before.
+    """Check that a saved adapter has the trained weights; sharded ones may be saved empty.
 
     Raises:
         RevelaError: a weight in the file is missing, differs, or is not finite.
@@ -47,22 +47,24 @@ def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
     for name, weight in expected.items():
         saved = found.get(name.replace(".default", ""))
         if saved is None or not torch.equal(saved, weight.cpu()):  # NaN equals nothing
-            raise RevelaError(f"{file}: {name} is missing, not finite, or not what was trained")
+            raise RevelaError(
+                f"{file}: {name} is missing, not finite, or differs from the trained weights"
+            )
 
 
 class AtSteps(transformers.TrainerCallback):
-    """Calls functions after chosen steps; step 0 is before the first one."""
+    """Calls functions after given steps; step 0 is before the first one."""
 
     def __init__(self, *calls: tuple[list[int], Callable[[int], None]]) -> None:
         self.calls = calls
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Call those of step 0."""
+        """Call the functions of step 0."""
         if state.global_step == 0:
             self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Call those of this step."""
+        """Call the functions of this step."""
         for steps, call in self.calls:
             if state.global_step in steps:
                 call(state.global_step)
@@ -76,7 +78,7 @@ def record_similarities(trainer: Any, step: int) -> None:
     inputs = send_to_device(tensors, trainer.args.device)
     training = module.training
     module.eval()
-    # In all processes: chunks may attend to those of others.
+    # In all processes: chunks may attend to chunks of other processes.
     with trainer.accelerator.autocast():
         similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
         result = module(**inputs)

@@ -1,4 +1,4 @@
-"""Trainings survive a kill at any moment: a lock, verified checkpoints, handlers of signals.
+"""Makes trainings resumable after a kill: a lock, verified checkpoints, signal handlers.
 
 transformers' `enable_jit_checkpoint` handles SIGTERM only, in each process separately, and exits as
 if the training had finished. Its Trainer does not detect damaged checkpoints.
@@ -28,7 +28,7 @@ from accelerate import PartialState
 from revela.common import outputs
 from revela.common.errors import RevelaError
 
-COMPLETE = "complete.json"  # of a checkpoint, written last: its files' hashes, who wrote it
+COMPLETE = "complete.json"  # of a checkpoint, written last: file hashes, processes
 
 
 class Stopped(RevelaError):
@@ -39,8 +39,8 @@ class Stopped(RevelaError):
 def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Path]:
     """Lock `output` for one training and yield the folder of its checkpoints.
 
-    The folder is named by a hash of settings and inputs: with other ones a training starts from
-    step 0. It is removed when the block succeeds; otherwise the same training finds it again.
+    The folder is named by a hash of settings and inputs: if they change, a training starts from
+    step 0. It is removed when the block succeeds; otherwise the same training reuses it.
 
     Raises:
         RevelaError: another training holds the lock, or `output` cannot be written.
@@ -50,7 +50,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     work = folder / hashlib.sha256(known.encode()).hexdigest()[:12]
     first = int(os.environ.get("RANK", "0")) == 0
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _die_with_parent()  # when the launcher is killed, its processes would train on
+        _die_with_parent()  # otherwise processes keep training after their launcher is killed
     try:
         work.mkdir(parents=True, exist_ok=True)
         stream = (folder / "lock").open("w")
@@ -61,10 +61,11 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
             if first:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RevelaError(f"{output}: another training is running there") from error
+            raise RevelaError(f"{output}: another training is using this folder") from error
         except OSError as error:
             raise RevelaError(
-                f"cannot lock {folder}: {error.strerror}; its disk must be mounted with flock"
+                f"cannot lock {folder}: {error.strerror}; the file system must be mounted with "
+                "flock"
             ) from error
         try:
             yield work
@@ -73,7 +74,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
                 shutil.rmtree(work)
         finally:
             if first:
-                with contextlib.suppress(OSError):  # what a training can resume from stays
+                with contextlib.suppress(OSError):  # keep what a training can resume from
                     (folder / "lock").unlink()
                     if work.exists():
                         work.rmdir()
@@ -82,16 +83,16 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
 
 
 def _die_with_parent() -> None:
-    """Have this process killed when its parent is: it would hold the lock."""
-    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+    """Kill this process when its parent dies: it would keep the lock."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def start_loader_worker(_: int) -> None:
-    """Have a loader's worker process end with the training, and not before it.
+    """Make a loader's worker process end with the training, not before.
 
-    SIGTERM may be sent to all processes of a job. A worker that it ended would end the training
-    before its checkpoint, so that only the training's own SIGTERM ends one.
+    SIGTERM may be sent to all processes of a job. A worker that it kills would end the training
+    before its checkpoint; a worker therefore ends only on the SIGTERM of the training itself.
     """
     _die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -105,7 +106,7 @@ def _wait_for_sigterm_of_parent() -> None:
 
 
 def mark_complete(checkpoint: Path, processes: dict[str, int]) -> None:
-    """Write the hashes of a checkpoint's files, and which processes wrote them."""
+    """Write the hashes of a checkpoint's files, and the processes that wrote them."""
     written = {"processes": processes, "files": _hashes(checkpoint)}
     outputs.write_json(checkpoint / COMPLETE, written)
 
@@ -116,13 +117,13 @@ def last_checkpoint(work: Path) -> Path | None:
         problem = _problem(folder)
         if problem is None:
             return folder
-        print(f"{folder}: {problem}; using the one before it", flush=True)
+        print(f"{folder}: {problem}; using the previous checkpoint", flush=True)
         shutil.rmtree(folder)
     return None
 
 
 def check_processes(checkpoint: Path, processes: dict[str, int]) -> None:
-    """Check that a sharded checkpoint was written by as many processes as there are.
+    """Check that a sharded checkpoint was written by the current number of processes.
 
     Raises:
         RevelaError: it was not.
@@ -131,7 +132,7 @@ def check_processes(checkpoint: Path, processes: dict[str, int]) -> None:
     if written != processes and (written["zero"] or processes["zero"]):
         raise RevelaError(
             f"{checkpoint}: was written with --zero {written['zero']} on {written['processes']} "
-            f"processes and can only be resumed so; remove {checkpoint.parent} to start over"
+            f"processes and can only be resumed that way; remove {checkpoint.parent} to start over"
         )
 
 
@@ -146,7 +147,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _problem(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, None if its files are as they were written."""
+    """Return the problem of a checkpoint, or None if its files are as they were written."""
     try:
         expected = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):
@@ -161,8 +162,8 @@ def _problem(folder: Path) -> str | None:
 def end_of_job() -> float:
     """Return when Slurm ends this job, in seconds since the epoch; infinity without a limit.
 
-    Slurm sets it in a job's environment since version 23.02, but Snakemake removes it from there:
-    then squeue is asked.
+    Slurm sets it in a job's environment since version 23.02, but Snakemake removes it; squeue is
+    queried then.
     """
     if "SLURM_JOB_END_TIME" in os.environ:
         return float(os.environ["SLURM_JOB_END_TIME"])
@@ -173,15 +174,15 @@ def end_of_job() -> float:
     try:
         answer = subprocess.run(query, env=standard, capture_output=True, text=True, timeout=60)
         return datetime.fromisoformat(answer.stdout.strip()).timestamp()
-    except (OSError, ValueError, subprocess.TimeoutExpired):  # no squeue here, or no limit: N/A
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # no squeue, or no limit (N/A)
         return math.inf
 
 
 class Guard(transformers.TrainerCallback):
-    """Saves checkpoints at intervals; on a signal or before the job's end saves one and stops.
+    """Saves checkpoints at intervals; on a signal or before the job's end, saves one and stops.
 
-    All processes do the same after the same step, whichever of them got the signal. The time that
-    a step and a checkpoint take is kept in reserve before the job's end.
+    All processes act after the same step, whichever of them received the signal. Before the job's
+    end it reserves the time that a step and a checkpoint take.
     """
 
     def __init__(self, trainer: transformers.Trainer, interval: float) -> None:
@@ -194,11 +195,11 @@ class Guard(transformers.TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals while the block runs."""
+        """Handle signals within the block."""
         with contextlib.ExitStack() as stack:
             self.terminals = [stream for stream in (1, 2) if os.isatty(stream)]
             numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
                 numbers.append(signal.SIGHUP)
             for number in numbers:
                 stack.callback(signal.signal, number, signal.signal(number, self._note))
@@ -206,13 +207,13 @@ class Guard(transformers.TrainerCallback):
 
     def _note(self, number: int, _: Any) -> None:
         self.received = number
-        if number == signal.SIGHUP:  # who writes to a terminal that is closed gets an error
+        if number == signal.SIGHUP:  # writing to a closed terminal is an error
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for stream in self.terminals:
                 os.dup2(nowhere, stream)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask the trainer to save, and to stop."""
+        """Request a checkpoint or a stop from the trainer."""
         now = time.time()
         self.longest_step = max(self.longest_step, now - self.stepped)
         self.stepped = now
@@ -229,7 +230,7 @@ class Guard(transformers.TrainerCallback):
         control.should_save = control.should_save or bool(received or ends or due)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Remember when, and how long it took."""
+        """Record the time of the checkpoint and its duration."""
         self.saved = time.time()
         self.longest_save = max(self.longest_save, self.saved - self.stepped)
         self.stepped = self.saved

@@ -1,4 +1,4 @@
-"""Collators: rows of a batch or pair file become the ids that an objective is trained on."""
+"""Collators: turn rows of a batch or pair file into the ids that an objective is trained on."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,10 +18,9 @@ from revela.training.objectives.revela import chunks_to_read
 class BatchCollator:
     """Turn rows of a batch file into the ids of retriever and language model.
 
-    The chunks are shuffled by the seed and the row, so that positions in a batch carry no
-    information.
-    The retriever sees prefix + chunk + EOS in both roles; the language model sees the bare chunk,
-    cut where the retriever's would be (paper, appendix B.5, and its public code).
+    The chunks are shuffled by seed and row, so that positions in a batch carry no information. The
+    retriever gets prefix + chunk + EOS in both roles; the language model gets the chunk alone,
+    truncated as the retriever's (paper, appendix B.5, and its public code).
     """
 
     def __init__(self, experiment: Experiment, tokenizer: Any, language_model_tokenizer: Any):
@@ -30,7 +29,7 @@ class BatchCollator:
         self.language_model_tokenizer = language_model_tokenizer
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return what `tensors` does of rows with shuffled chunks, and the chunks' `documents`."""
+        """Return `tensors` of the rows with shuffled chunks, and the chunks' `documents`."""
         shuffled = [self._shuffled(row) for row in rows]
         return self.tensors(shuffled) | {"documents": [row["documents"] for row in shuffled]}
 
@@ -44,9 +43,9 @@ class BatchCollator:
     def tensors(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
 
-        B chunks are those of all rows, a row's behind another's; `sizes` says how many each has if
-        there are several, `retriever_lengths` how many tokens the retriever's rows have, `reads`
-        what Revela's chunks read where their documents say it.
+        The B chunks of all rows are concatenated; `sizes` are their numbers per row if there are
+        several rows, `retriever_lengths` the token counts of the retriever's rows, `reads` the
+        chunks that Revela's chunks read if their documents determine it.
         """
         settings, length = self.experiment.encoding, self.experiment.max_length
         queries, passages, bare = [], [], []
@@ -75,7 +74,7 @@ class BatchCollator:
 
 
 class PairCollator:
-    """Turn rows of a pair file into ids: Q queries, and each one's positive and negatives."""
+    """Turn rows of a pair file into ids: Q queries, each with its positive and negatives."""
 
     def __init__(self, experiment: Experiment, tokenizer: Any):
         self.experiment = experiment
@@ -102,13 +101,13 @@ def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.
 
 
 def load_rows(data: Path, columns: Iterable[str]) -> Any:
-    """Memory-map a batch or pair file, which has these columns, and number its rows."""
+    """Memory-map a batch or pair file with these columns, and number its rows."""
     try:
         rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
     except Exception as error:
         if outputs.could_not_write(error) or outputs.could_not_write(error.__cause__):
             raise RevelaError(
-                f"cannot write the memory-mapped copy of {data}: make room, or set "
+                f"cannot write the memory-mapped copy of {data}: free disk space or set "
                 "HF_DATASETS_CACHE to another folder"
             ) from error
         raise RevelaError(f"{data}: not a batch or pair file: {error}") from error

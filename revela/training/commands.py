@@ -67,7 +67,7 @@ def train(
 
 @contextlib.contextmanager
 def _left_process_group() -> Iterator[None]:
-    """Destroy the process group at the end: its threads may abort a process that exits with it."""
+    """Destroy the process group at the end: its threads may abort an exiting process."""
     from accelerate import PartialState
 
     from revela.training.checkpoints import Stopped

@@ -1,7 +1,7 @@
-"""`python -m revela.training.launch` is torchrun, for trainings that may be interrupted.
+"""`python -m revela.training.launch` runs torchrun for trainings that may be interrupted.
 
-It forwards Slurm's warning SIGUSR1, gives the processes time to save a checkpoint, and prints why
-they failed in one line.
+It forwards Slurm's warning SIGUSR1, gives the processes time to save a checkpoint, and prints the
+reason of a failure in one line.
 """
 
 import logging
@@ -13,12 +13,12 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 _FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-_SECONDS_TO_STOP = 600  # after a signal: a step and a checkpoint
+_SECONDS_TO_STOP = 600  # time limit after a signal: for a step and a checkpoint
 
 
 def main() -> None:
-    """Launch processes; exit with the first failure of one."""
-    logging.disable(logging.ERROR)  # torchrun's own reports of failures
+    """Launch processes; exit with the first failure."""
+    logging.disable(logging.ERROR)  # torchrun's own failure reports
     parser = run.get_args_parser()
     parser.set_defaults(signals_to_handle=_FORWARDED, shutdown_timeout=_SECONDS_TO_STOP)
     try:
@@ -32,11 +32,11 @@ def main() -> None:
 def _reason(error: ChildFailedError) -> str | int:
     """Return which process was killed, or the message of the first that failed.
 
-    Process 0 prints its own message: for that one return its exit code.
+    Process 0 prints its own message; for it return the exit code.
     """
     for rank, failure in error.failures.items():
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # the others get that
-            return f"revela: error: process {rank} was ended by {failure.signal_name()}"
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # sent to the others
+            return f"revela: error: process {rank} was killed by {failure.signal_name()}"
     messages = {
         rank: failure.message["message"] if isinstance(failure.message, dict) else None
         for rank, failure in error.failures.items()

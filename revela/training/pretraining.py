@@ -1,4 +1,4 @@
-"""A small backbone from scratch: a BPE tokenizer and a Llama trained on corpora's chunks."""
+"""Pretrains a small backbone: a BPE tokenizer and a Llama, trained on the chunks of corpora."""
 
 from collections.abc import Iterator
 from itertools import islice, zip_longest
@@ -24,12 +24,12 @@ _HELD_OUT = 400  # windows at most
 def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
     """Pretrain a backbone on chunk files and write it to the folder `output`.
 
-    Writes a stock Llama in safetensors, its tokenizer, `log.jsonl` and `manifest.json`. The
-    weights are those of the checkpoint with the lowest loss on held-out documents, every hundredth
-    of each corpus. Another call after an interruption resumes from the last checkpoint.
+    Writes a stock Llama in safetensors, its tokenizer, `log.jsonl` and `manifest.json`. The weights
+    are those of the checkpoint with the lowest loss on held-out documents (every hundredth of each
+    corpus). After an interruption, another call resumes from the last checkpoint.
 
     Raises:
-        RevelaError: the corpora are shorter than one step, or what `trainer.train` raises.
+        RevelaError: the corpora are shorter than one step, or as `trainer.train`.
     """
     length, rows = settings.sequence_length, settings.sequences_per_step
     steps = max(1, settings.tokens // (length * rows))
@@ -47,7 +47,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             eval_strategy="steps",
             eval_steps=settings.checkpoint_steps,
             save_total_limit=2,
-            metric_for_best_model="eval_loss",  # its checkpoint is never rotated away
+            metric_for_best_model="eval_loss",  # the best checkpoint is never deleted
             greater_is_better=False,
             prediction_loss_only=True,
         )
@@ -62,7 +62,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
         files = ", ".join(map(str, chunks))
         if len(training) < rows or not len(held_out):
             raise RevelaError(f"{files}: too few tokens for {rows} sequences of {length}")
-        # Whole batches only: the Trainer's mean loss would depend on the number of processes.
+        # Complete batches only: the Trainer's mean loss would depend on the number of processes.
         trainer = _Pretrainer(
             model=transformers.LlamaForCausalLM(_shape(settings, tokenizer)),
             args=arguments,
@@ -76,7 +76,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             trainer._load_from_checkpoint(trainer.state.best_model_checkpoint)
         if arguments.bf16:
             model.bfloat16()
-        loss = trainer.evaluate()["eval_loss"]  # of the weights as they are saved
+        loss = trainer.evaluate()["eval_loss"]  # of the saved weights
         if trainer.is_world_process_zero():
             with outputs.atomic_output(work / "model") as folder:
                 model.save_pretrained(folder)
@@ -110,10 +110,10 @@ def _shape(settings: Backbone, tokenizer: Any) -> transformers.LlamaConfig:
 
 
 class _Pretrainer(BaseTrainer):
-    """A trainer that logs the tokens seen, and held-out losses."""
+    """A trainer that logs the tokens seen and held-out losses."""
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log one step, or one held-out loss."""
+        """Log a step or a held-out loss."""
         step, tokens = self.state.global_step, self.rows_per_step * self.train_dataset.shape[1]
         if "eval_loss" in logs:
             held_out = logs["eval_loss"]
@@ -123,17 +123,17 @@ class _Pretrainer(BaseTrainer):
 
 
 def _collate(windows: list[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Return ids (B, L) and the same as labels: the model shifts them."""
+    """Return ids (B, L), also as labels: the model shifts them."""
     ids = torch.from_numpy(np.stack(windows).astype(np.int64))
     return {"input_ids": ids, "labels": ids}
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
-    """Train a byte-level BPE tokenizer; it adds no BOS and knows an EOS and a padding token."""
+    """Train a byte-level BPE tokenizer; it adds no BOS and has an EOS and a padding token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    # Each digit is a token, and so are runs of spaces: the text may be code.
+    # Digits are separate tokens, and runs of spaces are tokens: the text may be code.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
@@ -160,7 +160,7 @@ def _limited(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _in_turns(files: list[Path]) -> Iterator[str]:
-    """Yield a document of each file in turn, until the longest ends."""
+    """Yield a document from each file in turn, until the longest ends."""
     for documents in zip_longest(*map(_documents, files)):
         yield from (document for document in documents if document is not None)
 
@@ -171,9 +171,9 @@ def _documents(chunks: Path) -> Iterator[str]:
 
 
 def _tokenize(settings: Backbone, chunks: list[Path], folder: Path) -> None:
-    """Write the tokenizer, and all documents' ids in one row a split, an EOS after each.
+    """Write the tokenizer, and the ids of all documents as one row per split, an EOS after each.
 
-    The rows go to disk, so that memory does not grow with the corpora.
+    The rows are on disk, so that memory does not grow with the corpora.
     """
     print("training the tokenizer", flush=True)
     tokenizer = train_tokenizer(_in_turns(chunks), settings.vocabulary)

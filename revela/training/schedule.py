@@ -9,15 +9,14 @@ from torch.optim.lr_scheduler import LambdaLR
 def warmup_decay(
     optimizer: Any, kind: Literal["logarithmic", "linear"], warmup_steps: int, steps: int
 ) -> LambdaLR:
-    """Return a schedule that rises over `warmup_steps` and falls to zero at `steps`, in a line.
+    """Return a schedule that rises over `warmup_steps` and decays linearly to zero at `steps`.
 
-    With W warm-up steps of T the rate of step k < W is ln(k + 1) / ln W or k / W of the full one,
-    and that of step k ≥ W is (T − k) / (T − W) of it. A logarithmic W of 1 is 2, as DeepSpeed has
-    no fewer.
+    With W of T steps for warm-up, the factor of step k < W is ln(k + 1) / ln W or k / W, and that
+    of step k ≥ W is (T − k) / (T − W). A logarithmic W is at least 2, as in DeepSpeed.
 
-    DeepSpeed leaves `warmup_type` at `log` where a configuration does not name it, as the authors'
-    does not: half the rate is reached after a tenth of 100 steps. Its engine applies each rate one
-    step later than this schedule, which a run of 10,000 steps does not notice.
+    DeepSpeed's default of `warmup_type`, which the authors' configuration does not set, is `log`:
+    half the rate is reached after a tenth of 100 steps. Its engine applies each rate one step later
+    than this schedule, which is negligible in a run of 10,000 steps.
     """
     warmup = max(2, warmup_steps) if kind == "logarithmic" and warmup_steps else warmup_steps
 

@@ -1,7 +1,7 @@
-"""Trackers that get a training's measures besides its log: TensorBoard, Weights & Biases.
+"""Trackers that receive a training's measures besides its log: TensorBoard, Weights & Biases.
 
-The environment chooses them, e.g. `REVELA_TRACKERS=tensorboard,wandb`; in the settings of an
-experiment they would make it another training.
+They are set in the environment, e.g. `REVELA_TRACKERS=tensorboard,wandb`; as settings of an
+experiment they would make it a different training.
 """
 
 import importlib.util
@@ -14,10 +14,10 @@ _KNOWN = ("tensorboard", "wandb")
 
 
 def chosen() -> list[str]:
-    """Return the trackers that the environment names.
+    """Return the trackers named in the environment.
 
     Raises:
-        RevelaError: it names one that is unknown.
+        RevelaError: one is unknown.
     """
     names = os.environ.get("REVELA_TRACKERS", "").replace(",", " ").split()
     for name in names:
@@ -27,19 +27,19 @@ def chosen() -> list[str]:
 
 
 def missing(tracker: str) -> str | None:
-    """Return one line on what a tracker still needs here, None if it is ready."""
+    """Return one line on what a tracker lacks, or None if it is ready."""
     if importlib.util.find_spec(tracker) is None:
         return f"REVELA_TRACKERS: {tracker} needs the package {tracker}: pip install {tracker}"
     offline = os.environ.get("WANDB_MODE") in ("offline", "disabled")
     if tracker == "wandb" and not (os.environ.get("WANDB_API_KEY") or offline):
-        return "REVELA_TRACKERS: wandb needs WANDB_API_KEY as well, or WANDB_MODE=offline"
+        return "REVELA_TRACKERS: wandb also needs WANDB_API_KEY, or WANDB_MODE=offline"
     return None
 
 
 def prepare(output: Path, training: str) -> None:
     """Set up the chosen trackers to write to a model's folder; a resumed training resumes its run.
 
-    The run is named by the model's folder and by what identifies the settings and inputs.
+    The run is named after the model's folder and the hash of settings and inputs.
 
     Raises:
         RevelaError: a package or a key is missing, or a tracker is unknown.

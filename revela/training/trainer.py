@@ -25,7 +25,7 @@ from revela.training.objectives.revela import Revela
 from revela.training.schedule import warmup_decay
 
 MADE = ("retriever", "language_model", "steps")
-"""Folders that a training writes."""
+"""Folders written by a training."""
 
 
 def train(
@@ -38,38 +38,39 @@ def train(
     gradient_checkpointing: bool = False,
     loader_workers: int = 2,
 ) -> None:
-    """Train a retriever on a batch file, for Contriever a pair file, and write it to a folder.
+    """Train a retriever on a batch file (for Contriever, a pair file) and write it to a folder.
 
-    The processes that a launcher started train together. A step has the same batches, dropout
-    included, on any number of them, so that they change the result by rounding only.
+    The processes of a launcher train together. A step has the same batches and dropout on any
+    number of processes, so that their number changes the result by rounding only.
 
     Writes `retriever/` (a model of sentence-transformers: adapter or weights in safetensors,
-    tokenizer, encoding), `language_model/` where one is trained, `log.jsonl` (one line a step) and
-    `manifest.json`. While it runs, checkpoints are in `output/checkpoints/`, in a folder of these
-    settings and data, `checkpoint_minutes` apart at most: another call resumes from the last one.
+    tokenizer, encoding), `language_model/` if one is trained, `log.jsonl` (one line per step) and
+    `manifest.json`. While it runs, checkpoints are saved at least every `checkpoint_minutes` in
+    `output/checkpoints/`, in a folder for these settings and data: another call resumes from the
+    last one.
 
     Args:
-        experiment: what is trained, and how.
+        experiment: settings of the training.
         data: batch file or pair file.
-        output: the folder.
+        output: folder to write.
         checkpoint_minutes: see above.
-        zero_stage: of DeepSpeed, 2 or 3; 0 is DDP.
-        batches_per_forward: Revela's batches of one forward pass, at most.
+        zero_stage: ZeRO stage of DeepSpeed, 2 or 3; 0 is DDP.
+        batches_per_forward: maximum number of Revela's batches per forward pass.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
-        loader_workers: processes that tokenize ahead on a GPU; a CPU has no core to spare.
+        loader_workers: processes that tokenize ahead of a GPU; unused on a CPU.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
             written or is in use, a signal stopped the training (a checkpoint is saved), or
-            sentence-transformers encodes otherwise (the weights are in `retriever-unchecked/`).
+            sentence-transformers encodes differently (the weights are in `retriever-unchecked/`).
     """
     folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
     inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
     workers = loader_workers if devices()[0] != "cpu" else 0
-    if workers:  # tokenizers warns where a process forks after it has used threads
+    if workers:  # tokenizers warns if a process forks after using threads
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with start(output, experiment, inputs) as work:
-        # Before the models: ZeRO-3 shards weights where they are loaded.
+        # Before the models: ZeRO-3 shards weights while they are loaded.
         arguments = training_arguments(
             experiment,
             work,
@@ -96,7 +97,7 @@ def train(
             zero_stage,
             gradient_checkpointing,
         )
-        gc.collect()  # the check needs the memory that the models had
+        gc.collect()  # the check needs the models' memory
         if facts is None:
             return
         made = EncoderModel(kind="encoder", retriever=str(unchecked), encoding=experiment.encoding)
@@ -109,18 +110,20 @@ def train(
 
 
 def _rows(experiment: Experiment, data: Path) -> Any:
-    """Return the rows of a batch or pair file, which must be enough for the schedule."""
+    """Return the rows of a batch or pair file; there must be enough for the schedule."""
     on_pairs = experiment.objective.on_pairs
     rows = load_rows(data, ("query", "positive") if on_pairs else ("source", "texts"))
     reads_documents = getattr(experiment.objective, "similarity", None) == "documents"
     if reads_documents and not (len(rows) and any(rows[0].get("documents") or ())):
-        raise RevelaError(f"{data}: its chunks name no documents (similarity: documents)")
+        raise RevelaError(
+            f"{data}: its chunks have no document ids, which similarity: documents needs"
+        )
     if len(rows) < experiment.batches_per_step:
         raise RevelaError(
-            f"{data}: {len(rows)} rows are fewer than the {experiment.batches_per_step} of one "
-            "step (batches_per_step)"
+            f"{data}: {len(rows)} rows are not enough for one step "
+            f"(batches_per_step {experiment.batches_per_step})"
         )
-    with reading(data, "enough for this schedule"):
+    with reading(data, "data for this schedule"):
         experiment.check_steps(experiment.steps or len(rows) // experiment.batches_per_step)
     return rows
 
@@ -134,7 +137,7 @@ def _fit(
     zero_stage: int,
     gradient_checkpointing: bool,
 ) -> dict[str, Any] | None:
-    """Train and save the models; return facts for the manifest, in one process."""
+    """Train and save the models; return facts for the manifest in one process."""
     module, collate = _build(experiment, zero_stage, gradient_checkpointing)
     trainer = _Trainer(
         experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
@@ -168,14 +171,14 @@ def _fit(
 
 
 def without_casts(model: Any) -> None:
-    """Keep adapters from copying their input to float32, which autocast would copy back."""
+    """Stop adapters from casting their input to float32, which autocast would cast back."""
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
 
 
 def _rows_per_forward(experiment: Experiment, most: int) -> int:
-    """Return the rows of a forward pass; Revela's divide a process's share of a step."""
+    """Return the rows per forward pass; Revela's divide a process's share of a step."""
     objective = experiment.objective
     if objective.name != "revela" or objective.gather_across_devices:
         return experiment.batches_per_device
@@ -188,13 +191,13 @@ def _build(
 ) -> tuple[Any, Any]:
     """Load the models of an experiment and return its objective and its collator."""
     dtype = native_dtype(experiment.precision)
-    # Frozen weights can be half precision; trained ones stay in float32 under autocast.
+    # Frozen weights may be in half precision; trained ones stay in float32 under autocast.
     weights = dtype if experiment.lora else torch.float32
 
     def load(name: str, causal: bool, trained: bool = True) -> Any:
-        # One that others load; `load_model` merges a language model's adapters.
+        # A model that others load; `load_model` would merge a language model's adapter.
         if experiment.lora and not causal and Path(name, "adapter_config.json").exists():
-            raise RevelaError(f"model {name!r} is an adapter: make it whole by `revela export`")
+            raise RevelaError(f"model {name!r} is an adapter: merge it with `revela export`")
         model = load_model(name, causal=causal, dtype=weights)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -203,7 +206,7 @@ def _build(
             return model
         model = add_lora(model, experiment.lora, experiment.seed)
         without_casts(model)
-        if zero_stage:  # no autocast: float32 adapters would be computed in float32
+        if zero_stage:  # no autocast: float32 adapters would compute in float32
             for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
                 weight.data = weight.data.to(dtype)
         return model
@@ -226,7 +229,7 @@ class _Trainer(BaseTrainer):
 
     def __init__(self, experiment: Experiment, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.model_accepts_loss_kwargs = False  # each micro-batch's mean counts alike
+        self.model_accepts_loss_kwargs = False  # each micro-batch's mean has equal weight
         self.experiment = experiment
         self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step
         self.pulse: dict[str, torch.Tensor] = {}  # of this step's first batch
@@ -244,10 +247,10 @@ class _Trainer(BaseTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
         """Return the objective's loss and keep its measures for the log."""
-        # Dropout is seeded by a batch's place in its step, in whatever process it is.
+        # Dropout is seeded by a batch's place in its step, independent of its process.
         place = len(self.measures) * self.args.world_size + self.args.process_index
         key = f"{self.experiment.seed} {self.state.global_step} {place}"
-        documents = inputs.pop("documents", None)  # for the pulse alone
+        documents = inputs.pop("documents", None)  # for the pulse only
         torch.manual_seed(random.Random(key).getrandbits(63))
         result = model(**inputs)
         loss = result["loss"].detach()
@@ -256,13 +259,13 @@ class _Trainer(BaseTrainer):
         if every and self.state.global_step % every == 0 and not self.measures:
             ids, mask = inputs["language_model_ids"], inputs["language_model_mask"]
             devices = [self.args.device] if self.args.device.type == "cuda" else []
-            # A measure must not change the training: dropout draws from a copy of the state.
+            # Measuring must not change the training: dropout uses a copy of the random state.
             with self.accelerator.autocast(), torch.random.fork_rng(devices):
                 self.pulse = self.model.pulse(ids, mask, documents, inputs.get("sizes"))
             plain = self.pulse["plain_loss"]
             if getattr(self.experiment.objective, "language_model_loss", False):
                 loss = loss - plain  # the dual loss contains it
-            # Both on the same chunks: their difference is what in-batch attention gives.
+            # Both on the same chunks: their difference is the gain from in-batch attention.
             self.pulse["plain_loss_gain"] = plain - loss
         self.measures.append(
             {"tokens": tokens, "loss": result["loss"].detach(), **result["measures"]}
@@ -270,7 +273,7 @@ class _Trainer(BaseTrainer):
         return result["loss"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log one step: the means of all processes, in one transfer from the device."""
+        """Log one step: means over all processes, in one transfer from the device."""
         if "loss" not in logs or not self.measures:
             return
         rows = [torch.stack([value.float() for value in m.values()]) for m in self.measures]

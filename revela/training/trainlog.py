@@ -1,4 +1,4 @@
-"""The log of a training, one JSON line per step, and the cost of each of its runs."""
+"""The log of a training, one JSON line per step, and the cost of each of its segments."""
 
 import contextlib
 import ctypes
@@ -31,7 +31,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Read a training log.
 
     Raises:
-        RevelaError: it cannot be read, or has no step.
+        RevelaError: it cannot be read, or has no steps.
     """
     with reading(path, "a training log"):
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -41,7 +41,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_log_until(path: Path, step: int) -> None:
-    """Drop the lines of a log after `step`, and a last line that was cut off."""
+    """Drop the lines of a log after `step`, and a truncated last line."""
     if not path.exists():
         return
     kept = []
@@ -55,7 +55,7 @@ def keep_log_until(path: Path, step: int) -> None:
 class Meter(transformers.TrainerCallback):
     """Records the cost of a segment of a training, from its start until it ends or is killed.
 
-    One process of each node writes, so that the segments of all nodes and restarts add up.
+    One process per node writes, so that the segments of all nodes and restarts add up.
     """
 
     def __init__(self, work: Path) -> None:
@@ -105,19 +105,20 @@ class Meter(transformers.TrainerCallback):
 
 
 def memory_gb() -> float:
-    """Return the peak memory so far in GB: of the GPU where there is one, else of the process."""
+    """Return the peak memory so far in GB: of the GPU if there is one, else of the process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1024**3
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next step instead of returning it.
+    """Make the C library keep freed memory for the next step instead of returning it.
 
-    A step allocates and frees the same tensors again and again; on a CPU the page faults of fresh
-    memory cost a small model time. Tensors of 32 MB and more are returned all the same: where
-    others stay between them, glibc before 2.38 does not use their place again (its bug 14581), and
-    a large model takes several times the memory. `bench/training/freed_memory.py` measures both.
+    A step allocates and frees the same tensors again and again; on a CPU the page faults of new
+    memory slow down a small model. Tensors of 32 MB and more are still returned: if other
+    allocations remain between them, glibc before 2.38 does not reuse their space (its bug 14581),
+    and a large model takes several times the memory. `bench/training/freed_memory.py` measures
+    both.
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         libc = ctypes.CDLL("libc.so.6")

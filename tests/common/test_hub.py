@@ -181,7 +181,10 @@ def wrapped(cause):
         (ConnectionError("Couldn't reach it"), "not in the local cache"),
         (wrapped(None), "cannot be loaded: Something went wrong"),
         (ValueError(), "cannot be loaded: ValueError"),
-        (OSError("x does not appear to have a file named model.safetensors"), "no weights in"),
+        (
+            OSError("x does not appear to have a file named model.safetensors"),
+            "no safetensors weights",
+        ),
     ],
 )
 def test_every_error_is_explained_in_one_line(error, message):

@@ -307,7 +307,7 @@ def test_unjudged_queries_are_counted_and_must_not_be_all(backbone, collection, 
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     assert found.unjudged == 2
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n")
-    with pytest.raises(RevelaError, match="no judgement is above 0"):
+    with pytest.raises(RevelaError, match="no relevance is above 0"):
         evaluation.evaluate(
             searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
         )

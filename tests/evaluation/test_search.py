@@ -100,7 +100,7 @@ def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
     told = capsys.readouterr().out
     assert "00002.safetensors cannot be read" in told
     assert "00003.safetensors is of another model" in told
-    assert "1 of 4 shards are there already" in told
+    assert "1 of 4 shards exist" in told
 
 
 def test_shards_of_other_texts_or_weights_are_encoded_again(backbone, tmp_path):
@@ -178,11 +178,11 @@ def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, 
     alone = indexed(texts, tmp_path / "alone")
     capsys.readouterr()
     shared = indexed(texts, tmp_path / "own", tmp_path / "lent")
-    assert "23 of 25 passages are encoded already" in capsys.readouterr().out
+    assert "23 of 25 passages are already encoded" in capsys.readouterr().out
     (own,) = (tmp_path / "own").rglob("*.safetensors")
     assert len(load_file(own)["embeddings"]) == 2
     assert shared == pytest.approx(alone, abs=1e-6)
     # Shards of other weights are not reused.
     other = DenseSearch(model, "m", "r2", suite, tmp_path / "other", tmp_path / "lent")
     other.index(dataset(texts), hf_split="test", hf_subset="default")
-    assert "0 of 25 passages are encoded already" in capsys.readouterr().out
+    assert "0 of 25 passages are already encoded" in capsys.readouterr().out

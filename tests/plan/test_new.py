@@ -113,9 +113,9 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
     [
         (lambda: Path("nowhere"), "nowhere: no such file or folder"),
         (lambda: notes(2, "A few words."), "12 words make about .* chunks; a batch has 16"),
-        (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field of its first row is a text: n"),
-        (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: its first row has no fields"),
-        (lambda: _file("x.jsonl", "{\n"), "x.jsonl: its first row has no fields"),
+        (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field of the first row is a text: n"),
+        (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: the first row has no fields"),
+        (lambda: _file("x.jsonl", "{\n"), "x.jsonl: the first row has no fields"),
         (lambda: _file("my notes/x.jsonl", "{}\n"), "holds files of rows and plain texts"),
         (lambda: notes(9, "word " * 999, "é"), "é.yaml: corpora: a name must be letters"),
     ],

@@ -90,7 +90,7 @@ def test_from_the_shell(texts, backbone, tmp_path):
     assert "6 documents, 6 chunks" in run(*arguments)[0]
     shard = folder / "embeddings" / "0" / "00000.safetensors"
     before = shard.stat().st_mtime_ns
-    assert "1 of 1 shards are there already" in run(*arguments)[0]
+    assert "1 of 1 shards exist" in run(*arguments)[0]
     assert shard.stat().st_mtime_ns == before
     out, _ = run("search", folder, "sockets and processes", "--by", "bm25")
     assert out.splitlines()[0].startswith(" 1. ")

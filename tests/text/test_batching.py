@@ -145,7 +145,7 @@ def test_the_first_batches(tmp_path):
     every, _ = made(tmp_path, chunks, **settings)
     first, _ = made(tmp_path, chunks, **settings, num_batches={"first": 5})
     assert first == every[:5]
-    with pytest.raises(RevelaError, match="cannot take the first 13 rows: there are only 12"):
+    with pytest.raises(RevelaError, match="cannot take the first 13 rows: only 12 are available"):
         made(tmp_path, chunks, **settings, num_batches={"first": 13})
 
 

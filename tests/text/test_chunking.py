@@ -60,5 +60,5 @@ def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
 def test_an_empty_corpus_is_an_error(tmp_path):
     (tmp_path / "corpus.jsonl").write_text("")
     corpus = FilesCorpus(source="files", path=str(tmp_path / "corpus.jsonl"))
-    with pytest.raises(RevelaError, match="holds no document"):
+    with pytest.raises(RevelaError, match="has no documents"):
         chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)

@@ -120,9 +120,9 @@ def test_a_hub_set_from_a_folder(tmp_path):
         (b'{"text": "\xff\xfe"}', r"rows\.jsonl:2: invalid UTF-8"),
         (b'{"txt": "x"}', r"rows\.jsonl:2: unknown field 'text'; did you mean 'txt'"),
         (b'{"text": "  "}', r"rows\.jsonl:2: field 'text' is empty"),
-        (b'{"text": 7}', r"rows\.jsonl:2: field 'text' is not a string but int"),
+        (b'{"text": 7}', r"rows\.jsonl:2: field 'text' must be a string; got int"),
         (b'{"text": "\\ud800"}', r"rows\.jsonl:2: invalid UTF-8: surrogates"),
-        (b"[1, 2]", r"rows\.jsonl:2: expected an object with fields, got list"),
+        (b"[1, 2]", r"rows\.jsonl:2: expected an object with fields; got list"),
     ],
 )
 def test_a_bad_row_is_an_error_or_skipped(tmp_path, line, message):
@@ -232,7 +232,7 @@ def test_a_stream_that_breaks_off_is_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("revela.text.corpora.time.sleep", waits.append)
     found = documents(source="hub", dataset=str(tmp_path))
     assert [d.text for d in found] == [f"{shard} {n}" for shard in range(3) for n in range(800)]
-    assert "broke off after row 1700 (ConnectionError: the line is dead); trying again" in (
+    assert "broke off after row 1700 (ConnectionError: the line is dead); retrying" in (
         capsys.readouterr().err
     )
     assert len(waits) == 3

@@ -240,7 +240,7 @@ def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained
     workers = run_until(process, output, 5)
     workers[1].kill()
     printed, _ = process.communicate(timeout=60)
-    assert printed.endswith("revela: error: process 1 was ended by SIGKILL\n")
+    assert printed.endswith("revela: error: process 1 was killed by SIGKILL\n")
     assert "Traceback" not in printed
     assert gone(workers)
     print(f"kill -9 of rank 1: resumes from {checkpoint_of(output)}")
@@ -287,7 +287,7 @@ def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
         fcntl.flock(held, fcntl.LOCK_EX)
         process = start(folder, experiment(folder), tmp_path / "m", 0)
         printed, _ = process.communicate(timeout=60)
-    assert printed == f"revela: error: {tmp_path / 'm'}: another training is running there\n"
+    assert printed == f"revela: error: {tmp_path / 'm'}: another training is using this folder\n"
     assert process.returncode == 1
 
 

@@ -203,7 +203,7 @@ def test_lora_on_an_adapter_is_refused(backbone, data, tmp_path):
     shutil.copytree(backbone, tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     settings = experiment(backbone, lora=LORA, retriever=str(tmp_path / "adapter"))
-    with pytest.raises(RevelaError, match="is an adapter: make it whole by `revela export`"):
+    with pytest.raises(RevelaError, match="is an adapter: merge it with `revela export`"):
         train(settings, data, tmp_path / "m")
 
 
@@ -286,7 +286,7 @@ def test_reads_do_not_depend_on_the_batches_of_a_forward_pass(backbone, data, tm
 def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path):
     pq.write_table(pq.read_table(data).drop_columns("documents"), tmp_path / "nameless.parquet")
     reading = {"name": "revela", "similarity": "documents"}
-    with pytest.raises(RevelaError, match="its chunks name no documents"):
+    with pytest.raises(RevelaError, match="its chunks have no document ids"):
         train(
             experiment(backbone, objective=reading), tmp_path / "nameless.parquet", tmp_path / "m"
         )
@@ -620,7 +620,7 @@ def test_two_trainings_in_one_folder(backbone, data, tmp_path):
     (tmp_path / "m" / "checkpoints").mkdir(parents=True)
     with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(RevelaError, match="another training is running there"):
+        with pytest.raises(RevelaError, match="another training is using this folder"):
             train(experiment(backbone), data, tmp_path / "m")
 
 

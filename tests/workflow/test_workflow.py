@@ -385,7 +385,7 @@ def test_tasks_with_one_corpus_encode_it_once(project):
     write_config(project, CONFIG)
     assert result.returncode == 0, result.stderr
     log = project / "results/logs/evaluate/untouched.more-task.log"
-    assert re.search(r"^(\d+) of \1 passages are encoded already", log.read_text(), re.MULTILINE)
+    assert re.search(r"^(\d+) of \1 passages are already encoded", log.read_text(), re.MULTILINE)
     own = json.loads((project / dense).read_text())
     lent = json.loads((project / "results/scores/untouched/lending-task.json").read_text())
     assert own | {"task": ""} == lent | {"task": ""}
@@ -547,7 +547,7 @@ def test_after_a_kill_the_next_run_finishes(project):
     assert list(work.rglob("complete.json")), "the training was not killed in its middle"
     assert refused.returncode != 0
     (told,) = (project / "results/logs/train/tiny-revela.log").read_text().splitlines()
-    assert told.endswith("results/models/tiny-revela: another training is running there")
+    assert told.endswith("results/models/tiny-revela: another training is using this folder")
     assert not (project / "results/models/tiny-revela/retriever").exists()
     result = snakemake(project, *again, "results/models/undisturbed/log.jsonl")
     write_config(project, CONFIG)

@@ -17,8 +17,8 @@ from revela.encoder import Encoder
 class Contriever(nn.Module):
     """A retriever that learns to rank a query's passage above all other passages.
 
-    The others are those of one forward pass in one process, so that the number of negatives is a
-    setting (`batches_per_device`) and does not depend on how many processes share a step.
+    The others are those of the same forward pass in one process, so that the number of negatives is
+    a setting (`batches_per_device`) and does not depend on the number of processes.
     """
 
     def __init__(self, retriever: Encoder, settings: ContrieverObjective) -> None:
@@ -37,8 +37,8 @@ class Contriever(nn.Module):
     ) -> dict[str, Any]:
         """Return the InfoNCE loss of queries (Q, L), and its accuracy.
 
-        Passages (Q · G, L') are each query's positive, then its G − 1 negatives; those of all
-        queries are negatives of each other's. The lengths spare reading them from the device.
+        Passages (Q · G, L') are each query's positive, then its G − 1 negatives; all passages of
+        other queries are negatives too. With the lengths the host need not wait for the device.
         """
         query_QD = self._embed(query_ids, query_mask, query_lengths)
         passage_PD = self._embed(passage_ids, passage_mask, passage_lengths)
@@ -61,7 +61,7 @@ class Contriever(nn.Module):
         """Return embeddings (N, D), encoded in batches of `encode_batch_size`.
 
         Each batch is encoded again in the backward pass, when the gradients of all embeddings are
-        known (as GradCache does). Texts of similar length share a batch, cut to its longest.
+        known (as in GradCache). Texts of similar length share a batch, padded to its longest.
         """
         size = self.settings.encode_batch_size
         if size is None or len(input_ids) <= size:

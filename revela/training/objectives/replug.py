@@ -1,4 +1,4 @@
-"""REPLUG: the retriever learns a frozen language model's preferences (paper, appendix B.3)."""
+"""REPLUG: distils a frozen language model's preferences into a retriever (paper, appendix B.3)."""
 
 import warnings
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from revela.attention.packing import (
 from revela.config.steps import ReplugObjective
 from revela.encoder import Encoder
 
-_IDENTITY = 0.99  # of the targets' weight on the chunks themselves: nothing is left to learn
+_IDENTITY = 0.99  # weight of targets on the chunks themselves: nothing to learn
 
 
 class Replug(nn.Module):
-    """A retriever distilled from how well each chunk lets a frozen LM predict each other."""
+    """A retriever distilled from how well a frozen LM predicts each chunk given another."""
 
     def __init__(self, retriever: Encoder, language_model: Any, settings: ReplugObjective) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Replug(nn.Module):
         self.settings = settings
 
     def train(self, mode: bool = True) -> "Replug":
-        """Set training mode on the retriever only; the language model stays as it is."""
+        """Set training mode on the retriever only; the language model is unchanged."""
         super().train(mode)
         self.language_model.eval()
         return self
@@ -53,9 +53,9 @@ class Replug(nn.Module):
     ) -> dict[str, Any]:
         """Return mean_i KL(P_LM(·|i) ‖ P_retriever(·|i)) of a batch, and the targets' sharpness.
 
-        The retriever's ids (2B, L) are the query forms above the passage forms; those of the
-        language model (B, L) are the chunks, padded on the right. `retriever_lengths` spare
-        reading them from the device.
+        The retriever's ids (2B, L) are the query forms followed by the passage forms; those of the
+        language model (B, L) are the chunks, padded on the right. With `retriever_lengths` the host
+        need not wait for the device.
         """
         query_BD, passage_BD = self.retriever(
             retriever_ids, retriever_mask, retriever_lengths
@@ -66,7 +66,7 @@ class Replug(nn.Module):
         target_BB = -loss_BB / self.settings.language_model_temperature
         if not self.settings.include_self:
             own = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
-            # A finite floor: KL of two zero probabilities must be zero, not NaN.
+            # A finite floor: the KL of two zero probabilities must be zero, not NaN.
             scores_BB = scores_BB.masked_fill(own, torch.finfo(scores_BB.dtype).min)
             target_BB = target_BB.masked_fill(own, torch.finfo(target_BB.dtype).min)
         target_BB = target_BB.softmax(dim=-1)
@@ -91,13 +91,13 @@ class Replug(nn.Module):
 def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return ℓ (B, B): ℓ_ij = −log p(D_i | D_j), summed over the real tokens of D_i.
 
-    All prefixes go through the model once; the keys and values of each serve all D_i. The first
-    token of D_i is predicted by the last one of D_j. A BOS belongs to D_j alone: within the
-    sequence it would be a token that no model expects. The chunks (B, L) are padded on the right.
+    All prefixes go through the model once, and their keys and values are reused for all D_i. The
+    first token of D_i is predicted by the last one of D_j. Only D_j has a BOS: models do not expect
+    one within a sequence. The chunks (B, L) are padded on the right.
     """
     bos = language_model.config.bos_token_id
     starts_B = input_ids[:, 0] == (-1 if bos is None else bos)
-    # All that the host has to know in one transfer: each would wait for the device.
+    # Everything the host needs in one transfer, because each one waits for the device.
     known = torch.stack([attention_mask.sum(1), starts_B]).tolist()
     lengths, device = known[0], input_ids.device
     model = prepared(language_model, 2 * max(lengths))
@@ -127,7 +127,7 @@ def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor)
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Rows that remember their keys and values at each layer, packed (T, G, D)."""
+    """Rows that store their keys and values at each layer, packed (T, G, D)."""
 
     packing: Packing
     remembered: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -139,14 +139,14 @@ class Prefixes:
 
 
 class AfterPrefix:
-    """Rows that all stand behind one and the same prefix, of P tokens."""
+    """Rows that all follow the same prefix of P tokens."""
 
     def __init__(self, packing: Packing, prefixes: Prefixes, number: int) -> None:
         self.packing, self.prefixes = packing, prefixes
         starts = starts_of(prefixes.packing.lengths)
         self.prefix = slice(starts[number], starts[number + 1])
         if packing.flash:
-            # For each row the prefix, and behind it the row's own tokens.
+            # For each row the prefix, followed by the row's own tokens.
             length = prefixes.packing.lengths[number]
             joined = [
                 np.r_[:length, length + start : length + end]
@@ -157,7 +157,7 @@ class AfterPrefix:
             self.keys = Spans(key_starts.int(), length + packing.width)
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return causal attention (T, H, D) to the prefix and the own row, in one softmax."""
+        """Return causal attention (T, H, D) to the prefix and the row itself, in one softmax."""
         before = [states[self.prefix] for states in self.prefixes.remembered[module.layer_idx]]
         if self.packing.flash:
             key, value = (

@@ -1,4 +1,4 @@
-"""Revela: retriever and language model learn together by in-batch attention (paper, section 3)."""
+"""Revela: trains a retriever and a language model by in-batch attention (paper, section 3)."""
 
 from collections.abc import Sequence
 from random import Random
@@ -16,7 +16,7 @@ from revela.encoder import Encoder
 
 
 class Revela(nn.Module):
-    """A retriever whose similarities weigh what a language model reads in other chunks."""
+    """A retriever whose similarities weight what a language model reads in other chunks."""
 
     def __init__(self, retriever: Encoder, language_model: Any, settings: RevelaObjective) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class Revela(nn.Module):
     ) -> Tensor:
         """Return Sim (B, B): query form of chunk i against passage form of chunk j (3.3).
 
-        Across W processes it is (B, W · B). The ids (2B, L) are the B query forms above the B
-        passage forms, so that one forward pass does both.
+        Across W processes it is (B, W · B). The ids (2B, L) are the B query forms followed by the B
+        passage forms, encoded in one forward pass.
         """
         query_BD, passage_BD = self.retriever(input_ids, attention_mask, lengths).chunk(2)
         with torch.autocast(query_BD.device.type, enabled=False):
@@ -65,9 +65,9 @@ class Revela(nn.Module):
     ) -> dict[str, Any]:
         """Return the loss of a batch, and its `similarity_measures`.
 
-        `sizes` are those of several batches behind each other; `reads` say which chunk of its batch
-        each one reads where the retriever does not; `retriever_lengths` spare reading them from the
-        device.
+        `sizes` are those of several concatenated batches; `reads` is the chunk of its batch that
+        each chunk reads if the retriever does not determine it; with `retriever_lengths` the host
+        need not wait for the device.
         """
         if self.settings.similarity == "documents":
             similarity_BB = _one_hot(reads, language_model_ids.device)
@@ -94,14 +94,14 @@ class Revela(nn.Module):
         documents: Sequence[Sequence[str | None]],
         sizes: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
-        """Return what the language model makes of other chunks, whatever the retriever says.
+        """Return measures of the language model that do not depend on the retriever.
 
-        `plain_loss` is its loss on a batch without in-batch attention. `contrast`, where chunks
-        share a document, is what reading one of the own document spares against any other one.
-        `documents` are those of each batch's chunks.
+        `plain_loss` is its loss on a batch without in-batch attention. `contrast`, if chunks share
+        a document, is the reduction of the loss when a chunk reads one of its own document instead
+        of any other. `documents` are those of each batch's chunks.
         """
         model, ids, mask = self.language_model, language_model_ids, language_model_mask
-        # Whatever this process's chunks are: where weights are sharded, all processes must do the
+        # Even if this process does not need them: with sharded weights all processes must run the
         # same passes.
         value_norm = self.settings.value_norm
         right, wrong = (
@@ -121,7 +121,7 @@ class Revela(nn.Module):
 
 
 def _one_hot(reads: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return Sim (B, B) of batches behind each other, whose chunks read one chunk each."""
+    """Return Sim (B, B) of concatenated batches whose chunks read one chunk each."""
     blocks = [F.one_hot(torch.tensor(batch), len(batch)).float() for batch in reads]
     return torch.block_diag(*blocks).to(device)
 
@@ -129,10 +129,10 @@ def _one_hot(reads: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 def chunks_to_read(
     documents: Sequence[str | None], wrong_share: float, random: Random
 ) -> list[int]:
-    """Return which chunk of its batch each one reads, where no retriever says it.
+    """Return the chunk of its batch that each chunk reads without a retriever.
 
-    That is another one of its document, or, with a chance of `wrong_share`, one of any other; where
-    there is none such, one of the rest.
+    It is another chunk of the same document or, with probability `wrong_share`, one of another
+    document; if there is none, any other chunk.
     """
     found = []
     for own, document in enumerate(documents):
@@ -145,11 +145,11 @@ def chunks_to_read(
 
 
 def similarity_measures(similarity_BB: Tensor) -> dict[str, Tensor]:
-    """Return how sharp the similarities are.
+    """Return measures of the similarities' sharpness.
 
     `top_similarity` is the mean of each row's largest weight. `rows_learning` is the share of rows
-    through which any gradient reaches the retriever: where one weight is one to rounding, the
-    softmax passes none.
+    through which any gradient reaches the retriever: if a weight is one up to rounding, the softmax
+    passes none.
     """
     top_B = similarity_BB.max(dim=1).values
     return {"top_similarity": top_B.mean(), "rows_learning": (top_B < 1 - 1e-6).float().mean()}
