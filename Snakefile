@@ -1,4 +1,4 @@
-"""Revela, from raw text to the tables: what can be made, and where each rule stands.
+"""Revela, from raw text to tables: the targets, and the files with the rules.
 
 snakemake --cores 2 --configfile config.demo.yaml --replace-workflow-config all
 snakemake --cores 8 results/tables/coir.csv

@@ -1,3 +1,3 @@
-"""Planned jobs and files in; what they need, what they will take and where they stand out."""
+"""Plans and monitors runs: what jobs need, what they will cost, and their progress."""
 
 __all__: list[str] = []

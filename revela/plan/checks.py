@@ -1,4 +1,4 @@
-"""The checks of preflight, a function each: what jobs need, and whether it is there.
+"""The checks of preflight, one function each: what jobs need, and whether it is available.
 
 A finding is ok, a warning or an error, and names the jobs that it concerns.
 """
@@ -24,8 +24,8 @@ from revela.plan.jobs import SECTIONS, Job, backbone_of, sources
 from revela.plan.machine import Machine, partition_resources
 from revela.training import trackers
 
-_UNCOUNTED = "unknown how many: a corpus has no published counts and cannot be read"
-_UNKNOWN = "memory and time unknown: no config.json of its model"
+_UNCOUNTED = "number unknown: a corpus has no published counts and cannot be read"
+_UNKNOWN = "memory and time unknown: its model has no config.json"
 
 _KINDS = {"chunk": "data", "batch": "data", "pair": "data", "pretrain": "models", "train": "models"}
 
@@ -34,7 +34,7 @@ Verdict = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the table."""
+    """A row of the table."""
 
     what: str
     verdict: Verdict
@@ -43,15 +43,15 @@ class Finding:
 
 
 def check(plan: Plan) -> list[Finding]:
-    """Return what was found, in the order of a run."""
+    """Return the findings, in the order of a run."""
     checks = [_hub, _trackers, _counts, _trainings, _evaluations, _disk, _lucene, _lm_eval,
               _partition]  # fmt: skip
     found = [finding for one in checks for finding in one(plan)]
-    return found or [Finding("nothing", "ok", "these jobs need nothing that could be missing")]
+    return found or [Finding("nothing", "ok", "these jobs have no requirements to check")]
 
 
 def _hub(plan: Plan) -> Iterator[Finding]:
-    """Say how many repositories can be read; a finding for each that cannot."""
+    """Count the readable repositories; yield a finding for each one that is not readable."""
     hub, needing = plan.hub, defaultdict(list)
     for job in plan.jobs:
         for source in sources(plan.config, job):
@@ -78,7 +78,7 @@ def _trackers(plan: Plan) -> Iterator[Finding]:
 
 
 def _counts(plan: Plan) -> Iterator[Finding]:
-    """Compare the batches and pairs that are asked for with those that can be made."""
+    """Compare the requested batches and pairs with those that can be made."""
     for rule in ("batch", "pair"):
         section = SECTIONS[rule]
         for name, jobs in plan.of(rule).items():
@@ -95,14 +95,14 @@ def _short(config: Config, section: str, name: str, rows: Rows) -> str:
     entry = getattr(config, section)[name]
     if getattr(entry, "sample_from", None):
         asked = ", ".join(f"{count:,} of {other}" for other, count in entry.sample_from.items())
-        return f"sample_from asks for {asked}; there are {rows.margin:.2f} for each"
+        return f"sample_from requests {asked}; {rows.margin:.2f} are available for each"
     about = "" if rows.exact else "about "
     chunks = f": {about}{rows.chunks:,.0f} chunks" if rows.chunks else ""
-    return f"num_{section} asks for {rows.asked:,} of {about}{rows.available:,.0f}{chunks}"
+    return f"num_{section} requests {rows.asked:,} of {about}{rows.available:,.0f}{chunks}"
 
 
 def _trainings(plan: Plan) -> Iterator[Finding]:
-    """Check that the GPUs divide a step, and that each has the memory for its share."""
+    """Check that a step is divisible by the GPUs, and that each has memory for its share."""
     machine = plan.machine
     for name, jobs in plan.of("train").items():
         experiment, models = plan.config.experiments[name], plan.models(name)
@@ -127,7 +127,7 @@ def _trainings(plan: Plan) -> Iterator[Finding]:
 
 
 def _evaluations(plan: Plan) -> Iterator[Finding]:
-    """Look for the keys of APIs, and for the memory to encode texts."""
+    """Check the keys of APIs, and the memory for encoding texts."""
     machine = plan.machine
     for name, jobs in plan.of("evaluate", "evaluate_language_model").items():
         entry = plan.config.models.get(name)
@@ -143,14 +143,14 @@ def _evaluations(plan: Plan) -> Iterator[Finding]:
 
 
 def _memory(what: str, need: float | None, machine: Machine, jobs: Sequence[Job]) -> Finding:
-    """Compare bytes needed with what one GPU has, or the machine without one."""
+    """Compare the bytes needed with the memory of one GPU, or of a machine without GPUs."""
     if need is None:
         return Finding(what, "warning", _UNKNOWN, jobs)
     about = f"about {need / GB:.1f} GB"
     if machine.gb is None:
-        message = f"{about} a GPU; what a GPU has is unknown (gpu_memory_gb)"
+        message = f"{about} per GPU; the memory of a GPU is unknown (gpu_memory_gb)"
         return Finding(what, "warning", message, jobs)
-    has = "a GPU has" if machine.gpus else "no GPU here; the machine has"
+    has = "a GPU has" if machine.gpus else "no GPU; the machine has"
     message = f"{about}; {has} {machine.gb:.0f} GB"
     return Finding(what, _verdict(need / GB, machine.gb), message, jobs)
 
@@ -162,7 +162,7 @@ def _verdict(need: float, there: float, uncertainty: float = UNCERTAINTY) -> Ver
 
 
 def _disk(plan: Plan) -> Iterator[Finding]:
-    """Add up what will be written, on the disk of `results/` and on that of the hub's cache."""
+    """Sum what will be written to the disks of `results/` and of the hub's cache."""
     from huggingface_hub import constants
 
     cost, written, cached = plan.cost(plan.jobs), Counter[str](), Counter[str]()
@@ -214,7 +214,7 @@ def _partition(plan: Plan) -> Iterator[Finding]:
 
 
 def _tried(what: str, answer: Callable[[], str], jobs: Sequence[Job]) -> Finding:
-    """Return what a tool answers; that it does not answer, or what it lacks, is an error."""
+    """Return a tool's answer as a finding; a RevelaError becomes an error."""
     try:
         return Finding(what, "ok", answer(), jobs)
     except (RevelaError, OSError, subprocess.SubprocessError) as error:

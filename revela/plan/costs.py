@@ -1,4 +1,4 @@
-"""Planned jobs and what they cost, from shapes and counts alone: operations, disk, downloads."""
+"""Costs of planned jobs, estimated from shapes and counts: operations, disk, downloads."""
 
 import functools
 from collections import defaultdict
@@ -16,18 +16,18 @@ from revela.plan.estimates import GB, TFLOPS, Collection, Models, Shape
 from revela.plan.jobs import SECTIONS, Job, Source, backbone_of, sources
 from revela.plan.machine import Machine
 
-_RUN_LINES = 100  # documents of a query in a run
+_RUN_LINES = 100  # documents per query in a run
 _BYTES_PER_LINE = 55
 
 
 @dataclass
 class Cost:
-    """What jobs cost; what is not known is left out."""
+    """The cost of jobs; unknown costs are omitted."""
 
     flops: float = 0
-    disk: float = 0  # bytes that stay
-    peak: float = 0  # bytes that are there while the largest job runs
-    fetched: dict[Source, float] = field(default_factory=dict)  # bytes, each fetched once
+    disk: float = 0  # bytes that are kept
+    peak: float = 0  # temporary bytes of the largest job
+    fetched: dict[Source, float] = field(default_factory=dict)  # bytes; each source is fetched once
     cached: dict[Source, float] = field(default_factory=dict)  # bytes in the hub's cache
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -40,14 +40,14 @@ class Cost:
         )
 
     def figures(self) -> dict[str, float]:
-        """Return GPU-hours and gigabytes under the names that a report has for them."""
+        """Return GPU-hours and gigabytes under their names in a report."""
         hours = {f"{gpu} hours": self.flops / rate / 3.6e15 for gpu, rate in TFLOPS.items()}
         sizes = {"disk GB": self.disk / GB, "fetched GB": sum(self.fetched.values()) / GB}
         return {name: round(value, 2) for name, value in (hours | sizes).items()}
 
 
 class Plan:
-    """The jobs of a run, and what is known beforehand of what they use and cost.
+    """The jobs of a run, and estimates of what they use and cost.
 
     `known` is the folder with published counts of corpora and shapes of models.
     """
@@ -61,7 +61,7 @@ class Plan:
         self._cost_of = functools.cache(self._cost)
 
     def of(self, *rules: str) -> dict[str, list[Job]]:
-        """Return the jobs of some rules by their names."""
+        """Return the jobs of some rules by name."""
         found = defaultdict(list)
         for job in self.jobs:
             if job.rule in rules:
@@ -69,23 +69,23 @@ class Plan:
         return found
 
     def cost(self, jobs: Iterable[Job]) -> Cost:
-        """Return the cost of jobs together."""
+        """Return the total cost of jobs."""
         return sum(map(self._cost_of, jobs), Cost())
 
     def models(self, experiment: str) -> Models | None:
-        """Return the shapes that an experiment trains with, None if one is unknown."""
+        """Return the shapes of an experiment's models, or None if one is unknown."""
         settings = self.config.experiments[experiment]
         names = [name for name in (settings.retriever, settings.language_model) if name]
         shapes = [shape for name in names if (shape := self.shape(name))]
         return shapes if len(shapes) == len(names) else None
 
     def row_size(self, experiment: str) -> int:
-        """Return the texts of a row of an experiment's data: B, or query and documents."""
+        """Return the number of texts per row of an experiment's data: B, or query and documents."""
         data = self.config.experiments[experiment].data
         return texts_per_row(getattr(self.config, data.section)[data])
 
     def training_flops(self, experiment: str) -> float | None:
-        """Return the floating-point operations of a training, None if they are not known."""
+        """Return the floating-point operations of a training, or None if unknown."""
         models, rows = self.models(experiment), self.counts.rows_trained(experiment)
         if models is None or rows is None:
             return None
@@ -93,7 +93,7 @@ class Plan:
         return estimates.training_flops(settings, models, size, rows)
 
     def _shape(self, name: str | None) -> Shape | None:
-        """Return the shape of an entry's model, a hub name or a folder, None if it is unknown."""
+        """Return the shape of an entry's model, a hub name or a folder, or None if unknown."""
         if name in self.config.experiments:
             return self._shape(self.config.experiments[name].language_model)
         if name in self.config.backbones:
@@ -101,7 +101,7 @@ class Plan:
         described = name and (self.hub.config(name) or self._published.get(name, {}).get("config"))
         try:
             return Shape.of(described) if described else None
-        except Exception:  # of somebody else's file: whatever is wrong, its costs are unknown
+        except Exception:  # any error in an external file makes its costs unknown
             return None
 
     def _cost(self, job: Job) -> Cost:
@@ -123,7 +123,7 @@ class Plan:
             return Cost()
         words = text.chunks * corpus.max_words * CHUNK_FILL
         fetched = {Source("data set", job.name): text.download}
-        # A corpus without a file of its own is streamed.
+        # A corpus without `file` is streamed.
         cached = fetched if getattr(corpus, "file", None) else {}
         return Cost(disk=words * BYTES_PER_WORD, fetched=fetched, cached=cached)
 
@@ -149,7 +149,7 @@ class Plan:
         if models is None:
             return Cost()
         trained = estimates.trained_parameters(settings, models)
-        # Weights and two moments; the new one stands before the oldest one goes.
+        # Weights and two moments; a new checkpoint is written before the oldest is deleted.
         checkpoints = 12 * trained * (settings.checkpoints_kept + 1)
         return Cost(self.training_flops(job.name) or 0, disk=4 * trained, peak=checkpoints)
 
@@ -158,13 +158,13 @@ class Plan:
         if not isinstance(suite, MtebBenchmark) or (size := Collection.of(job.task)) is None:
             return Cost()
         if self.config.shared_corpus(job.name, job.task):
-            # Another task encodes the documents; the tokens of queries are not worth counting.
+            # Another task encodes the documents; the queries' tokens are negligible.
             size = Collection(0, size.queries, 0)
         source = Source("data set", job.task)
         cost = Cost(
             disk=size.queries * _RUN_LINES * _BYTES_PER_LINE,
             fetched={source: size.characters},
-            cached={source: 2 * size.characters},  # as it is fetched, and as it is prepared
+            cached={source: 2 * size.characters},  # as fetched and as prepared
         )
         if shape := self.shape(backbone_of(self.config, job.name)):
             own = getattr(self.config.models.get(job.name), "max_length", None)

@@ -1,4 +1,4 @@
-"""How much text there is before anything is made: documents → words → chunks → rows → steps."""
+"""Estimates sizes before anything is computed: documents → words → chunks → rows → steps."""
 
 import gzip
 import itertools
@@ -26,29 +26,30 @@ from revela.plan.jobs import SECTIONS, Job
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import count_rows
 
-# Words of a chunk as a share of `max_words`, the last chunk of a document aside, which is half as
-# long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and manuals.
+# Words of a chunk as a share of `max_words`, except in the last chunk of a document, which is half
+# as long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and
+# manuals.
 CHUNK_FILL = 0.88
-BYTES_PER_WORD = 3  # of a Parquet file's compressed text
-_SAMPLE, _SAMPLE_BYTES = 1000, 1_000_000  # that are read where nothing is known
+BYTES_PER_WORD = 3  # of compressed text in a Parquet file
+_SAMPLE, _SAMPLE_BYTES = 1000, 1_000_000  # read if no counts are known
 
 
 @dataclass(frozen=True)
 class Text:
-    """A corpus: documents that are kept, their words and chunks."""
+    """Size of a corpus: kept documents, their words and chunks."""
 
     documents: float | None
     words: float | None
     chunks: float
-    source: str  # where the counts come from
+    source: str  # origin of the counts
     download: float = 0  # bytes that are read from the hub
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A set of batches or pairs: how many rows it will have, and how many it could have."""
+    """Size of a set of batches or pairs: rows requested and rows available."""
 
-    chunks: float | None  # that it is drawn from, None where they are not known
+    chunks: float | None  # that it is drawn from; None if unknown
     available: float
     asked: int | None = None
     exact: bool = True  # not estimated
@@ -56,27 +57,27 @@ class Rows:
 
     @property
     def count(self) -> float:
-        """The rows that there will be."""
+        """The number of rows that will be made."""
         return self.asked or self.available
 
     @property
     def margin(self) -> float | None:
-        """The rows that are available for each that is asked for."""
+        """The number of available rows per requested row."""
         return self.available / self.asked if self.asked else None
 
 
 def texts_per_row(entry: Batches | Pairs) -> int:
-    """Return the texts of a batch (B), or of a pair with its negatives."""
+    """Return the number of texts per batch (B), or per pair with its negatives."""
     return entry.batch_size if isinstance(entry, Batches) else 2 + entry.negatives
 
 
 class Counts:
-    """Sizes of corpora and data sets, each looked up once; None where one is not known.
+    """Sizes of corpora and data sets, each looked up once; None if unknown.
 
     Args:
-        jobs: what will be made; other files count as they are.
-        known: a CSV of data sets of the hub whose sizes are published.
-        offline: whether the hub cannot be asked.
+        jobs: what will be made; existing files of others are counted.
+        known: a CSV of hub data sets with published sizes.
+        offline: whether the hub is unavailable.
     """
 
     def __init__(self, config: Config, jobs: Iterable[Job], known: Path, offline: bool) -> None:
@@ -90,7 +91,7 @@ class Counts:
         """Return the size of a corpus."""
         if corpus not in self.texts:
             if chunks := self._existing("corpora", corpus):
-                self.texts[corpus] = Text(None, None, chunks, "chunks that are there")
+                self.texts[corpus] = Text(None, None, chunks, "existing chunks")
             else:
                 self.texts[corpus] = self._estimated(self._config.corpora[corpus])
         return self.texts[corpus]
@@ -105,13 +106,13 @@ class Counts:
         return self.rows[section, name]
 
     def steps(self, experiment: str) -> int | None:
-        """Return the optimizer steps of an experiment: its own number, or those of one epoch."""
+        """Return the optimizer steps of an experiment: as set, or those of one epoch."""
         settings = self._config.experiments[experiment]
         rows = self.data(settings.data.section, settings.data)
         return settings.steps or (int(rows.count / settings.batches_per_step) if rows else None)
 
     def rows_trained(self, experiment: str) -> float | None:
-        """Return how many rows an experiment reads."""
+        """Return the number of rows that an experiment reads."""
         steps = self.steps(experiment)
         return steps and steps * self._config.experiments[experiment].batches_per_step
 
@@ -135,7 +136,7 @@ class Counts:
         return Rows(None, published["rows"], asked, download=published.get("bytes", 0))
 
     def _cut(self, corpora: Sequence[str], size: int, asked: int | None) -> Rows | None:
-        """Return the rows of `size` chunks that corpora can be cut into."""
+        """Return the rows of `size` chunks that corpora can be split into."""
         texts = [text for corpus in corpora if (text := self.text(corpus))]
         if len(texts) < len(corpora):
             return None
@@ -144,7 +145,7 @@ class Counts:
         return Rows(chunks, chunks / size, asked, exact)
 
     def _sampled(self, entry: Batches, asked: int | None) -> Rows | None:
-        """Return the rows of samples of other sets; the scarcest says how many there could be."""
+        """Return the rows of samples of other sets; the scarcest set limits their number."""
         made, scarcest, exact = 0, math.inf, True
         for other, count in entry.sample_from.items():
             drawn_from = self.data("batches", other)
@@ -158,7 +159,7 @@ class Counts:
         return Rows(None, available, asked or made, exact)
 
     def _estimated(self, corpus: AnyCorpus) -> Text | None:
-        """Return the size of a corpus by the published counts, else by its first documents."""
+        """Return the size of a corpus from published counts, else from its first documents."""
         known: dict[str, float] = {}
         if corpus.source == "hub":
             known = self._known.get((corpus.dataset, corpus.subset or ""), {})
@@ -177,19 +178,19 @@ class Counts:
             source = f"its first {_SAMPLE:,} documents"
             try:
                 documents, words, _ = look(corpus)
-            except RevelaError:  # the step that reads it says why
+            except RevelaError:  # the step that reads it reports why
                 return None
         kept = min(documents, limit or documents)
-        # A sample is drawn in a second pass; what comes first is all that is read.
+        # A sample is drawn in a second pass; `first` reads no further.
         passes = kept / documents if first else 2 if limit else 1
         download = known.get("bytes", 0.0) * (1 if getattr(corpus, "file", None) else passes)
         return Text(kept, kept * words, chunks_of(kept, words, corpus.max_words), source, download)
 
 
 def look(corpus: AnyCorpus) -> tuple[float, float, list[Document]]:
-    """Return the number of documents, the words of one, and the first documents themselves.
+    """Return the number of documents, the words per document, and the first documents.
 
-    `max_documents` does not count; rows that are to be joined by their titles are not joined.
+    `max_documents` is ignored; rows are not joined by title.
 
     Raises:
         RevelaError: the corpus cannot be read, has no documents, or is of unknown length.
@@ -213,7 +214,7 @@ def look(corpus: AnyCorpus) -> tuple[float, float, list[Document]]:
 
 
 def chunks_of(documents: float, words: float, max_words: int) -> float:
-    """Return about how many chunks documents of so many words each are cut into."""
+    """Estimate the number of chunks of documents with so many words each."""
     return documents * (words / (CHUNK_FILL * max_words) + 0.5)
 
 
@@ -236,7 +237,7 @@ def _read_known(path: Path) -> dict[tuple[str | None, str], dict[str, float]]:
 
 
 def _rows_of(file: Path) -> float:
-    """Return the rows of a file, estimated from its first megabyte if it is longer."""
+    """Return the number of rows of a file, estimated from its first megabyte if it is longer."""
     if file.suffix in {".txt", ".md"}:
         return 1
     if file.suffix == ".parquet":
@@ -251,7 +252,7 @@ def _rows_of(file: Path) -> float:
 
 
 def _rows(corpus: FilesCorpus | HubCorpus) -> float:
-    """Return the rows of files, or those that a card on the hub states, else those to be kept."""
+    """Return the number of rows of files or, on the hub, as stated by the card or to be kept."""
     if corpus.source == "files":
         return sum(map(_rows_of, text_files(Path(corpus.path))))
     import datasets
@@ -260,7 +261,7 @@ def _rows(corpus: FilesCorpus | HubCorpus) -> float:
         name, subset, revision = corpus.dataset, corpus.subset, corpus.revision
         splits = datasets.load_dataset_builder(name, subset, revision=revision).info.splits
         return splits[corpus.split].num_examples
-    except Exception as error:  # whatever the hub or the card lacks
+    except Exception as error:  # anything may be missing on the hub or in the card
         if limit := _number(corpus.max_documents):
             return limit
-        raise RevelaError(f"{corpus.dataset}: its number of rows is not known") from error
+        raise RevelaError(f"{corpus.dataset}: unknown number of rows") from error

@@ -1,8 +1,8 @@
-"""What a job will take, from shapes alone: parameters, memory, floating-point operations.
+"""Estimates a job's needs from shapes: parameters, memory, floating-point operations.
 
-Good enough to see beforehand what cannot fit or cannot end in time, and no better. The memory of a
-training was compared with `bench/RESULTS.md`: a whole step at SmolLM2-135M's full size on a CPU
-took 12.2 GB at B = 64 and 12.8 at B = 128, where these formulas say 8.9 and 16.1 (UNCERTAINTY).
+They only show in advance what cannot fit or finish in time. The memory of a training was compared
+with `bench/RESULTS.md`: a complete step of SmolLM2-135M on a CPU took 12.2 GB at B = 64 and 12.8 at
+B = 128, where these formulas give 8.9 and 16.1 (UNCERTAINTY).
 """
 
 import functools
@@ -16,38 +16,38 @@ from revela.config.steps import Backbone, Experiment, Lora
 GB = 1024**3
 UNCERTAINTY = 1.4  # a factor, either way
 
-# 10¹² operations a second of one GPU. The paper's 44 hours (Wikipedia) and 48 (code) on 4 A100 come
-# to 28 and 33; another GPU is taken to reach the same share of its peak (bfloat16, dense: 312 and
-# 989 by NVIDIA's data sheets of the A100 and the H200).
+# 10¹² operations per second of one GPU. The paper's 44 hours (Wikipedia) and 48 (code) on 4 A100
+# give 28 and 33; another GPU is assumed to reach the same share of its peak (bfloat16, dense: 312
+# and 989 by NVIDIA's data sheets of the A100 and the H200).
 PAPER_TFLOPS = 30.0
 TFLOPS = {"A100": PAPER_TFLOPS, "H200": PAPER_TFLOPS * 989 / 312}
 
 _CHARACTERS_PER_TOKEN = 4
-_TOKENS_AT_A_TIME = 65_536  # of an encoding on a GPU
+_TOKENS_AT_A_TIME = 65_536  # when encoding on a GPU
 _LOGITS_GB = 0.6
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a transformer that its costs depend on."""
+    """The sizes of a transformer that determine its costs."""
 
     parameters: int  # without a head
-    matrices: int  # weights of its linear layers: what each token is multiplied with
+    matrices: int  # weights of its linear layers, which each token is multiplied with
     head: int  # weights of a language model's head
-    tied: bool  # whether these are those of the embedding
+    tied: bool  # whether the head shares the weights of the embedding
     layers: int
     hidden: int
     widest: int  # outputs of the widest linear layer
-    keys: int  # width of all heads' keys together
+    keys: int  # total width of all heads' keys
     linear: dict[str, int]  # inputs + outputs of all layers' linear maps, by their names
-    file_bytes: int  # of its weights as they are published
+    file_bytes: int  # of its published weights
 
     @classmethod
     def of(cls, described: dict[str, Any]) -> Self:
-        """Return the shape that a `config.json` describes, of a model without any weights.
+        """Return the shape described by a `config.json`, without loading weights.
 
         Raises:
-            ValueError, KeyError, TypeError: it describes no transformer that transformers knows.
+            ValueError, KeyError, TypeError: it does not describe a model known to transformers.
         """
         import torch
         from transformers import AutoConfig, AutoModel
@@ -90,7 +90,7 @@ class Shape:
         )
 
     def weights(self, head: bool = False) -> int:
-        """Return the number of parameters, with those of a language model's head or without."""
+        """Return the number of parameters, with or without a language model's head."""
         return self.parameters + (self.head if head and not self.tied else 0)
 
     def adapter(self, lora: Lora) -> int:
@@ -98,12 +98,12 @@ class Shape:
         return lora.rank * sum(self.linear.get(name, 0) for name in lora.targets)
 
     def layer_width(self) -> int:
-        """Return the numbers that one layer keeps of one token for its backward pass."""
+        """Return how many numbers per token a layer keeps for its backward pass."""
         return 16 * self.hidden + 8 * self.widest
 
 
 Models = Sequence[Shape]
-"""The shape of a retriever and, where one is trained with, that of a language model."""
+"""The shape of a retriever and, if one is used, of a language model."""
 
 
 def _weights(models: Models) -> int:
@@ -128,16 +128,16 @@ def training_memory(
     half: bool,
     gradient_checkpointing: bool = False,
 ) -> float:
-    """Return the bytes that one process of a training takes, of the device that it computes on.
+    """Return the bytes of device memory that one process of a training needs.
 
-    Weights, gradients and AdamW's two moments; what each layer keeps for the backward pass, or
-    with gradient checkpointing each layer's input and one layer whole; some logits at a time.
+    Weights, gradients and AdamW's two moments; the activations kept for the backward pass or, with
+    gradient checkpointing, each layer's input and one layer's activations; some logits at a time.
 
     Args:
-        experiment, models: what is trained.
-        row: texts of a batch (B); of a pair, its query, positive and negatives.
-        half: whether the device has bfloat16.
-        gradient_checkpointing: whether activations are computed again in the backward pass.
+        experiment, models: the training.
+        row: texts per batch (B), or per pair: its query, positive and negatives.
+        half: whether the device supports bfloat16.
+        gradient_checkpointing: whether activations are recomputed in the backward pass.
     """
     width = 2 if half and experiment.precision == "bfloat16" else 4
     trained = trained_parameters(experiment, models)
@@ -151,7 +151,7 @@ def training_memory(
     kept, working = 0.0, 0.0
     for shape, is_language_model in zip(models, (False, True), strict=False):
         if is_language_model and experiment.objective.name == "replug":
-            # No gradients: the keys and values of all prefixes, and a part of one layer.
+            # Without gradients: the keys and values of all prefixes, and part of one layer.
             kept += tokens // 2 * shape.layers * 2 * shape.keys * width
             working = max(working, tokens // 2 * shape.layer_width() / 4 * width)
         elif gradient_checkpointing:
@@ -164,9 +164,9 @@ def training_memory(
 
 
 def encoding_memory(shape: Shape, half: bool, gpu: bool) -> float:
-    """Return the bytes that encoding texts takes: weights, and one layer of a batch of texts.
+    """Return the bytes needed to encode texts: weights, and one layer of a batch of texts.
 
-    `half` says whether the device has bfloat16; a GPU takes more texts at a time.
+    `half` is whether the device supports bfloat16; a GPU encodes more texts at a time.
     """
     width = 2 if half else 4
     tokens = _TOKENS_AT_A_TIME if gpu else _TOKENS_AT_A_TIME // 16
@@ -176,9 +176,9 @@ def encoding_memory(shape: Shape, half: bool, gpu: bool) -> float:
 def training_flops(experiment: Experiment, models: Models, row: int, rows: float) -> float:
     """Return the floating-point operations of a training on `rows` batches (pairs) of `row` texts.
 
-    Two a weight for a token that passes forward and two for its gradient; two more where the
-    weights themselves are trained, two for a second forward pass with gradient checkpointing. That
-    and every text of full length is how the paper's time was counted, which the rate comes from.
+    Per token and weight: two in the forward pass and two for the gradient of the input, two more if
+    the weight is trained, and two for a second forward pass with gradient checkpointing. All texts
+    count with full length; the rate was derived from the paper's hours in the same way.
     """
     tokens = rows * row * experiment.max_length
     each = 6.0 + (0 if experiment.lora else 2)
@@ -186,16 +186,16 @@ def training_flops(experiment: Experiment, models: Models, row: int, rows: float
     retriever, *language_model = models
     operations = each * forms * retriever.matrices
     for model in language_model:
-        if experiment.objective.name == "replug":  # each text after each other, forward only
+        if experiment.objective.name == "replug":  # every text after every other, forward only
             operations += 2.0 * (1 + row) * (model.matrices + model.head)
-        else:  # e, which needs no head, and h
+        else:  # e rows, which need no head, and h rows
             operations += each * (2 * model.matrices + model.head)
     return tokens * operations
 
 
 @dataclass(frozen=True)
 class Collection:
-    """The size of a task: its documents and queries."""
+    """The size of a task: documents and queries."""
 
     documents: int
     queries: int
@@ -204,7 +204,7 @@ class Collection:
     @classmethod
     @functools.cache
     def of(cls, task: str) -> Self | None:
-        """Return the size of a task as mteb describes it, None where it does not."""
+        """Return the size of a task from mteb's metadata, or None if it is missing."""
         import mteb
 
         found = mteb.get_task(task)
@@ -219,6 +219,6 @@ class Collection:
         return cls(documents, queries, characters) if documents else None
 
     def tokens(self, max_length: int) -> int:
-        """Return their tokens when each text is cut at so many."""
+        """Return the number of tokens if texts are truncated at `max_length`."""
         texts = self.documents + self.queries
         return min(self.characters // _CHARACTERS_PER_TOKEN, texts * max_length)

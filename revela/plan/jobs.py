@@ -1,4 +1,4 @@
-"""The jobs of a run, as Snakemake plans them, and what each loads that no other job makes."""
+"""The jobs of a run, as planned by Snakemake, and their external sources."""
 
 import functools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from revela.config.steps import Experiment, LanguageModel, LmEvalBenchmark, Mteb
 RULES = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
 """The rules whose jobs take time."""
 SECTIONS = {"chunk": "corpora", "batch": "batches", "pair": "pairs"}
-"""The section of the configuration whose entries a rule makes, of those that make texts."""
+"""The section of the configuration whose entries a rule makes, for rules that make texts."""
 
 
 class Job(NamedTuple):
@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A model or a data set of the hub."""
+    """A model or data set on the hub."""
 
     what: str  # model, data set
     name: str
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 def sources(config: Config, job: Job) -> Iterator[Source]:
-    """Yield the models and data sets that a job loads and that no other job makes."""
+    """Yield the models and data sets that a job loads and no other job makes."""
     match job.rule:
         case "chunk":
             corpus = config.corpora[job.name]
@@ -48,7 +48,7 @@ def sources(config: Config, job: Job) -> Iterator[Source]:
             yield from _weights(config.experiments[job.name])
         case "evaluate" | "evaluate_language_model":
             yield from _weights(config.model(job.name))
-            if training_of(config, job.name):  # LoRA's weights are put on the backbone anew
+            if training_of(config, job.name):  # LoRA's weights are applied to the backbone again
                 yield from _weights(backbone_of(config, job.name))
             suite = config.task(job.task)
             if isinstance(suite, MtebBenchmark):
@@ -76,14 +76,14 @@ def _mteb_data_set(task: str) -> Source:
 
 
 def training_of(config: Config, model: str) -> Experiment | None:
-    """Return the experiment that trains what is evaluated, None for a model from elsewhere."""
+    """Return the experiment that trains an evaluated model, or None for other models."""
     entry = config.models.get(model)
     name = entry.language_model if isinstance(entry, LanguageModel) else model
     return config.experiments.get(ModelName.parse(name).training)
 
 
 def backbone_of(config: Config, model: str) -> str | None:
-    """Return the backbone whose sizes an evaluated model has, None for BM25 and APIs."""
+    """Return the backbone of an evaluated model, or None for BM25 and APIs."""
     entry, experiment = config.models.get(model), training_of(config, model)
     if experiment:
         return experiment.language_model if entry else experiment.retriever

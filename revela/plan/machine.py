@@ -1,4 +1,4 @@
-"""What jobs will run on: GPUs and memory of this machine, a partition of Slurm."""
+"""The machine that jobs will run on: GPUs, memory, or a partition of Slurm."""
 
 import os
 import subprocess
@@ -6,29 +6,29 @@ from dataclasses import dataclass
 
 from revela.common.errors import RevelaError, unknown_name
 
-_SECONDS = 10  # that the driver or Slurm may take for an answer
+_SECONDS = 10  # timeout of the driver or Slurm
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What jobs will run on."""
+    """The machine that jobs will run on."""
 
-    gpus: int  # of a training, over all its nodes
-    gpu_gb: float | None  # memory of one, None if it is not known
+    gpus: int  # per training, over all its nodes
+    gpu_gb: float | None  # memory of one, None if unknown
     ram_gb: float
     partition: str | None = None
     gradient_checkpointing: bool = False  # of its trainings
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether models of precision bfloat16 stay so: on a GPU, and on some processors."""
+        """Whether precision bfloat16 is used: on a GPU, and on some processors."""
         from revela.encoder import native_dtype
 
         return self.gpus > 0 or native_dtype("bfloat16").itemsize == 2
 
     @property
     def gb(self) -> float | None:
-        """The memory of what jobs compute on, None if it is not known."""
+        """The memory of the device that jobs compute on, None if unknown."""
         return self.gpu_gb if self.gpus else self.ram_gb
 
 
@@ -38,7 +38,7 @@ def this_machine(
     partition: str | None = None,
     gradient_checkpointing: bool = False,
 ) -> Machine:
-    """Return what jobs will run on: what is given, and for the rest this machine."""
+    """Return the machine that jobs will run on: as given, or else this machine."""
     found = _own_gpus()
     return Machine(
         gpus=len(found) if gpus is None else gpus,
@@ -55,7 +55,7 @@ def _lines(*command: str) -> list[str]:
 
 
 def _own_gpus() -> list[float]:
-    """Return the memory in GB of each GPU that a process here may use."""
+    """Return the memory in GB of each GPU that a process may use here."""
     try:
         lines = _lines("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
         every = [float(line) / 1024 for line in lines]
@@ -69,8 +69,8 @@ def partition_resources(name: str, gpus: bool) -> str:
     """Return the generic resources of a partition's nodes, as sinfo states them.
 
     Raises:
-        RevelaError: Slurm does not answer, or has no such partition that is up and, if `gpus`,
-            has GPUs.
+        RevelaError: Slurm does not answer, or the partition is unknown, is not up or, if `gpus`,
+            has no GPUs.
     """
     try:
         lines = [line.split("|") for line in _lines("sinfo", "--noheader", "--format=%R|%a|%G")]
@@ -82,5 +82,5 @@ def partition_resources(name: str, gpus: bool) -> str:
     if not any(state == "up" for state, _ in own):
         raise RevelaError("it is not up")
     if gpus and not any("gpu" in resources for _, resources in own):
-        raise RevelaError("its nodes have no GPU")
+        raise RevelaError("its nodes have no GPUs")
     return ", ".join(sorted({resources for _, resources in own}))

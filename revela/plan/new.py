@@ -1,4 +1,4 @@
-"""A configuration for the user's own texts, chosen by their size and this machine."""
+"""Writes a configuration for the user's texts, adapted to their size and to this machine."""
 
 import os
 from collections import Counter
@@ -21,8 +21,8 @@ from revela.text.corpora import field_names
 
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10
-_CPU_STEPS = 300  # at most: hours of a processor are not spent unasked
-_SMALL_BACKBONE = "data/backbone"  # of this repository
+_CPU_STEPS = 300  # maximum; more would take hours on a CPU
+_SMALL_BACKBONE = "data/backbone"  # in this repository
 _BACKBONE = "HuggingFaceTB/SmolLM2-135M"  # the paper's smallest
 
 _TEMPLATE = """\
@@ -87,19 +87,19 @@ _ON_CPU = {
 
 
 def write_config(texts: Path, output: Path, backbone: str | None, collection: Path | None) -> str:
-    """Write a configuration that trains on texts; return a line that describes them.
+    """Write a configuration that trains on texts; return a line of summary.
 
     Args:
         texts: a folder or file.
-        output: the file to write; its name is that of the entries.
-        backbone: a folder or hub name, by default one that this machine can train.
-        collection: folder of a further test collection in BEIR layout.
+        output: the file to write; its name is used for the entries.
+        backbone: a folder or hub name; by default one that this machine can train.
+        collection: folder of an additional test collection in BEIR layout.
 
     Raises:
-        RevelaError: the texts cannot be read or are too few for a batch, or the file is there.
+        RevelaError: the texts cannot be read or are too few for a batch, or the file exists.
     """
     if output.exists():
-        raise RevelaError(f"{output}: is there already; give another --output")
+        raise RevelaError(f"{output}: already exists; give another --output")
     fields = field_names(text_files(texts))
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus)
@@ -111,7 +111,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     batches = int(chunks / 16)
     if not batches:
         raise RevelaError(
-            f"{texts}: {documents * each:.0f} words make about {chunks:.0f} chunks; a batch has 16"
+            f"{texts}: {documents * each:.0f} words give about {chunks:.0f} chunks; a batch has 16"
         )
     batches_per_step = max(1, min(4 if small else 32, batches // _MIN_STEPS))
     epoch = batches // batches_per_step
@@ -128,7 +128,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
     schema = Path("workflow/schema.json")
     text = _TEMPLATE.format(
-        # In a checkout, where an editor finds it.
+        # Only in a checkout, where an editor finds the schema.
         schema=f"# yaml-language-server: $schema={os.path.relpath(schema, output.parent)}\n"
         if schema.exists()
         else "",
@@ -142,7 +142,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         kept=kept,
         chunks=chunks,
         batches=batches,
-        # Long documents: a batch of one place alone is too easy.
+        # Long documents: a batch from a single place would be too easy.
         run_length=", run_length: 4" if chunks > 8 * kept * documents else "",
         backbone=backbone,
         batches_per_step=batches_per_step,
@@ -164,16 +164,16 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
 def _small_backbone() -> str:
     folder = Path(revela.__file__).parents[1] / _SMALL_BACKBONE
     if not folder.is_dir():
-        raise RevelaError("there is no GPU here; give a --backbone that the processor can train")
+        raise RevelaError("no GPU found; give a --backbone that can be trained on the CPU")
     return _SMALL_BACKBONE if folder == Path(_SMALL_BACKBONE).resolve() else str(folder)
 
 
 def _language(words: Iterable[str]) -> str:
-    """Name the language whose stop words are the most of some words."""
+    """Return the language with the most stop words among some words."""
     from bm25s import stopwords
 
     counts = Counter(words)
-    # The shorter list of English ones is part of the longer.
+    # English has two lists, the shorter one contained in the longer.
     lists = [one for one in dir(stopwords) if one.startswith("STOPWORDS_") and one[-3:] != "_EN"]
     seen = {one: sum(counts[word] for word in set(getattr(stopwords, one))) for one in lists}
     best = max(seen, key=lambda one: seen[one])

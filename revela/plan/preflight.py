@@ -1,8 +1,8 @@
-"""Before hours are spent: what the jobs of a run need, whether it is there, what they cost.
+"""Checks before a run what its jobs need, whether it is available, and what they cost.
 
     jobs → counts, findings, costs → three tables, one JSON file
 
-Findings that are errors keep the jobs that they concern from running; the others go on.
+Jobs that are affected by an error are skipped; the others run.
 """
 
 import os
@@ -39,19 +39,19 @@ def run(
     """Check the jobs of a run, print counts, findings and costs, and write them as JSON.
 
     `REVELA_PREFLIGHT` in the environment may be `off`; `strict`: any error stops the run; `only`:
-    the run ends here.
+    the run ends after the checks.
 
     Args:
         config, jobs, machine, known: see `Plan`.
-        output: the JSON file.
-        targets: the jobs that each training and each table needs.
+        output: JSON file to write.
+        targets: the jobs needed for each training and each table.
 
     Returns:
-        The jobs that cannot run, each with the first error that concerns it.
+        The jobs that cannot run, each with its first error.
 
     Raises:
         RevelaError: there are errors, and `strict` or `only`; each is one line on stderr.
-        SystemExit: `only` was asked for, and there are none.
+        SystemExit: mode `only`, without errors.
     """
     mode = os.environ.get("REVELA_PREFLIGHT", "on")
     if mode not in _MODES:
@@ -61,11 +61,11 @@ def run(
     plan = Plan(config, jobs, machine, known)
     findings = check(plan)
     counts, costs = _count_rows(plan), _cost_rows(plan, targets)
-    # Where a count comes from is for the file: the columns fill a terminal.
+    # The origin of a count is only in the file: the columns already fill a terminal.
     show_table("Counts", [{k: v for k, v in row.items() if k != "source"} for row in counts])
     show_table("Preflight", _grouped(findings))
     if max(value for value in costs[-1].values() if isinstance(value, float)) >= 1:
-        show_table("Costs, about: hours of one GPU, each with all that it needs", costs)
+        show_table("Approximate costs: hours of one GPU, including all dependencies", costs)
     found = [asdict(one) | {"jobs": list(map(str, one.jobs))} for one in findings]
     report = {"machine": vars(machine), "findings": found, "counts": counts, "costs": costs}
     outputs.write_json(output, report)
@@ -75,7 +75,7 @@ def run(
         print("\n".join(line for _, line in errors), file=sys.stderr)
     if errors and mode != "on":
         raise RevelaError(
-            f"preflight: {len(errors)} errors, a line each above; REVELA_PREFLIGHT=off skips it"
+            f"preflight: {len(errors)} errors, listed above; REVELA_PREFLIGHT=off skips it"
         )
     if mode == "only":
         raise SystemExit(0)
@@ -101,13 +101,13 @@ def _count_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _cost_rows(plan: Plan, targets: dict[str, list[Job]]) -> list[dict[str, Any]]:
-    """Return what each target costs with all it needs, and the cost of all jobs."""
+    """Return the cost of each target, including its dependencies, and of all jobs."""
     needed = dict(sorted(targets.items())) | {"all": plan.jobs}
     return [{"name": name, **plan.cost(jobs).figures()} for name, jobs in needed.items()]
 
 
 def _grouped(findings: list[Finding]) -> list[dict[str, str]]:
-    """Put findings of one kind that say the same, whatever names they quote, in a line each."""
+    """Merge findings of one kind that differ only in quoted names into one row."""
     groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
     for one in findings:
         kind, message = one.what.partition(" ")[0], re.sub("'.*?'", "", one.message)

@@ -1,4 +1,4 @@
-"""Snakemake's progress, a line a job with the time that is left; its own log has all the rest."""
+"""Snakemake's progress, one line per job with the time left; its own log has the rest."""
 
 import statistics
 import sys
@@ -16,7 +16,7 @@ from revela.plan.show import duration
 from revela.plan.status import last_line
 
 _SHOWN = {NOTHING_TO_BE_DONE_MSG}
-_SILENT = {"RuleException", "MissingRuleException"}  # what is printed at the end says it better
+_SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer
 _ENDED = "At least one job did not complete successfully"
 
 FAILED: list[str] = []
@@ -43,34 +43,34 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        """Begin to count."""
+        """Initialise the counters."""
         self.start = time.monotonic()
         self.planned: dict[str, int] = {}
         self.running: dict[int, _Job] = {}
-        self.seconds: dict[str, list[float]] = defaultdict(list)  # of finished jobs, by rule
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # of finished jobs by rule
 
     def emit(self, record: LogRecord) -> None:
-        """Print what an event says, if it is one to be seen."""
-        told: Any = record  # Snakemake's events have attributes of their own
+        """Print an event if it is relevant."""
+        event: Any = record  # Snakemake's events have additional attributes
         match getattr(record, "event", None):
             case LogEvent.RUN_INFO:
-                self.planned = {rule: n for rule, n in told.stats.items() if rule != "total"}
-                print(f"{told.stats['total']} jobs", file=sys.stderr)
+                self.planned = {rule: n for rule, n in event.stats.items() if rule != "total"}
+                print(f"{event.stats['total']} jobs", file=sys.stderr)
             case LogEvent.JOB_INFO:
-                name = " ".join([told.rule_name, *told.wildcards.values()])
-                log = Path(told.log[0]) if told.log else None
-                self.running[told.jobid] = _Job(told.rule_name, name, log, time.monotonic())
-            case LogEvent.JOB_FINISHED if job := self.running.pop(told.job_id, None):
+                name = " ".join([event.rule_name, *event.wildcards.values()])
+                log = Path(event.log[0]) if event.log else None
+                self.running[event.jobid] = _Job(event.rule_name, name, log, time.monotonic())
+            case LogEvent.JOB_FINISHED if job := self.running.pop(event.job_id, None):
                 self._finished(job)
-            case LogEvent.JOB_ERROR if job := self.running.pop(told.jobid, None):
+            case LogEvent.JOB_ERROR if job := self.running.pop(event.jobid, None):
                 FAILED.append(f"{job.name}: {_why(job.log)}")
-                print(f"{job.name} failed; all that does not need it goes on", file=sys.stderr)
+                print(f"{job.name} failed; jobs that do not depend on it continue", file=sys.stderr)
             case LogEvent.ERROR:
-                ERRORS.add(told.exception)
-                if told.exception not in _SILENT and _ENDED not in told.msg:
+                ERRORS.add(event.exception)
+                if event.exception not in _SILENT and _ENDED not in event.msg:
                     print(record.getMessage(), file=sys.stderr)
-            case None if told.msg in _SHOWN or (
-                record.levelno >= WARNING and "job execution failed" not in told.msg
+            case None if event.msg in _SHOWN or (
+                record.levelno >= WARNING and "job execution failed" not in event.msg
             ):
                 print(record.getMessage(), file=sys.stderr)
 
@@ -84,7 +84,7 @@ class LogHandler(LogHandlerBase):
         print(line, file=sys.stderr)
 
     def _seconds_left(self, now: float) -> float:
-        """Return the time that the other jobs take, if they run as those of their rules did."""
+        """Estimate the time of the remaining jobs from finished ones of the same rule."""
         every = [seconds for of_rule in self.seconds.values() for seconds in of_rule]
         left = -sum(now - job.start for job in self.running.values())
         for rule, count in self.planned.items():
@@ -94,4 +94,4 @@ class LogHandler(LogHandlerBase):
 
 
 def _why(log: Path | None) -> str:
-    return f"{last_line(log)} (see {log})" if log and log.exists() else "it has no log"
+    return f"{last_line(log)} (see {log})" if log and log.exists() else "no log"

@@ -1,4 +1,4 @@
-"""Snakemake with the options that a config of one's own needs."""
+"""Runs Snakemake with the options for a config."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     """Run the workflow on a config; see `revela run`.
 
     Raises:
-        RevelaError: the config has a mistake, or this is no checkout with a Snakefile.
+        RevelaError: the config is invalid, or this is not a checkout with a Snakefile.
         SystemExit: with Snakemake's exit code, unless that is 0.
     """
     from snakemake.cli import main
@@ -39,7 +39,7 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
         options += ["--logger", "revela"]
-        os.environ["REVELA_QUIET"] = "1"  # what jobs print stands in their logs
+        os.environ["REVELA_QUIET"] = "1"  # the output of jobs is in their logs
     try:
         main([*options, "--keep-going", *arguments])
     except SystemExit as stop:

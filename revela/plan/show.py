@@ -1,4 +1,4 @@
-"""Rows as a table on the terminal, durations in words."""
+"""Prints rows as a table on the terminal, and formats durations."""
 
 import sys
 from typing import Any
@@ -10,7 +10,7 @@ _COLOURS = {
 
 
 def show_table(title: str, rows: list[dict[str, Any]]) -> None:
-    """Print rows under the keys of the first one, numbers to the right; nothing without a row."""
+    """Print rows under the keys of the first one, numbers right-aligned; nothing if empty."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,6 +1,6 @@
-"""How trainings and evaluations stand, from their manifests, logs, segments and shards alone.
+"""The state of trainings and evaluations, from their manifests, logs, segments and shards.
 
-Imports nothing heavy, so that `revela status` answers at once.
+Imports nothing heavy, so that `revela status` is fast.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from revela.common.outputs import read_json
 from revela.common.usage import read_segments, spent
 from revela.plan.show import duration, show_table
 
-_QUIET = 300  # seconds without a sign of life, or so many steps, until a training has stalled
+_QUIET = 300  # seconds (or steps, below) without activity until a training counts as stalled
 _QUIET_STEPS = 10
-_TAIL = 64 * 1024  # bytes of a log that are read
+_TAIL = 64 * 1024  # bytes read from the end of a log
 _STEPS_AVERAGED = 50
 _ERROR = re.compile(r"^revela: error: |^[\w.]+(Error|Exception)\b")
 _MADE = {
@@ -34,7 +34,7 @@ _MADE = {
 
 
 def show(results: Path) -> None:
-    """Print how trainings and evaluations stand, and how many files of each kind there are."""
+    """Print the state of trainings and evaluations, and the number of files of each kind."""
     now, failed = time.time(), failures(results)
     rows = trainings(results, now)
     unfinished = [row for row in rows if row["state"] != "done"]
@@ -42,25 +42,25 @@ def show(results: Path) -> None:
         if any(job.endswith(f" {row['model']}") for job in failed):
             row["state"] = "failed"
     show_table("Trainings", rows)
-    show_table("Evaluations under way", evaluations_under_way(results, now))
+    show_table("Unfinished evaluations", evaluations_under_way(results, now))
     show_table("Failed", [{"job": job, "why": why} for job, why in failed.items()])
     for row in unfinished:
         work = results / "models" / row["model"] / "checkpoints"
         print(f"{work}: {_size(work) / 1e9:.1f} GB; `revela clean {row['model']}` removes them")
     counts = {what: len(list(results.glob(pattern))) for what, pattern in _MADE.items()}
     made = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    print(f"{results}: {made or 'nothing is done yet'}")
+    print(f"{results}: {made or 'no results yet'}")
 
 
 def trainings(results: Path, now: float) -> list[dict[str, Any]]:
-    """Return a row for each training, those that are not done last; None where no file says.
+    """Return a row for each training, unfinished ones last; unknown values are None.
 
     Raises:
         RevelaError: a manifest cannot be read.
     """
     done, others = [], []
     for folder in sorted(results.glob("models/*")):
-        # A retriever that is being trained afresh keeps its manifest until it is done.
+        # A retriever that is being retrained keeps its manifest until it is done.
         if (folder / "manifest.json").exists():
             done.append(_finished(folder, now))
         works = [path for path in folder.glob("checkpoints/*") if path.is_dir()]
@@ -70,7 +70,7 @@ def trainings(results: Path, now: float) -> list[dict[str, Any]]:
 
 
 def failures(results: Path) -> dict[str, str]:
-    """Return the last line of the log of each job that ended in an error: `train x` → line."""
+    """Return the last log line of each failed job: `train x` → line."""
     lines = {log: last_line(log) for log in sorted(results.glob("logs/*/*.log"))}
     return {
         f"{log.parent.name} {log.stem}": line for log, line in lines.items() if _ERROR.search(line)
@@ -78,12 +78,12 @@ def failures(results: Path) -> dict[str, str]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank."""
+    """Return the last non-blank line of a log."""
     return next((line.strip() for line in reversed(_tail(log)) if line.strip()), "")
 
 
 def clean(results: Path, model: str) -> int:
-    """Remove what a training or evaluation that is not done has left; return how many bytes.
+    """Remove the files of an unfinished training or evaluation; return their size in bytes.
 
     Raises:
         RevelaError: there are none, or it is running.
@@ -106,7 +106,7 @@ def _size(folder: Path) -> int:
 
 
 def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
-    """Return a row for each evaluation that is under way or interrupted: its shards so far."""
+    """Return a row for each running or interrupted evaluation, with its shards so far."""
     seen = defaultdict(list)
     for path in results.glob("shards/*/*/*/*.safetensors"):
         seen[path.parts[-4:-2]].append(path.stat().st_mtime)
@@ -139,7 +139,7 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
     step = lines[-1]["step"] if lines else 0
     rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
     seconds, last_step, ended = None, None, False
-    if segments:  # of this start: an earlier one may have had other GPUs
+    if segments:  # of the last start: an earlier one may have had other GPUs
         start = segments[-1]
         last_step, ended = start["last_step"], start["ended"] or _is_gone(start)
         if (made := start["step"] - start["first_step"]) > 0:
@@ -163,19 +163,19 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
 
 
 def _is_gone(segment: dict[str, Any]) -> bool:
-    """Return whether the process of a segment was killed, which only its own machine knows."""
+    """Return whether a segment's process is known to be dead, which only its machine can tell."""
     own = segment["host"] == socket.gethostname()
     return own and not Path(f"/proc/{segment['process']}").exists()
 
 
 def _last_sign(work: Path) -> float:
-    """Return when a training last wrote anything."""
+    """Return the time of the last write of a training."""
     files = [work, work / "log.jsonl", *work.glob("segments/*.json"), *work.glob("*/complete.json")]
     return max(path.stat().st_mtime for path in files if path.exists())
 
 
 def _last_steps(log: Path) -> list[dict[str, Any]]:
-    """Return the last lines of a training's log that hold a loss, but none that is cut."""
+    """Return the last lines with a loss of a training's log, except truncated ones."""
     steps = []
     for line in _tail(log) if log.exists() else ():
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""What trainings take, as modelled, measured and reported, and a paper's claims about it."""
+"""Costs of trainings (modelled, measured, reported), and a paper's claims about them."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from revela.plan.machine import this_machine
 from revela.plan.usage import reported_hours, training_manifests
 from revela.report.render import MISSING, as_latex, latex, markdown
 
-_ABOUT = 2  # a factor, either way, within which a ratio is about what is claimed
+_ABOUT = 2  # factor, in both directions, within which a ratio counts as claimed
 _CLAIM_COLUMNS = ["claim", "claimed", "compared", "theirs", "ours", "source"]
 _COST_CELLS = {  # heading → column, its format
     "Training": ("label", "{}"),
@@ -39,20 +39,20 @@ _CLAIM_CELLS = {
     "Source": ("source", "{}"),
 }
 _NOTE = (
-    "Texts and tokens are those of the batches, each text counted as of full length. Modelled: on "
+    "Texts and tokens are those of the batches, with texts counted at full length. Modelled: on "
     f"an A100 at {TFLOPS['A100']:.0f} TFLOP/s, a rate that itself comes from the reported hours. "
-    "Reported: one figure a corpus, for no stated model size. Measured: on the GPU that is named."
+    "Reported: one figure per corpus, for an unstated model size. Measured: on the GPU named."
 )
 _CLAIMS_NOTE = (
     f"As claimed: the ratio is within a factor of {_ABOUT} of the claimed one. Not checkable: one "
-    "of the two figures is not known."
+    "of the two figures is unknown."
 )
 
 
 def training_costs(config: Config, entry: CostTable, results: Path, known: Path) -> pd.DataFrame:
-    """Return a row for each training of a cost table, NaN where a figure is not known.
+    """Return a row for each training of a cost table, NaN for unknown figures.
 
-    What was measured is read from `results/models`, published counts and shapes from `known`.
+    Measurements are read from `results/models`, published counts and shapes from `known`.
 
     Raises:
         RevelaError: a manifest or the CSV of reported hours cannot be read.
@@ -90,7 +90,7 @@ def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
     `ours` of a claim is a number, or a column of the costs for the value of `claims_about`.
 
     Raises:
-        RevelaError: the CSV cannot be read or lacks a column, or `ours` is neither.
+        RevelaError: the CSV cannot be read or lacks a column, or `ours` is neither of these.
     """
     path = Path(entry.claims)
     kinds = {"claimed": float, "theirs": float, "ours": str}
@@ -110,19 +110,19 @@ def check_claims(entry: CostTable, costs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cut_from(config: Config, data: str) -> str:
-    """Return the batch set that smaller batches are cut from, else the data itself."""
+    """Return the batch set that smaller batches are split from, else the data itself."""
     batches = config.batches.get(data)
     return next(iter(batches.sample_from)) if batches and len(batches.sample_from) == 1 else data
 
 
 def render(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> tuple[str, str]:
-    """Return the costs, and below them the claims, as Markdown and as LaTeX."""
+    """Return the costs, followed by the claims, as Markdown and as LaTeX."""
     millions = costs.assign(texts=costs["texts"] / 1e6, tokens=costs["tokens"] / 1e6)
     above, below = _cells(millions, _COST_CELLS), _cells(claims, _CLAIM_CELLS)
     about = f"The claims, checked for {dict(entry.experiments)[entry.claims_about]}."
     costs_in_markdown = markdown(above, entry.caption, [_NOTE])
     claims_in_markdown = markdown(below, about, [_CLAIMS_NOTE], align="left")
-    # A rule where another kind of training begins, or another claim.
+    # A rule separates kinds of training, and claims.
     kinds, columns = costs["label"].str.split().str[0], "llrrrlp{0.25\\linewidth}"
     costs_in_latex = latex(as_latex(above), entry.caption, kinds, [_NOTE])
     claims_in_latex = latex(as_latex(below), about, claims["claim"], [_CLAIMS_NOTE], columns)
@@ -130,7 +130,7 @@ def render(entry: CostTable, costs: pd.DataFrame, claims: pd.DataFrame) -> tuple
 
 
 def _cells(frame: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    """Return columns of a frame as texts under their headings; the first one is the index."""
+    """Return columns of a frame as text with headings; the first one is the index."""
     cells = {
         heading: frame[name].map(form.format).where(frame[name].notna(), MISSING)
         for heading, (name, form) in columns.items()

@@ -1,4 +1,4 @@
-"""What was spent: GPU-hours, energy and memory of the trainings and evaluations that are done."""
+"""GPU-hours, energy and memory of finished trainings and evaluations."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ _SUMS = ["training_hours", "training_gpu_hours", "evaluation_gpu_hours", "kilowa
 _PEAKS = ["peak_gpu_memory_gb", "peak_memory_gb"]
 _COLUMNS = ["gpu", "gpus", "starts", *_SUMS, *_PEAKS, "paper_gpu_hours"]
 _NOTE = (
-    "Of the manifests that are there; energy where the driver counts it for every step. The "
-    "paper's figures are one a corpus, of 4 A100 80 GB, for no stated model size."
+    "From the existing manifests; energy if the driver measures it for every step. The "
+    "paper's figures are one per corpus, on 4 A100 80 GB, for an unstated model size."
 )
 
 
 def training_manifests(results: Path) -> dict[str, dict[str, Any]]:
-    """Return the manifest of each training that is done, by its name."""
+    """Return the manifests of finished trainings by name."""
     found = sorted(results.glob("models/*/manifest.json"))
     return {path.parent.name: read_json(path) for path in found}
 
@@ -33,9 +33,9 @@ def reported_hours(path: Path) -> dict[tuple[Any, Any], float]:
 
 
 def summed(results: Path, paper: Path | None = None) -> pd.DataFrame:
-    """Return a row for each model that has a manifest of a training or an evaluation, then the sum.
+    """Return a row for each model with a manifest of a training or evaluation, then the sum.
 
-    `paper` is a CSV of what the paper reports: data, objective, hours, gpus.
+    `paper` is a CSV of the paper's figures: data, objective, hours, gpus.
 
     Raises:
         RevelaError: a manifest or the CSV cannot be read.
@@ -61,7 +61,7 @@ def summed(results: Path, paper: Path | None = None) -> pd.DataFrame:
     table = models.first()
     table[_PEAKS] = models[_PEAKS].max()
     table[_SUMS] = models[_SUMS].sum(min_count=1)
-    # Known only where each step knows its own.
+    # Known only if it is known for each step.
     known = frame["kilowatt_hours"].notna().groupby(frame["name"]).all()
     table["kilowatt_hours"] = table["kilowatt_hours"].where(known)
     table.loc["total", _SUMS] = table[_SUMS].sum(min_count=1)

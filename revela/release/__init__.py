@@ -1,4 +1,4 @@
-"""A retriever that others can use: checked in sentence-transformers, merged, on the hub."""
+"""Releases retrievers: checks them in sentence-transformers, merges and uploads them."""
 
 from functools import partial
 

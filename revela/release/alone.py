@@ -1,4 +1,4 @@
-"""Encode texts (a JSON list on standard input) with sentence-transformers and nothing of Revela.
+"""Encode texts (a JSON list on standard input) with sentence-transformers, without Revela.
 
     python -P alone.py FOLDER …
 
@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 *texts, longest = json.load(sys.stdin)
 for folder in sys.argv[1:]:
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
-    # The others as one padded batch.
+    # The other texts as one padded batch.
     query, document = (
         torch.cat([encode(some, convert_to_tensor=True) for some in (texts, [longest])])
         for encode in (model.encode_query, model.encode_document)

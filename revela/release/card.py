@@ -1,4 +1,4 @@
-"""The model card of a retriever, from what its training recorded and what was measured since."""
+"""The model card of a retriever, from its training's manifest and its scores."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -23,8 +23,8 @@ _TEXT = """---
 
 # {name}
 
-A dense retriever for sentence-transformers, trained by {objective} on raw text alone, without
-queries and labels. Its backbone is {backbone}.
+A dense retriever for sentence-transformers, trained with {objective} on raw text only, without
+queries or labels. Its backbone is {backbone}.
 
 ## Usage
 
@@ -71,13 +71,13 @@ Data: {corpora}.
 
 
 def make_card(folder: Path, location: str) -> str | None:
-    """Return the card of a trained retriever, None where no manifest stands beside its folder.
+    """Return the card of a trained retriever, or None if there is no manifest next to its folder.
 
     Args:
-        folder: as a training leaves it, in the folder of its manifest and beside its scores.
-        location: where the usage example loads the model from: a folder or a name on the hub.
+        folder: as written by a training, with its manifest and scores in place.
+        location: folder or hub name from which the usage example loads the model.
     """
-    above = folder.resolve().parents[:2]  # those of a step are one folder deeper
+    above = folder.resolve().parents[:2]  # a retriever kept at a step is one folder deeper
     home = next((one for one in above if (one / "manifest.json").is_file()), None)
     if home is None:
         return None
@@ -111,12 +111,12 @@ def make_card(folder: Path, location: str) -> str | None:
     dumped = experiment.model_dump(mode="json", exclude_defaults=True)
     for key, used in experiment:
         if isinstance(used, ModelRef) and not used.is_hub_name:
-            dumped[key] = Path(used).name  # where it was is nothing to others
+            dumped[key] = Path(used).name  # local paths are of no use to others
     rows = [f"| {task} | {100 * score:.1f} | {interval} |\n" for task, score, interval in scores]
     head = "\n## Evaluation\n\n| Task | nDCG@10 | 95% interval |\n|---|---:|---:|\n"
     licences = [f"- The backbone: {_named(licence)}."]
     if must_be_called_llama(licence):
-        licences.append("- Built with Llama: the name of a model made of it must begin with Llama.")
+        licences.append("- Built with Llama: the name of a derived model must begin with Llama.")
     for one in data_sets:
         licences.append(f"- The data set {one}: {_named(licence_of(one, 'data set'))}.")
     return _TEXT.format(
@@ -139,7 +139,7 @@ def make_card(folder: Path, location: str) -> str | None:
 
 
 def _sources(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the manifests behind a file say of the corpora that it was made from."""
+    """Yield the corpora that a file was made from, as recorded in the manifests behind it."""
     file = path.with_suffix(".manifest.json")
     if not file.is_file():
         return
@@ -155,7 +155,7 @@ def _sources(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _scores(folder: Path) -> Iterator[tuple[str, float, str]]:
-    """Yield each task that was evaluated, its nDCG@10, and the 95% interval of it in %."""
+    """Yield each evaluated task with its nDCG@10 and the 95% interval in %."""
     from scipy.stats import bootstrap  # slow to import, and every training imports this file
 
     for file in sorted(folder.glob("*.queries.csv")):
@@ -175,7 +175,7 @@ def _scores(folder: Path) -> Iterator[tuple[str, float, str]]:
 
 
 def licence_of(name: str, what: str = "model") -> dict[str, Any]:
-    """Return the keys of a licence in the card of a model or data set, none without such a card."""
+    """Return the licence keys in the card of a model or data set; empty without a card."""
     try:
         card = find_file(name, "README.md", what=what)
         data = ModelCard.load(card).data.to_dict() if card else {}
@@ -187,7 +187,7 @@ def licence_of(name: str, what: str = "model") -> dict[str, Any]:
 
 
 def must_be_called_llama(licence: Mapping[str, str]) -> bool:
-    """Tell whether a licence is one of Llama 3's: what is made of the model bears its name."""
+    """Return whether a licence is one of Llama 3's, by which derived models carry its name."""
     return licence.get("license", "").startswith("llama3")
 
 

@@ -1,4 +1,4 @@
-"""Whether sentence-transformers alone gives a retriever's folder the vectors that Revela gives."""
+"""Checks that a retriever's folder gives the same vectors in sentence-transformers and here."""
 
 import json
 import subprocess
@@ -16,14 +16,14 @@ from revela.config.steps import EncoderModel
 from revela.encoder import load_encoder, load_encoding, token_ids
 
 _SAME = 0.9999  # cosine
-_TIED = 1e-4  # similarities that differ less are ties, as a share of the largest
+_TIED = 1e-4  # relative to the largest similarity; smaller differences are ties
 _ROLES: tuple[Literal["query", "passage"], ...] = ("query", "passage")
 _SENTENCE = "The queue holds jobs until a worker is free; naïve workers take the oldest (作业 №7)."
-_LENGTH = 8192  # tokens of a text that no model without a maximum length needs to exceed
+_LENGTH = 8192  # tokens of the longest text, for models without a maximum length
 
 
 def texts_to_compare(length: int) -> dict[str, str]:
-    """Return texts of all kinds, by what they are; the last one has more tokens than `length`."""
+    """Return texts of several kinds by description; the last one has more tokens than `length`."""
     return {
         "short": "jobs",
         "with spaces around it": "  how to close a socket \n",
@@ -37,33 +37,33 @@ def texts_to_compare(length: int) -> dict[str, str]:
 
 
 def check_is_retriever(folder: Path) -> None:
-    """Raise a `RevelaError` where a folder is none that a training or an export has written."""
+    """Raise a `RevelaError` if a folder was not written by a training or an export."""
     if not (folder / "modules.json").is_file():
-        raise RevelaError(f"{folder}: no retriever of `revela train`: it has no modules.json")
+        raise RevelaError(f"{folder}: not a retriever of `revela train`: missing modules.json")
 
 
 def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[str, float]:
-    """Encode a few texts here and in a process that has sentence-transformers alone.
+    """Encode a few texts here and in a process with sentence-transformers only.
 
-    Both compute in float32 on the CPU, so that the GPUs of a training may be full.
+    Both compute in float32 on the CPU, since the GPUs of a training may be full.
 
     Args:
         folder: a model of sentence-transformers.
-        reference: what is loaded here; the folder itself by default.
+        reference: the model loaded here; the folder itself by default.
 
     Returns:
         The cosine of each text's two vectors; lower where their lengths differ.
 
     Raises:
-        RevelaError: sentence-transformers cannot load the folder, gives a text another vector, or
-            ranks the texts in another order.
+        RevelaError: sentence-transformers cannot load the folder, gives a text a different vector,
+            or ranks the texts differently.
     """
     model = reference or EncoderModel(kind="encoder", retriever=ModelRef(str(folder)))
     with zero.unsharded():
         encoder = load_encoder(model, "float32", "cpu")
     length = load_encoding(model)[2] or _LENGTH
     texts = texts_to_compare(length)
-    for role in _ROLES:  # neither encodes a text without a single token
+    for role in _ROLES:  # neither encodes a text without tokens
         ids = token_ids(encoder.tokenizer, list(texts.values()), role, encoder.encoding, length)
         texts = {name: text for (name, text), row in zip(texts.items(), ids, strict=True) if row}
     ours = {role: encoder.encode(list(texts.values()), role, length) for role in _ROLES}
@@ -75,9 +75,9 @@ def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[st
         for name, value in zip(texts, _alike(ours[role], theirs[role]).tolist(), strict=True)
     }
     for text, cosine in cosines.items():
-        if not cosine >= _SAME:  # NaN is not either
+        if not cosine >= _SAME:  # also for NaN
             raise RevelaError(
-                f"{folder}: sentence-transformers gives the {text} another vector than Revela "
+                f"{folder}: sentence-transformers gives the {text} a different vector than Revela "
                 f"(cosine {cosine:.5f})"
             )
     order = (ours["query"] @ ours["passage"].T).argsort(dim=1, descending=True)
@@ -86,26 +86,31 @@ def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[st
     if bool(risen.any()):
         query = list(texts)[int(risen.nonzero()[0])]
         raise RevelaError(
-            f"{folder}: sentence-transformers ranks passages for the query {query} otherwise than "
-            "Revela"
+            f"{folder}: sentence-transformers ranks passages for the query {query} differently "
+            "from Revela"
         )
     return cosines
 
 
 def _alike(ours_ND: Tensor, theirs_ND: Tensor) -> Tensor:
-    """Return (N,) cosines, times how much alike the lengths are."""
+    """Return (N,) cosines, multiplied by the ratio of the lengths."""
     squares = ours_ND.square().sum(1) + theirs_ND.square().sum(1)
     return 2 * (ours_ND * theirs_ND).sum(1) / squares
 
 
 def encode_alone(folders: list[Path], texts: list[str]) -> list[dict[str, Tensor]]:
-    """Return what `alone.py` prints of each folder: embeddings (N, D), similarities (N, N).
+    """Return the output of `alone.py` for each folder: embeddings (N, D), similarities (N, N).
 
     Raises:
         RevelaError: it fails.
     """
     script = Path(__file__).with_name("alone.py")
-    command = [sys.executable, "-P", str(script), *map(str, folders)]  # -P: without this folder
+    command = [
+        sys.executable,
+        "-P",
+        str(script),
+        *map(str, folders),
+    ]  # -P: without this folder
     ran = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True)
     if ran.returncode:
         why = ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"]

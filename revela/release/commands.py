@@ -16,7 +16,7 @@ def export(model: Model, output: Annotated[Path, typer.Argument(help="Folder to 
     from revela.release.merge import export as run
 
     cosines = run(model, output)
-    print(f"{output}: as here in sentence-transformers, cosines ≥ {min(cosines.values()):.6f}")
+    print(f"{output}: same vectors in sentence-transformers, cosines ≥ {min(cosines.values()):.6f}")
 
 
 @app.command()

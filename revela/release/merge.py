@@ -1,4 +1,4 @@
-"""A retriever's folder that needs no other one: LoRA weights are merged into the backbone."""
+"""Exports a self-contained retriever, with LoRA weights merged into the backbone."""
 
 import shutil
 from pathlib import Path
@@ -15,11 +15,12 @@ def export(model: Path, output: Path) -> dict[str, float]:
     """Write a trained retriever with all its weights, in float32.
 
     Returns:
-        The cosines of `check_folder`: the new folder in sentence-transformers, the old one here.
+        The cosines of `check_folder` between the new folder in sentence-transformers and the old
+        one here.
 
     Raises:
-        RevelaError: the folder is no retriever, or sentence-transformers encodes otherwise; nothing
-            is written then.
+        RevelaError: the folder is not a retriever, or sentence-transformers encodes differently;
+            nothing is written then.
     """
     check_is_retriever(model)
     trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))

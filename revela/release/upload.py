@@ -1,4 +1,4 @@
-"""A retriever's folder on the Hugging Face hub."""
+"""Uploads a retriever's folder to the Hugging Face hub."""
 
 import os
 import re
@@ -15,15 +15,15 @@ from revela.release.check import check_folder, check_is_retriever
 
 
 def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[str, int]:
-    """Upload a retriever in one commit, with a card that says how to load it from the hub.
+    """Upload a retriever in one commit, with a card that shows how to load it from the hub.
 
     Returns:
         The size in bytes of each file.
 
     Raises:
-        RevelaError: the folder is no retriever, sentence-transformers encodes otherwise, its
+        RevelaError: the folder is not a retriever, sentence-transformers encodes differently, its
             adapter belongs to a backbone that others cannot load, HF_TOKEN is not set, or the hub
-            refuses.
+            denies access.
     """
     check_is_retriever(folder)
     token = os.environ.get("HF_TOKEN")
@@ -34,17 +34,17 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
         if not ModelRef(base).is_hub_name:
             raise RevelaError(
                 f"{folder}: is an adapter of {base!r}, which is not on the hub: "
-                "push what `revela export` writes"
+                "push the output of `revela export`"
             )
     check_folder(folder)
     card = make_card(folder, repository) or _card_at(folder / "README.md", repository)
     llama = must_be_called_llama(ModelCard(card).data.to_dict())
     if llama and not repository.rpartition("/")[2].startswith("Llama"):
-        print(f"{repository}: the backbone's licence asks for a name that begins with Llama")
+        print(f"{repository}: the backbone's licence requires a name that begins with Llama")
     files: dict[str, Path | bytes] = {
         str(path.relative_to(folder)): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")  # as Snakemake's .snakemake_timestamp
+        if path.is_file() and not path.name.startswith(".")  # such as .snakemake_timestamp
     }
     files["README.md"] = card.encode()
     if not dry_run:
@@ -60,7 +60,7 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
 
 
 def _card_at(file: Path, repository: str) -> str:
-    """Return a folder's own card, its usage example made for the hub."""
+    """Return a folder's card, with the usage example adapted to the hub."""
     if not file.is_file():
         raise RevelaError(f"{file}: a model card is missing")
     text = file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Scores and logs in; what the paper prints out, beside what the paper printed."""
+"""Turns scores and logs into tables and figures, compared with those of the paper."""
 
 from typing import Any
 

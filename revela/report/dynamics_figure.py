@@ -14,11 +14,11 @@ from revela.config.report import DynamicsFigure
 from revela.training.trainlog import read_log
 
 _COLOURS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]  # dark enough for text on white
-_SHOWN = 60  # characters of a text at most
+_SHOWN = 60  # maximum characters of a text
 
 
 def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
-    """Draw the similarity matrix of one batch at each recorded step, chunks named by their text.
+    """Draw the similarity matrix of one batch at each recorded step, chunks labelled by their text.
 
     Chunks of the same document share a letter and a colour; lines separate documents.
 
@@ -33,12 +33,12 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
         )
     batch = snapshots[0][1]
     size = len(batch["texts"])
-    documents = batch.get("documents") or [""] * size  # ready-made batches have none
+    documents = batch.get("documents") or [""] * size  # missing in ready-made batches
     names = list(dict.fromkeys(filter(None, documents)))
     texts = [" ".join(text.split())[: _SHOWN + 1] for text in [*batch["texts"], *names]]
     rcParams["font.family"], missing = _fonts("".join(texts))
     if unclear := "".join(c for c in missing if not _is_emoji(c)):
-        print(f"{path}: no installed font has {unclear[:20]!r}: drawn as ?")
+        print(f"{path}: no installed font has {unclear[:20]!r}: replaced by ?")
     instead = str.maketrans(
         {c: f":{unicodedata.name(c).lower()}:" if _is_emoji(c) else "?" for c in missing}
     )
@@ -48,7 +48,7 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
     marks = [f"{looks[document][0]}{number}" for number, document in enumerate(documents)]
     labels = [f"{_cut(line, 40)}  {mark}" for line, mark in zip(lines, marks, strict=False)]
 
-    side = max(1.8, 0.12 * size)  # inches of a panel: room for its title, and for its labels
+    side = max(1.8, 0.12 * size)  # inches of a panel: space for its title and labels
     width, height = 3 + (side + 0.5) * len(snapshots), side + 1.8 + 0.08 * len(names)
     drawing = Figure(figsize=(width, height), layout="compressed")
     axes = drawing.subplots(1, len(snapshots), squeeze=False)[0]
@@ -83,13 +83,13 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
 
 
 def _fonts(text: str) -> tuple[list[str], list[str]]:
-    """Return the default font with others for what it lacks, and the characters that none has."""
+    """Return the default font and fallbacks, and the characters that no font has."""
     glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
     fonts, missing = ["DejaVu Sans"], [c for c in sorted(set(text)) if ord(c) not in glyphs]
     for name, file in sorted({(font.name, font.fname) for font in fontManager.ttflist}):
-        # The last resort has a box for every character.
+        # The last-resort font has a box for every character.
         if missing and not name.startswith("Last Resort"):
-            with contextlib.suppress(RuntimeError):  # a font of bitmaps
+            with contextlib.suppress(RuntimeError):  # a bitmap font
                 glyphs = get_font(file).get_charmap()
                 if any(ord(c) in glyphs for c in missing):
                     fonts.append(name)
@@ -103,7 +103,7 @@ def _is_emoji(character: str) -> bool:
 
 def _cut(text: str, length: int) -> str:
     text = text if len(text) <= length else text[: length - 1] + "…"
-    return text.replace("$", "\\$")  # matplotlib typesets what a pair of them encloses
+    return text.replace("$", "\\$")  # matplotlib typesets text between two of them
 
 
 def _letters(number: int) -> str:

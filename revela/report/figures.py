@@ -1,4 +1,4 @@
-"""Figures: draw one of any kind, in the style that all share; save it."""
+"""Draws and saves figures of all kinds in a common style."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,17 +28,17 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
     """Return a matplotlib figure.
 
     `inputs` are training logs by experiment or backbone; tables by name; the `step-cost` bench; for
-    a learning figure scores by model and the log of each experiment.
+    a learning figure, scores by model and the log of each experiment.
 
     Raises:
-        RevelaError: an input cannot be read or lacks what the figure shows.
+        RevelaError: an input cannot be read or lacks data for the figure.
     """
-    with reading(", ".join(map(str, inputs.values())), f"what a {figure.kind} figure shows"):
+    with reading(", ".join(map(str, inputs.values())), f"data for a {figure.kind} figure"):
         return _DRAW[figure.kind](figure, inputs)
 
 
 @rc_context(fname=_STYLE)
 def save(drawing: Figure, path: Path, kind: str) -> None:
     """Save a figure as `pdf` or `png`."""
-    # Without its date a PDF is the same for the same data.
+    # Without a date, a PDF is the same for the same data.
     drawing.savefig(path, format=kind, metadata={"CreationDate": None} if kind == "pdf" else {})

@@ -13,14 +13,14 @@ from revela.config.report import BATCH_COLUMNS, Listing
 from revela.report.render import as_latex, latex, markdown
 from revela.text.batching import read_batches
 
-_SHOWN = 160  # characters of a batch's text, about as many as the paper prints; the CSV has all
-_WIDE = 100  # characters from which a column of LaTeX wraps
+_SHOWN = 160  # characters of a batch's text, about as many as in the paper; the CSV has all of them
+_WIDE = 100  # columns of LaTeX wrap from this many characters
 
 
 def listed(listing: Listing, inputs: Mapping[str, Path]) -> pd.DataFrame:
-    """Return the rows of a listing's file, beside a batch if it names a batch set.
+    """Return the rows of a listing's file, next to a batch if it names a batch set.
 
-    It is the batch of `inputs` that shares most words with the rows, the first of several.
+    It is the first batch of `inputs` among those that share the most words with the rows.
 
     Raises:
         RevelaError: the file cannot be read, or lacks a column.
@@ -35,7 +35,7 @@ def listed(listing: Listing, inputs: Mapping[str, Path]) -> pd.DataFrame:
 
 
 def to_csv(listing: Listing, rows: pd.DataFrame) -> str:
-    """Return the printed columns of a listing as CSV, links as their texts."""
+    """Return the printed columns of a listing as CSV, without the targets of links."""
     return rows[listing.columns or list(rows.columns)].to_csv(index=False)
 
 

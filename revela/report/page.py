@@ -1,4 +1,4 @@
-"""All results of a config as one page: tables with where each figure is from, figures, queries."""
+"""All results of a config as one page: tables with the source of each score, figures, queries."""
 
 import base64
 from collections.abc import Iterator
@@ -18,27 +18,27 @@ from revela.config.report import Table
 from revela.evaluation.benchmarks import read_rows
 from revela.report import significance, tables
 
-_QUERIES = 8  # of a comparison, at each end
+_QUERIES = 8  # at each end of a comparison
 _CHARACTERS = 300  # of a text
 _FACTS = ("git_commit", "finished", "host", "stage_version", "revision", "commits", "versions")
 
 
 def write_page(config: Config, name: str, results: Path) -> str:
-    """Return the page as HTML that loads nothing from elsewhere.
+    """Return the page as self-contained HTML.
 
     Args:
-        config: the configuration; tables and figures that are not made yet are skipped.
-        name: its title.
-        results: the folder of the results.
+        config: the configuration; tables and figures that do not exist yet are skipped.
+        name: title of the page.
+        results: folder of the results.
 
     Raises:
-        RevelaError: nothing is made yet, or a result is damaged.
+        RevelaError: there are no tables or figures yet, or a result is damaged.
     """
     made = [one for one in config.tables if (results / f"tables/{one}.csv").exists()]
     drawn = {one: results / f"figures/{one}.png" for one in config.figures}
     figures = {one: path for one, path in drawn.items() if path.exists()}
     if not made and not figures:
-        raise RevelaError(f"{results}: none of the tables and figures of {name} is made yet")
+        raise RevelaError(f"{results}: no tables or figures of {name} yet")
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
     )
@@ -83,12 +83,12 @@ def _table(config: Config, name: str, results: Path) -> dict[str, Any]:
 
 
 def _below(results: Path, path: str) -> Path:
-    """Return where a path lies if results are in a folder of another name."""
+    """Return a path of a result as a path below the folder `results`."""
     return results / Path(path).relative_to("results") if paths.is_made_here(path) else Path(path)
 
 
 def _origin(path: str, results: Path) -> dict[str, Any]:
-    """Return how a score is made, and what its manifest records of how it was made."""
+    """Return the command that makes a score, and facts from its manifest."""
     manifest = _below(results, path).with_suffix(".manifest.json")
     found = read_json(manifest) if manifest.exists() else {}
     facts = {key: found[key] for key in _FACTS if found.get(key)}
@@ -96,7 +96,7 @@ def _origin(path: str, results: Path) -> dict[str, Any]:
 
 
 def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[str, Any]]:
-    """Yield where the last system of a table wins and loses most against each of the others."""
+    """Yield the queries on which a table's last system differs most from each of the others."""
     strata = significance.read_strata(table, results / "scores")
     *others, last = table.names()
     for heading, (first, *more) in table.columns:
@@ -127,7 +127,7 @@ def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[s
 
 
 def _queries(config: Config, task: str, results: Path) -> dict[str, str]:
-    """Return the texts of a local task's queries by their ids, none for a task of the hub."""
+    """Return the texts of a local task's queries by id; empty for a hub task."""
     folder = config.collection(task)
     if folder is None or not (local := _below(results, folder)).exists():
         return {}

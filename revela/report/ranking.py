@@ -1,4 +1,4 @@
-"""One query of a collection, and what runs rank first for it."""
+"""A query of a collection, and the top documents of runs for it."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ _WIDTH = 90  # characters of a text
 
 
 def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) -> str:
-    """Return a query and each run's first documents, relevant ones marked, as lines of text.
+    """Return a query and each run's top documents, relevant ones marked, as lines of text.
 
     Args:
         folder: a collection in BEIR layout.
-        runs: TREC runs, named by their folder.
-        query: its id; None: the first with a judgement.
-        depth: documents of a run.
+        runs: TREC runs, labelled by their folder.
+        query: id of the query; None uses the first one with a judgement.
+        depth: documents per run.
 
     Raises:
         RevelaError: a file cannot be read, or the collection has no such query.

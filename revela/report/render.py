@@ -1,4 +1,4 @@
-"""Printing of every table: Markdown by tabulate, LaTeX by pandas' Styler."""
+"""Renders all tables: Markdown by tabulate, LaTeX by pandas' Styler."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ MISSING = "–"
 
 
 def with_digits(frame: "pd.DataFrame", digits: Mapping[str, int]) -> "pd.DataFrame":
-    """Return a frame with these columns as text of so many decimals, NaN as a dash."""
+    """Return a frame with these columns as text with the given decimals, NaN as a dash."""
     texts = {name: frame[name].map(f"{{:.{count}f}}".format) for name, count in digits.items()}
     return frame.assign(**texts).replace("nan", MISSING)
 
@@ -24,10 +24,10 @@ def markdown(
     notes: Iterable[str] = (),
     align: Literal["left", "right"] = "right",
 ) -> str:
-    """Return a table as Markdown between its caption and its notes, which are paragraphs.
+    """Return a table as Markdown, with its caption above and its notes below, as paragraphs.
 
-    `rows` is a frame of texts whose index is the first column, or a list of dictionaries. All
-    columns but the first are aligned as `align` says.
+    `rows` is a frame of texts whose index is the first column, or a list of dictionaries. `align`
+    applies to all columns but the first.
     """
     grid = tabulate(rows, "keys", "pipe", stralign=align, colalign=["left"], disable_numparse=True)
     return "\n\n".join(text for text in (caption, grid, *notes) if text) + "\n"
@@ -41,15 +41,15 @@ def latex(
     columns: str = "",
     merged: bool = False,
 ) -> str:
-    """Return a table as LaTeX; its first line names the packages that it needs.
+    """Return a table as LaTeX; its first line lists the required packages.
 
     Args:
         cells: a frame of LaTeX (see `as_latex`) whose index is the first column.
         caption: plain text.
         blocks: the block of each row; a rule separates neighbouring blocks.
-        notes: plain text, printed below.
-        columns: their format; all but the first are aligned to the right by default.
-        merged: equal neighbouring headings span their columns, the last line of headings aside.
+        notes: plain text, printed below the table.
+        columns: column format; all but the first are right-aligned by default.
+        merged: equal neighbouring headings are merged, except in the last line of headings.
     """
     before, labels = None, []
     for label, block in zip(cells.index, blocks, strict=True):
@@ -76,13 +76,13 @@ def as_latex(cells: "pd.DataFrame") -> "pd.DataFrame":
         text = re.sub(r"\*\*(.*)\*\*", r"\\textbf{\1}", escape(text))
         return re.sub(r"\[(.*)\]\((.*)\)", r"\\href{\2}{\1}", text)
 
-    # Styler prints the name of the headings, not that of the index, above the first column.
+    # Above the first column Styler prints the name of the headings, not of the index.
     name = convert(cells.index.name or "")
     cells = cells.map(convert).rename(index=convert, columns=convert)
     return cells.rename_axis(index=None, columns=name)
 
 
-# By hand: pandas escapes cells and headings, not captions, and leaves † and → as they are.
+# pandas escapes cells and headings but not captions, and does not convert † and →.
 _LATEX = str.maketrans(
     {character: "\\" + character for character in "&%$#_{}"}
     | {letter: f"$^{{{plain}}}$" for letter, plain in zip("ᵃᵇᶜᵈ²⁺", "abcd2+", strict=True)}

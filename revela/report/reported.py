@@ -1,4 +1,4 @@
-"""Printed figures: read them, recompute their means, compare them with what is measured here."""
+"""Printed figures: reads them, recomputes their means, compares them with measured ones."""
 
 import numpy as np
 import pandas as pd
@@ -10,10 +10,10 @@ _HALF_UNIT = 0.05 + 1e-9  # figures are printed with one decimal
 
 
 def printed_figures(table: Table) -> pd.DataFrame:
-    """Return a table's printed figures: systems × (headings, mean), NaN where nothing is printed.
+    """Return a table's printed figures: systems × (headings, mean), NaN if not printed.
 
-    The mean is the printed one if the table has all tasks of the file; otherwise, or if the file
-    has none, it is recomputed.
+    The mean is the printed one if the table has all tasks of the file; otherwise, or if none is
+    printed, it is recomputed.
 
     Raises:
         RevelaError: see `read_reported`.
@@ -30,8 +30,8 @@ def printed_figures(table: Table) -> pd.DataFrame:
 
 
 def row_means(figures: pd.DataFrame) -> pd.Series:
-    """Return the mean of each row, NaN where one of its figures is missing."""
-    # Rounded, so that the order of the sum does not decide how 15.55 is printed.
+    """Return the mean of each row, NaN if one of its figures is missing."""
+    # Rounded, so that the order of summation does not affect how 15.55 is printed.
     return figures.mean(axis=1, skipna=False).round(9)
 
 
@@ -39,20 +39,20 @@ def check_means(table: Table) -> pd.DataFrame:
     """Recompute the printed means: for each system `printed`, `recomputed` and `adds_up`.
 
     `adds_up` is `yes` if the mean rounds to the printed one, `rounding` if the rounding of the
-    figures can explain the difference, else `no`; empty where nothing is printed.
+    figures can explain the difference, else `no`; empty if not printed.
     """
     printed = printed_figures(table)
     recomputed = row_means(printed.drop(columns=table.mean))
     means = pd.DataFrame({"printed": printed[table.mean], "recomputed": recomputed})
     gap = (means["printed"] - recomputed).abs()
-    # Each printed figure may be off by half a unit, and so may their mean and the printed mean.
+    # Each printed figure may be off by half a unit, and so may the printed mean.
     cases = [gap.isna(), gap <= _HALF_UNIT, gap <= 2 * _HALF_UNIT]
     means["adds_up"] = np.select(cases, ["", "yes", "rounding"], "no")
     return means
 
 
 def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
-    """Compare printed with measured figures, one line a system and task.
+    """Compare printed with measured figures, one row per system and task.
 
     A mean is compared with the `recomputed` one (see `check_means`). The verdict is `reproduced`
     within the table's tolerance, else `higher` or `lower`; `not measured` without a measurement.

@@ -1,7 +1,7 @@
 """Is the best system better than the next? Confidence intervals and tests over queries.
 
-Any score of a table is a weighted sum over queries: that of a task, the mean of its subsets, of a
-column of several tasks, of all columns. The queries of one subset of one task, a *stratum*, have
+Any score of a table is a weighted sum over queries: a task, the mean of its subsets, a column of
+several tasks, the mean of all columns. The queries of one subset of one task, a *stratum*, have
 equal weights. So each stratum is resampled once, for all systems together, and the statistics of a
 column are weighted sums of its resampled strata.
 
@@ -34,9 +34,9 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
     its group if the table's `bold` is `group`), and `p` of the two-sided paired randomisation test
     against it (random sign flips of the queries' differences), adjusted by Holm for the
     comparisons of the column; `queries`, their number. The best system itself and unranked ones
-    have neither `compared_to` nor `p`. A stratum is resampled alike in every table.
+    have neither `compared_to` nor `p`. A stratum is resampled in the same way in every table.
 
-    A system without query scores for all tasks of a column has no line for that column.
+    A system without query scores for all tasks of a column has no row for that column.
 
     The table's benchmarks are expanded (`Config.table`); `scores` holds
     `<model>/<task>.queries.csv`; `resamples` counts bootstrap samples and sign flips.
@@ -71,10 +71,10 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
 
 
 def read_analysis(table: Path) -> pd.DataFrame:
-    """Read the analysis beside a compiled table; without one the frame has no rows.
+    """Read the analysis of a compiled table; the frame is empty if there is none.
 
     Raises:
-        RevelaError: it cannot be read, or is of an older version.
+        RevelaError: it cannot be read, or was written by an older version.
     """
     path = table.with_name(f"{table.stem}_significance.csv")
     if not path.exists():
@@ -87,7 +87,7 @@ def read_analysis(table: Path) -> pd.DataFrame:
 
 
 def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
-    """Return (system, column) of the compared systems where the next best's p is 0.05 or more."""
+    """Return (system, column) of the best systems whose next best has p ≥ 0.05."""
     found = set()
     tested = analysis.dropna(subset="p")
     for (column, best), others in tested.groupby(["column", "compared_to"]):
@@ -126,15 +126,15 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.DataFrame:
-    """Return for each system the best one that it is compared to, and the adjusted p."""
+    """Return the best system that each system is compared to, and the adjusted p."""
     found = pd.DataFrame({"compared_to": "", "p": np.nan}, index=scores.index)
     scope = pd.Series([row.group if table.bold == "group" else "" for row in table.rows])
     for _, systems in scores[[row.ranked for row in table.rows]].dropna().groupby(scope):
         best = systems.idxmax()
         others = systems.index.drop(best)
-        # Flipping the sign of a difference is flipping those of both scores.
+        # Flipping the sign of a difference flips those of both scores.
         null_RO = np.abs(null_RS[:, [best]] - null_RS[:, others])
-        # 1e-9: equal sums count although rounding sets them apart. 1 +: the observed signs count.
+        # 1e-9: sums that differ by rounding only are equal. 1 +: the observed signs count.
         reached = null_RO >= (systems[best] - systems[others]).to_numpy() - 1e-9
         found.loc[others, "compared_to"] = table.names()[best]
         found.loc[others, "p"] = holm((1 + reached.sum(axis=0)) / (1 + len(null_RO)))
@@ -152,7 +152,7 @@ def _reweighted(
 
 
 def _counts(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Return how often each query is drawn (rows, Q) in Q draws with replacement per row."""
+    """Return the number of times each query is drawn (rows, Q), in Q draws with replacement."""
     drawn = random.integers(0, size, (rows, size), dtype=np.int32)
     return np.apply_along_axis(np.bincount, 1, drawn, minlength=size)
 
@@ -186,7 +186,7 @@ def read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
 
 
 def _read_queries(path: Path, measure: str) -> pd.Series | None:
-    """Return scores by (subset, query), None if the file lacks the measure."""
+    """Return scores by (subset, query), or None if the file lacks the measure."""
     keys = ["subset", "query"]
     with reading(path, f"a CSV of subset, query, {measure}"):
         found = pd.read_csv(path, dtype=dict.fromkeys(keys, str), keep_default_na=False)

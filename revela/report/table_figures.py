@@ -1,4 +1,4 @@
-"""Figures of compiled tables: bars, and trends over the rows' labels."""
+"""Figures of compiled tables: bars, and trends over row labels."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from revela.report.tables import SOURCE
 
 _SOURCES = {"measured": "measured here", "reported": "as reported"}
 _HATCHES = {"reported": "////"}
-# How a number stands at its point.
+# Placement of a number at its point.
 _ABOVE = {"xytext": (0, 5), "va": "bottom"}
 _BELOW = {"xytext": (0, -5), "va": "top"}
 _OUTLINE = [withStroke(linewidth=2, foreground="white")]
@@ -54,16 +54,16 @@ def draw_bars(figure: BarsFigure, tables: dict[str, Path]) -> Figure:
 
 
 def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Figure:
-    """Draw the means of each table's groups over their rows' labels; hollow where reported.
+    """Draw the means of each table's groups over their row labels; reported ones are hollow.
 
-    Bars are 95% intervals over queries, for tables that have a `_significance.csv` beside them.
+    Error bars are 95% intervals over queries, for tables with a `_significance.csv`.
     """
     drawing, panels, sources = _panels(figure, tables)
-    # A group looks the same in all panels.
+    # A group has the same style in all panels.
     looks: dict[str, dict[str, Any]] = defaultdict(rcParams["axes.prop_cycle"]().__next__)
     lines: dict[str, Line2D] = {}
     for axis, found in panels:
-        # A row is called "group / label" where its label is not its own (`Table.names`).
+        # A row with an ambiguous label is named "group / label" (`Table.names`).
         parts = found.index.to_series().str.rpartition(" / ")
         found["group"], found["label"] = parts[0], parts[2]
         labels = list(found["label"].unique())
@@ -112,9 +112,10 @@ def _read_means(path: Path) -> pd.DataFrame:
     """Read a compiled table: each system's `mean`, its interval `ci_low` to `ci_high`, `source`.
 
     Raises:
-        RevelaError: it is none, or the intervals have the column names of an older version.
+        RevelaError: it is not a compiled table, or its intervals have column names of an older
+        version.
     """
-    with reading(path, "a compiled table"):  # of which a system may be called 4
+    with reading(path, "a compiled table"):  # a system may be named 4
         table = pd.read_csv(path, dtype={"system": str}, index_col="system")
     if table.empty or table.columns[-1] != SOURCE:
         raise RevelaError(f"{path}: not a compiled table: its last column must be {SOURCE!r}")

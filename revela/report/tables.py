@@ -30,11 +30,11 @@ _ANALYSIS_NOTE = (
 
 
 def compile_table(table: Table, scores: Path) -> pd.DataFrame:
-    """Return systems × (headings, mean, source), figures × 100, NaN where one is missing.
+    """Return systems × (headings, mean, source), figures × 100, NaN if missing.
 
-    A system with at least one score shows measured figures only, other systems reported ones: no
-    row mixes the two, so a mean is of one kind. `source` is `measured`, `reported` or `missing`.
-    The table's benchmarks are expanded (`Config.table`); `scores` holds `<model>/<task>.json`.
+    A system with at least one score has measured figures only, other systems have reported ones:
+    rows and means never mix the two. `source` is `measured`, `reported` or `missing`. The table's
+    benchmarks are expanded (`Config.table`); `scores` holds `<model>/<task>.json`.
 
     Raises:
         RevelaError: a score file is malformed or lacks the measure or the subset; or the file of
@@ -48,9 +48,9 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 
 
 def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
-    """Return a table's measured figures: systems × (headings, mean), NaN where one is missing.
+    """Return a table's measured figures: systems × (headings, mean), NaN if missing.
 
-    A mean of which a figure is missing is NaN. See `compile_table`.
+    The mean is NaN if a figure is missing. See `compile_table`.
     """
     rows = []
     for row in table.rows:
@@ -71,10 +71,10 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
 
 
 def read_score(path: Path, measure: str, subset: str = "") -> float:
-    """Return a measure of a file of scores, or of one of its subsets, × 100.
+    """Return a measure from a score file, or from one of its subsets, × 100.
 
     Raises:
-        RevelaError: the file is none, or lacks the measure or the subset.
+        RevelaError: it is not a score file, or lacks the measure or the subset.
     """
     found = read_json(path)
     if subset:
@@ -88,7 +88,7 @@ def read_score(path: Path, measure: str, subset: str = "") -> float:
 
 
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
-    """Return a line for each system of which only a part is measured, with what is missing."""
+    """Return a line for each partly measured system, listing what is missing."""
     missing = frame[frame[SOURCE] == "measured"].drop(columns=[SOURCE, table.mean]).isna()
     return [
         f"{name}: partly measured; missing: {', '.join(missing.columns[of_row])}"
@@ -100,17 +100,17 @@ def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
 def to_csv(frame: pd.DataFrame) -> str:
     """Return a table or a comparison as CSV with one decimal, missing cells empty.
 
-    Systems are rows, also in a transposed table.
+    Systems are rows, even in a transposed table.
     """
     return frame.to_csv(float_format="%.1f")
 
 
-# (system, heading) where the best does not beat the next best (`significance.undecided`).
+# (system, heading) of best figures that are not significant (`significance.undecided`).
 Undecided = Set[tuple[str, str]]
 
 
 def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
-    """Return a table as Markdown, the best figures in bold as the table's `bold` says.
+    """Return a table as Markdown, with the best figures in bold as set by `bold`.
 
     A best figure that is `undecided` is marked; notes explain the mark and name missing figures.
     """
@@ -119,7 +119,7 @@ def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozen
 
 
 def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
-    """Return a table as LaTeX: what `to_markdown` shows, with groups, sizes and shaded rows."""
+    """Return a table as LaTeX: as `to_markdown`, with groups, sizes and shaded rows."""
     cells, notes = _cells(table, frame, undecided)
     cells = as_latex(cells)
     grey = pd.Series(["\\cellcolor{gray!20}" * row.shaded for row in table.rows], cells.index)
@@ -157,7 +157,7 @@ def _cells(
     """Return a table's cells as Markdown, the best of a column in bold, and the notes below it."""
     cells = with_digits(frame, dict.fromkeys(frame.columns.drop(SOURCE), 1)).rename_axis(None)
     texts = cells.drop(columns=SOURCE)
-    # What is printed alike is equally good.
+    # Figures that are printed alike are tied.
     figures = texts.replace(MISSING, "nan").astype(float)
     figures[[not row.ranked or table.bold == "none" for row in table.rows]] = np.nan
     scope = pd.Series([row.group * (table.bold == "group") for row in table.rows], cells.index)

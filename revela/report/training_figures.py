@@ -12,10 +12,10 @@ from revela.report.tables import read_score
 from revela.training.trainlog import read_log
 
 _CURVES = {
-    "loss": "training loss, share of its start",
+    "loss": "training loss, relative to its start",
     "plain_loss_gain": "loss without − with in-batch attention (nats)",
     "top_similarity": "mean largest similarity weight",
-    "rows_learning": "share of chunks that teach the retriever",
+    "rows_learning": "share of chunks with a gradient",
 }
 
 
@@ -43,7 +43,7 @@ def draw_curves(figure: CurvesFigure, logs: dict[str, Path]) -> Figure:
 def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
     """Draw the scores of experiments on a task over the training steps.
 
-    Several seeds of an experiment are drawn as their mean within their range.
+    Several seeds of an experiment are drawn as their mean and range.
     """
     drawing = Figure(figsize=(5, 3.3))
     axis = drawing.subplots()
@@ -61,7 +61,7 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
 
 
 def learning_scores(figure: LearningFigure, inputs: dict[str, Path]) -> pd.DataFrame:
-    """Return label, step and score × 100 of each retriever that is kept, one row a seed."""
+    """Return label, step and score × 100 of each kept retriever, one row per seed."""
     scores = []
     for experiment, label in figure.experiments:
         last = read_log(inputs[f"{experiment}.log"])[-1]["step"]
@@ -77,7 +77,7 @@ def learning_scores(figure: LearningFigure, inputs: dict[str, Path]) -> pd.DataF
 
 
 def learning_text(figure: LearningFigure, inputs: dict[str, Path]) -> str:
-    """Return the means of `learning_scores` as lines of text: a row a label, a column a step."""
+    """Return the means of `learning_scores` as text: one row per label, one column per step."""
     means = learning_scores(figure, inputs).pivot_table("score", "label", "step", sort=True)
     bars = "▁▂▃▄▅▆▇█"
     height = means.max(axis=None) / (len(bars) - 1)
@@ -101,7 +101,7 @@ def draw_pretraining(figure: PretrainingFigure, logs: dict[str, Path]) -> Figure
     _plot(axis, training, "training")
     _plot(axis, log["held_out_loss"].dropna(), "held out")
     axis.set(xlabel="million tokens", ylabel="loss (nats per token)")
-    if len(training) > 51:  # else its steep beginning is all there is
+    if len(training) > 51:  # otherwise it consists of its steep beginning
         axis.set_ylim(top=training.iloc[50])
     axis.legend()
     return drawing
@@ -114,7 +114,8 @@ def draw_step_cost(_: StepCostFigure, inputs: dict[str, Path]) -> Figure:
     """Draw time and peak memory of a step of REPLUG and Revela over the batch size (log-log).
 
     Thin lines show the growth that the paper derives, B² for REPLUG's time and B for Revela's,
-    through the values measured at the largest batch. `bench/training/step_cost.py` measures them.
+    through the values measured at the largest batch size. `bench/training/step_cost.py` measures
+    them.
     """
     found = pd.read_csv(inputs["step-cost"]).set_index("batch_size")
     sizes = found.index

@@ -1,4 +1,4 @@
-"""Texts and a retriever in; an index that is searched from the shell or in a browser out."""
+"""Indexes texts with a retriever, for search from the shell or in a browser."""
 
 from typing import Any
 

@@ -136,12 +136,12 @@ def _read_queries(path: Path) -> dict[str, str]:
         name, tab, text = line.partition("\t")
         if not tab or not name or " " in name or not text.strip() or name in found:
             raise RevelaError(
-                f"{path}:{number}: expected an id of its own without spaces, a tab and a query; "
+                f"{path}:{number}: expected a unique id without spaces, a tab and a query; "
                 f"got {line[:80]!r}"
             )
         found[name] = text
     if not found:
-        raise RevelaError(f"{path}: no query in it")
+        raise RevelaError(f"{path}: no queries")
     return found
 
 
@@ -151,7 +151,7 @@ def _run_id(row: dict[str, Any]) -> str:
 
 
 def _snippet(text: str, query: str) -> str:
-    """Return a line of a text, from a little before the first word of a query in it."""
+    """Return a line of a text that begins shortly before the first occurrence of a query's word."""
     words = " ".join(text.split())
     asked = {word.lower() for word in _WORD.findall(query)}
     first = next((m.start() for m in _WORD.finditer(words) if m[0].lower() in asked), 0)

@@ -1,4 +1,4 @@
-"""Two rankings fused into one: BM25's and a retriever's."""
+"""Fuses two rankings into one: BM25's and a retriever's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 Fusion = Literal["weighted-sum", "reciprocal-rank"]
-DENSE_WEIGHT = 0.2  # of the weighted sum; `python -m bench.search.fusion` compares others
+DENSE_WEIGHT = 0.2  # of the weighted sum; `python -m bench.search.fusion` compares alternatives
 _RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al., 2009)
 
 

@@ -1,12 +1,12 @@
 """An index of texts: their chunks, BM25 over them, and embeddings of one or more retrievers.
 
-    chunks.parquet      document id, place of the chunk in it, text
-    bm25/               as bm25s saves it
+    chunks.parquet      document id, position of the chunk in it, text
+    bm25/               as saved by bm25s
     embeddings/0/ …     shards of the first retriever, of the next, …
-    index.json          written last: what the index was made with
+    index.json          written last: the settings of the index
 
-Made again after an interruption or for texts that have changed, it keeps every shard that still
-holds; what is searched is exact, as in evaluation.
+When it is rebuilt after an interruption or a change of the texts, every valid shard is kept. Search
+is exact, as in evaluation.
 """
 
 import functools
@@ -32,7 +32,7 @@ from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows
 
 VERSION = 1
-PRECISION = "bfloat16"  # where a GPU has it
+PRECISION = "bfloat16"  # if the GPU supports it
 
 _DEPTH = 100  # chunks of each ranking that are fused
 _OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
@@ -51,17 +51,17 @@ def build(
     Args:
         corpus: the corpus whose documents are cut into chunks.
         models: folders or hub names of retrievers; search uses the first one by default.
-        folder: the folder of the index.
+        folder: folder of the index.
         max_length: maximum number of tokens in a chunk.
         language: language of BM25's stemmer and stop words, as Snowball names it.
-        workers: processes that cut documents.
+        workers: processes that split documents.
 
     Raises:
-        RevelaError: the folder holds something else or another index, a text or a model cannot be
-            read, or the texts changed during indexing.
+        RevelaError: the folder contains other files or a different index, a text or a model cannot
+            be read, or the texts changed during indexing.
     """
     if folder.exists() and not (folder.is_dir() and {f.name for f in folder.iterdir()} <= _OWN):
-        raise RevelaError(f"{folder}: exists and is no index; give another --output")
+        raise RevelaError(f"{folder}: exists but is not an index; give another --output")
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
     _tokenizer(language)
     entries = _entries(models)
@@ -102,22 +102,22 @@ def build(
         place = folder / "embeddings" / str(number)
         shards = encode_corpus(load, texts, max_length, place, made_by, devices())
         for stale in set(place.glob("*")) - {shard.path for shard in shards}:
-            stale.unlink()  # of more texts than there are now
+            stale.unlink()  # from a larger version of the corpus
     if _state(corpus) != before:
-        raise RevelaError("the texts changed while they were indexed; give the command again")
+        raise RevelaError("the texts changed during indexing; run the command again")
     described |= {"documents": counts.documents, "chunks": counts.chunks}
     write_json(folder / "index.json", described)
     return described
 
 
 class Index:
-    """An index to search. Models and embeddings are loaded when a query first needs them."""
+    """An index to search. Models and embeddings are loaded on first use."""
 
     def __init__(self, folder: Path) -> None:
         """Open an index.
 
         Raises:
-            RevelaError: the folder is not an index, or an incomplete one or of another version.
+            RevelaError: the folder is not an index, or it is incomplete or of another version.
         """
         self.folder = folder
         self.described = _described(folder)
@@ -162,7 +162,7 @@ class Index:
         return [fuse(dense, bm25, fusion, dense_weight)[:depth] for dense, bm25 in both]
 
     def near(self, chunk: int, depth: int, model: int | None = None) -> list[Hit]:
-        """Return the chunks that are most like one, by a model's embeddings or by BM25 (None)."""
+        """Return the chunks most similar to one, by a model's embeddings or by BM25 (None)."""
         if model is None:
             (found,) = self._bm25.search([self.chunks["text"][chunk]], depth + 1)
         else:
@@ -172,7 +172,7 @@ class Index:
         return [hit for hit in found if hit.chunk != chunk][:depth]
 
     def row(self, hit: Hit) -> dict[str, Any]:
-        """Return a hit with its document, the chunk's place in it, and its text.
+        """Return a hit with its document, the chunk's position in it, and its text.
 
         A document that is a file is named by its path within the folder of the texts.
         """
@@ -207,7 +207,7 @@ class Index:
             encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
             if _revision(name) != self.described["models"][number]["revision"]:
                 raise RevelaError(
-                    f"{name} has changed since {self.folder} was made; index the texts again"
+                    f"{name} has changed since {self.folder} was made; run revela index again"
                 )
             self._loaded[number] = (encoder, self._embeddings(number))
         return self._loaded[number]
@@ -220,18 +220,18 @@ class Index:
                 blocks.append(Shard(path, range(0)).load())
             except (SafetensorError, OSError) as error:
                 raise RevelaError(
-                    f"{path}: cannot be read ({error}); index the texts again"
+                    f"{path}: cannot be read ({error}); run revela index again"
                 ) from error
         if sum(map(len, blocks)) != len(self.chunks):
             raise RevelaError(
                 f"{self.folder}/embeddings/{number}: {sum(map(len, blocks))} embeddings of "
-                f"{len(self.chunks)} chunks; index the texts again"
+                f"{len(self.chunks)} chunks; run revela index again"
             )
         return blocks
 
 
 def _entries(models: Sequence[str]) -> list[EncoderModel]:
-    """Return how to load models; one whose files say no encoding has that of the first."""
+    """Return the settings of models; one without encoding files uses that of the first."""
     first, *others = (EncoderModel(kind="encoder", retriever=ModelRef(model)) for model in models)
     encoding = EncodingKeys(**load_encoding(first)[1].model_dump())
     return [
@@ -246,19 +246,19 @@ def _entries(models: Sequence[str]) -> list[EncoderModel]:
 
 
 def _revision(model: str) -> str:
-    """Return a hash of a model's folder, or the commit of one that was loaded from the hub."""
+    """Return a hash of a model's folder, or the commit of a hub model."""
     return fingerprint(Path(model)) if Path(model).is_dir() else commit(model, None) or "main"
 
 
 def _labels(models: Sequence[str]) -> list[str]:
-    """Return what models are called: their folder's name where that tells them apart."""
+    """Return labels of models: their folder's name if that is unambiguous."""
     parts = [Path(model).parts for model in models]
     names = [one[-2] if one[-1] == "retriever" and one[1:] else one[-1] for one in parts]
     return names if len(set(names)) == len(names) else list(models)
 
 
 class _Bm25:
-    """BM25 by bm25s, saved and loaded; evaluation's is mteb's, which holds no file."""
+    """BM25 by bm25s that can be saved and loaded, unlike mteb's in evaluation."""
 
     def __init__(self, folder: Path, language: str) -> None:
         import bm25s
@@ -281,7 +281,7 @@ class _Bm25:
         retriever.save(folder, show_progress=False)
 
     def search(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
-        """Return each query's chunks that share a word with it, best first."""
+        """Return the chunks that share a word with each query, best first."""
         numbers, scores = self.retriever.retrieve(
             self.tokenize(list(queries)),
             k=min(depth, self.retriever.scores["num_docs"]),
@@ -306,7 +306,7 @@ def _tokenizer(language: str) -> Callable[[list[str]], Any]:
         bm25s.tokenize("", stopwords=language, show_progress=False)
         words: Any = language
     except ValueError:
-        words = []  # bm25s has stop words for fewer languages
+        words = []  # bm25s has stop words for some languages only
     return functools.partial(bm25s.tokenize, stopwords=words, stemmer=stemmer, show_progress=False)
 
 
@@ -315,7 +315,7 @@ def _texts(folder: Path) -> list[str]:
 
 
 def _state(corpus: AnyCorpus) -> list[tuple[str, int, int]]:
-    """Return names, sizes and times of the files of a corpus, none for others."""
+    """Return names, sizes and times of a corpus's local files, if it has any."""
     files = text_files(Path(corpus.path)) if corpus.source == "files" else []
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
@@ -323,9 +323,7 @@ def _state(corpus: AnyCorpus) -> list[tuple[str, int, int]]:
 def _described(folder: Path) -> dict[str, Any]:
     path = folder / "index.json"
     if not path.exists():
-        raise RevelaError(
-            f"{folder}: no index, or one that is not finished: 'revela index' makes it"
-        )
+        raise RevelaError(f"{folder}: no index, or an incomplete one; run 'revela index' first")
     described = read_json(path)
     if (version := described.get("version")) != VERSION:
         raise RevelaError(f"{path}: version {version}, expected {VERSION}: remove {folder}")

@@ -1,4 +1,4 @@
-"""A page that searches an index, and the two requests it makes; nothing else is served."""
+"""Serves a search page for an index, and its two requests; nothing else."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ from revela.search.fusion import Hit
 from revela.search.index import Index
 
 MAX_CHARACTERS = 1_000  # of a query
-MAX_DEPTH = 50  # chunks of a list
+MAX_DEPTH = 50  # chunks per list
 _PAGE = Path(__file__).with_name("page.html")
 
 
@@ -30,9 +30,9 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
     """Return the application.
 
     Args:
-        index: what is searched.
-        hosts: names by which a browser may call it; a page of another site cannot.
-        token: which `/?token=` has to be given first, if any.
+        index: the index to search.
+        hosts: host names that requests may use, which excludes pages of other sites.
+        token: secret that must first be given as `/?token=`, if any.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
@@ -43,7 +43,7 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
     def allowed(request: Request) -> None:
         given = request.query_params.get("token") or request.cookies.get("token") or ""
         if token and not hmac.compare_digest(given.encode(), token.encode()):
-            raise HTTPException(401, "a token is needed: open /?token=…")
+            raise HTTPException(401, "token required: open /?token=…")
 
     def rows(hits: list[Hit]) -> list[dict[str, Any]]:
         return [index.row(hit) for hit in hits]
@@ -91,7 +91,7 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
         model: Annotated[int | None, Query(ge=0, lt=len(index.models))] = None,
         depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 10,
     ) -> list[dict[str, Any]]:
-        """Return the chunks that are most like one: by a model, or by BM25."""
+        """Return the chunks most similar to one: by a model, or by BM25."""
         with turns:
             return rows(index.near(chunk, depth, model))
 
@@ -110,7 +110,8 @@ def run(index: Index, host: str, port: int, token: str | None) -> None:
         raise RevelaError(f"--host {host}: expected an address, such as 127.0.0.1") from error
     if not loopback and not token:
         raise RevelaError(
-            f"--host {host}: whoever reaches it reads the texts; set REVELA_TOKEN to a secret"
+            f"--host {host}: anyone who can reach it can read the texts; set REVELA_TOKEN to a "
+            "secret"
         )
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -121,16 +122,16 @@ def run(index: Index, host: str, port: int, token: str | None) -> None:
         raise RevelaError(f"--host {host} --port {port}: {error.strerror}") from error
     port = listener.getsockname()[1]
     hosts = ["127.0.0.1", "localhost", "[::1]"] if loopback else ["*"]
-    index.search(["warm up"], 1)  # errors of the models now, and not with the first query
+    index.search(["warm up"], 1)  # errors of the models appear now, not with the first query
     for model in range(1, len(index.models)):
         index.search(["warm up"], 1, "dense", model)
-    print(f"http://{host}:{port}/{'?token=…' if token else ''} (Ctrl-C ends it)", flush=True)
+    print(f"http://{host}:{port}/{'?token=…' if token else ''} (press Ctrl-C to stop)", flush=True)
     config = uvicorn.Config(make_app(index, hosts, token), log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets=[listener])
 
 
 def _content_policy(page: str) -> dict[str, str]:
-    """Return headers by which a browser runs the page's own script and style and loads nothing."""
+    """Return headers that allow only the page's own script and style, and no other content."""
 
     def own(tag: str) -> str:
         (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)

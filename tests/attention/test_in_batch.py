@@ -422,7 +422,7 @@ def test_a_saved_model_has_its_own_attention(tmp_path):
         (lambda b: b["similarity"].mul_(0.5), "sum to one"),
         (lambda b: b.update(similarity=torch.zeros(2, 3)), "expected"),
         (lambda b: b.update(sizes=[2, 1]), "at least two chunks"),
-        (lambda b: b.update(sizes=[2, 2]), r"batches of \[2, 2\] chunks are not 3"),
+        (lambda b: b.update(sizes=[2, 2]), r"sizes \[2, 2\] do not sum to 3"),
     ],
 )
 def test_bad_input_is_refused(change, message):

@@ -320,7 +320,7 @@ def test_missing_fields_of_a_data_set_are_reported(backbone, collection, tmp_pat
         raise KeyError("corpus-id")
 
     monkeypatch.setattr(task, "load_data", load)
-    with pytest.raises(RevelaError, match=r"data set '.*' lacks the fields .*: 'corpus-id'"):
+    with pytest.raises(RevelaError, match=r"data set '.*' lacks expected fields: 'corpus-id'"):
         evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
 
 
@@ -457,7 +457,11 @@ def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, ca
     # As in trec_eval, a relevant document that is missing counts in the ideal ranking.
     assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
     told = capsys.readouterr().out
-    for line in ("jsonl: 1 rows are there twice", "tsv: 1 repeated judge", "tsv: 1 unknown ids"):
+    for line in (
+        "jsonl: 1 duplicate rows count once",
+        "tsv: 1 repeated judge",
+        "tsv: 1 unknown ids",
+    ):
         assert line in told
 
 

@@ -99,7 +99,7 @@ def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
     assert os.stat(files[0]).st_mtime_ns == kept
     told = capsys.readouterr().out
     assert "00002.safetensors cannot be read" in told
-    assert "00003.safetensors is of another model" in told
+    assert "00003.safetensors has a different model" in told
     assert "1 of 4 shards exist" in told
 
 
@@ -134,7 +134,7 @@ class Killed(Loader):
 
 
 def test_a_killed_process_is_reported(backbone, tmp_path):
-    with pytest.raises(RevelaError, match="a process that encodes was killed"):
+    with pytest.raises(RevelaError, match="an encoding process was killed"):
         encode(Killed(backbone), tmp_path, devices=("cpu", "cpu"))
 
 

@@ -79,5 +79,5 @@ def test_queries_are_sampled(cut):
 
 def test_texts_without_a_query_are_an_error(cut):
     cut.write([("a", "", 0, "too short")])
-    with pytest.raises(RevelaError, match="corpus 'c' gives no query for 'halves'"):
+    with pytest.raises(RevelaError, match="corpus 'c' gives no queries for 'halves'"):
         cut("halves")

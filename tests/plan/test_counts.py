@@ -55,7 +55,7 @@ def test_random_sample_of_wikipedia_is_too_small_for_the_paper(paper):
     found = check(Plan(sampled, text_jobs(sampled), MACHINE, KNOWN))
     (finding,) = [one for one in found if one.what == "batches wikipedia"]
     assert finding.verdict == "error"
-    assert finding.message.startswith("num_batches asks for 320,000 of about 141,")
+    assert finding.message.startswith("num_batches requests 320,000 of about 141,")
     assert finding.jobs == [Job("batch", "wikipedia")]
     for others in ("batches code", "batches fineweb-edu", "pairs wikipedia", "pairs code"):
         assert not [one for one in found if one.what == others]
@@ -204,7 +204,7 @@ def test_sampled_set_is_limited_by_the_sets_it_samples_from(folder):
     found = {one.what: one for one in check(Plan(config, jobs, MACHINE, KNOWN))}
     assert "batches half" not in found
     assert found["batches more"].verdict == "error"
-    assert found["batches more"].message.startswith("sample_from asks for 120 of mine")
+    assert found["batches more"].message.startswith("sample_from requests 120 of mine")
 
 
 def test_corpus_of_unknown_size_is_a_warning(folder):

@@ -49,7 +49,7 @@ def test_config_for_a_folder_of_markdown(backbone):
     assert experiment.retriever == experiment.language_model == str(backbone)
     assert experiment.warmup_steps == 0.1
     assert "$schema" not in Path("my-notes.yaml").read_text()
-    with pytest.raises(RevelaError, match=r"my-notes\.yaml: is there already"):
+    with pytest.raises(RevelaError, match=r"my-notes\.yaml: already exists"):
         new("my notes")
 
 
@@ -112,7 +112,7 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
     ("make", "message"),
     [
         (lambda: Path("nowhere"), "nowhere: no such file or folder"),
-        (lambda: notes(2, "A few words."), "12 words make about .* chunks; a batch has 16"),
+        (lambda: notes(2, "A few words."), "12 words give about .* chunks; a batch has 16"),
         (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field of the first row is a text: n"),
         (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: the first row has no fields"),
         (lambda: _file("x.jsonl", "{\n"), "x.jsonl: the first row has no fields"),

@@ -317,7 +317,7 @@ def test_size_of_an_unpublished_hub_data_set_is_estimated_from_its_rows(reposito
         found = checked(repositories, *TEXT, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
     (finding,) = [one for one in found if one[0] == "batches wiki"]
     assert finding[1] == "error"
-    assert finding[2] == "num_batches asks for 640 of about 2: about 35 chunks"
+    assert finding[2] == "num_batches requests 640 of about 2: about 35 chunks"
 
 
 def test_unreachable_hub_is_reported_once(repositories):

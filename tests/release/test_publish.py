@@ -129,7 +129,7 @@ def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
 
 
 def test_what_others_could_not_load_is_not_pushed(retriever, tmp_path):
-    with pytest.raises(RevelaError, match=r"no retriever of `revela train`"):
+    with pytest.raises(RevelaError, match=r"not a retriever of `revela train`"):
         push(tmp_path / "backbone" / "small", "some/mine", "--dry-run")
     (retriever / "adapter_config.json").write_text('{"base_model_name_or_path": "results/x"}')
     with pytest.raises(RevelaError, match=r"an adapter of 'results/x', which is not on the hub"):

@@ -210,7 +210,7 @@ def test_an_export_needs_nothing_else(adapter, backbones, tmp_path):
 
 
 def test_what_is_no_retriever_or_encodes_otherwise_is_not_exported(adapter, backbones, tmp_path):
-    with pytest.raises(RevelaError, match=r"qwen: no retriever of .*: it has no modules\.json"):
+    with pytest.raises(RevelaError, match=r"qwen: not a retriever of .*: missing modules\.json"):
         export(backbones["qwen"], tmp_path / "out")
     shutil.copytree(adapter, tmp_path / "bad")
     (tmp_path / "bad" / "modules.json").write_text("[]")
@@ -239,7 +239,7 @@ def test_one_line_says_which_text_differs(adapter, tmp_path, monkeypatch):
     similarity[3] = similarity[3].flip(0)
     answer = found | {"similarity": similarity}
     monkeypatch.setattr(check, "encode_alone", lambda *_: [answer])
-    with pytest.raises(RevelaError, match="for the query of whitespace otherwise than Revela"):
+    with pytest.raises(RevelaError, match="for the query of whitespace differently from Revela"):
         check.check_folder(adapter)
     found["query"][1] = float("nan")
     with pytest.raises(RevelaError, match=r"the query with spaces .* \(cosine nan\)"):

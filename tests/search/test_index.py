@@ -147,17 +147,17 @@ def test_texts_that_change_while_they_are_indexed(texts, backbone, tmp_path, mon
     monkeypatch.setattr(module, "encode_corpus", and_change)
     with pytest.raises(RevelaError, match="the texts changed while they were indexed"):
         build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "english", 1)
-    with pytest.raises(RevelaError, match="not finished: 'revela index' makes it"):
+    with pytest.raises(RevelaError, match="incomplete one; run 'revela index' first"):
         Index(tmp_path / "index")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "index.json").unlink(), "no index, or one that is not finished"),
+        (lambda f: (f / "index.json").unlink(), "no index, or an incomplete one"),
         (lambda f: _edit(f, version=0), "index.json: version 0, expected 1: remove"),
         (lambda f: (f / "index.json").write_text("{"), "not a JSON object"),
-        (lambda f: _edit(f, chunks=99), "6 chunks, expected 99; index the texts again"),
+        (lambda f: _edit(f, chunks=99), "6 chunks, expected 99; run revela index again"),
         (lambda f: _cut(f / "chunks.parquet"), "chunks.parquet: not a readable Parquet file"),
         (lambda f: _cut(f / "bm25/data.csc.index.npy"), "bm25: not a BM25 index"),
         (lambda f: shutil.rmtree(f / "bm25"), "bm25"),
@@ -193,8 +193,8 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
     made(r"model '\./x': no such folder", models=["./x"])
     made("nowhere: no such file or folder", corpus=corpus_of(tmp_path / "nowhere"))
     made("--language 'klingon': no stemmer; allowed: arabic", language="klingon")
-    made("exists and is no index", folder=texts)
-    made("exists and is no index", folder=texts / "text 0.md")
+    made("exists but is not an index", folder=texts)
+    made("exists but is not an index", folder=texts / "text 0.md")
     assert not (tmp_path / "index" / "index.json").exists()
     build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "english", 1)
     made(r"was made with corpus \{.*remove it or give", corpus=corpus_of(texts, max_words=9))
@@ -212,7 +212,7 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
         (["rivers", "--queries", "q.tsv"], "give a query, or --queries and --output"),
         (["--queries", "q.tsv"], "give a query, or --queries and --output"),
         (["--queries", "q.tsv", "--output", "o"], r"q.tsv:2: expected an id .* got 'two words"),
-        (["--queries", "empty", "--output", "o"], "empty: no query in it"),
+        (["--queries", "empty", "--output", "o"], "empty: no queries"),
         (["--queries", "none", "--output", "o"], "none: No such file"),
     ],
 )

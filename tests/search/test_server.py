@@ -158,7 +158,7 @@ def test_the_page_in_a_browser(address, browser):
     # By keyboard: the first hit is what follows the button, and Enter shows what is near it.
     field.send_keys(Keys.TAB, Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
-    until(lambda: all_of("h2") == ["This chunk", "Near it, by BM25"])
+    until(lambda: all_of("h2") == ["This chunk", "Similar chunks, by BM25"])
     browser.back()
 
     browser.find_element(By.ID, "query").clear()

@@ -104,7 +104,9 @@ def test_a_mixture_takes_so_many_of_each(tmp_path):
         make_batches(Batches(corpora=[name], batch_size=4), {name: chunks}, sets[name])
     batches, _ = made(tmp_path, sets, sample_from={"a": 3, "b": 5}, batch_size=4)
     assert [b["source"] for b in batches] == ["a"] * 3 + ["b"] * 5
-    with pytest.raises(RevelaError, match=r"batch set 'a' has batches of 4, not of batch_size 8"):
+    with pytest.raises(
+        RevelaError, match=r"batch set 'a' has batches of 4, not a multiple of batch_size 8"
+    ):
         made(tmp_path, sets, sample_from={"a": 3}, batch_size=8)
 
 

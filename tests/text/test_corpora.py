@@ -196,7 +196,7 @@ def test_the_first_documents(tmp_path):
 def test_too_many_bad_rows_are_an_error(tmp_path):
     rows = [{"text": "" if n % 50 == 0 else "good"} for n in range(9000)]
     path = rows_file(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(RevelaError, match=r"101 of \d+ rows are bad, more than one in a hundred"):
+    with pytest.raises(RevelaError, match=r"101 of \d+ rows are bad, more than 1%"):
         documents(source="files", path=path, on_bad_row="skip")
     rows = [{"text": "" if n % 150 == 0 else "good"} for n in range(9000)]
     path = rows_file(tmp_path / "rows.jsonl", rows)

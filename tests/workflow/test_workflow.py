@@ -474,7 +474,7 @@ def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
     assert "hub: model 'no/where' is not in the local cache" in result.stderr
     told = result.stderr.partition("jobs were skipped (REVELA_PREFLIGHT=off")[2]
     assert "evaluate lost notes-task" in told
-    assert "need what these would make: table more" in told
+    assert "depend on these jobs: table more" in told
     # Nothing is left to do.
     assert alone.returncode == 1
     assert "2 jobs were skipped" in alone.stderr
@@ -499,7 +499,7 @@ def test_preflight_alone_runs_no_job(project, monkeypatch):
     assert "corpus more" in result.stdout
     assert "Traceback" not in result.stdout + result.stderr
     assert too_many.returncode == 1
-    assert "batches more: num_batches asks for 500 of about " in too_many.stderr
+    assert "batches more: num_batches requests 500 of about " in too_many.stderr
     assert not (project / "results/chunks/more.parquet").exists()
     assert not list((project / ".snakemake").glob("locks/*"))  # the next run may start
     counts = json.loads((project / "results/preflight.json").read_text())["counts"]

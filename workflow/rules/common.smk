@@ -1,4 +1,4 @@
-"""What the rules know: the checked configuration and the slice of it that each job sees."""
+"""Shared by all rules: the checked configuration, and the part of it that each job gets."""
 
 import itertools
 import shlex
@@ -16,10 +16,10 @@ from revela.plan.jobs import RULES, Job
 from revela.plan.machine import this_machine
 from revela.plan.preflight import run as preflight
 
-# This checkout, also where another workflow uses this one as its module.
+# This checkout, even if another workflow uses this one as a module.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
 
-# Shared by all rules' shells: `revela STEP … | record LOG`, and `launch` for one process a GPU.
+# Shared by all rules' shells: `revela STEP … | record LOG`, and `launch` for one process per GPU.
 # A failing command fails its job although `tee` succeeds. A job imports this checkout's source in
 # any environment. The shell and `tee` ignore signals that are sent to all processes of a job, so
 # that a training can save its checkpoint and log it: Slurm kills a job once its shell has ended.
@@ -35,14 +35,14 @@ shell.prefix(
 
 
 def or_exit(function, *given):
-    """Return what a function returns; its error is the last line of the run."""
+    """Call a function; a RevelaError becomes the last line of the run."""
     try:
         return function(*given)
     except RevelaError as error:
         raise SystemExit(f"revela: error: {error}")
 
 
-# Snakemake's own message about one of them names no line, and it lets a key stand there twice.
+# Snakemake's own message about a YAML error has no line, and it accepts duplicate keys.
 for source in [*workflow.overwrite_configfiles, *Path().glob("config.yaml")]:
     or_exit(read_yaml, source)
 
@@ -51,7 +51,7 @@ configfile: "config.yaml"
 
 
 def read_config():
-    """Return the checked configuration, its local files included."""
+    """Return the configuration after checking it and its local files."""
     replaced = workflow.config_settings.replace_workflow_config
     used = workflow.overwrite_configfiles if replaced else workflow.configfiles
     source = ", ".join(map(str, used))
@@ -62,14 +62,14 @@ def read_config():
 
 
 CONFIG = or_exit(read_config)
-if workflow.is_main_process:  # a training that is writing its files has none to miss
+if workflow.is_main_process:  # a running training has not written its files yet
     or_exit(CONFIG.check_trained)
 
 COMPARED = [name for name, table in CONFIG.tables.items() if table.reported]
 
 
 def one_of(names):
-    """Return the pattern of a wildcard that is one of some names."""
+    """Return the pattern of a wildcard that matches some names."""
     return "|".join(sorted(names)) or "none"
 
 
@@ -96,12 +96,12 @@ def named(section, name):
 
 
 def settings(section, name):
-    """Return what a step is told of an entry."""
+    """Return an entry's settings for its step."""
     return CONFIG.resolved(section, name).dump()
 
 
 def version(stage, section, name):
-    """Return a stage's version, with what tells the user's own models that it loads from others."""
+    """Return a stage's version, with the fingerprints of the user's models that it loads."""
     models = CONFIG.local_models(section, name)
     if not models:
         return STAGE_VERSIONS[stage]
@@ -114,13 +114,13 @@ def inputs(section, name):
 
 
 def corpus_files(name):
-    """Return the local files of a corpus, none for packages and hub sets."""
+    """Return the local files of a corpus; empty for packages and hub data sets."""
     corpus = CONFIG.corpora[name]
     return text_files(Path(corpus.path)) if corpus.source == "files" else []
 
 
 def batch_files(name):
-    """Return the files that a batch set is made of, ready-made batches included."""
+    """Return the files that a batch set is made from, including ready-made batches."""
     file = CONFIG.batches[name].file
     return inputs("batches", name) + ([file] if file else [])
 
@@ -135,7 +135,7 @@ def backbones(experiment):
 
 
 def collection(task):
-    """Return the files of a local task's collection: made here, or brought by the user."""
+    """Return the files of a local task's collection: made here, or provided by the user."""
     folder = CONFIG.collection(task)
     if CONFIG.task(task).source == "folder":
         return list(itertools.chain(*collection_files(Path(folder))))
@@ -143,24 +143,24 @@ def collection(task):
 
 
 def similar(model, task):
-    """Return the embeddings that a task can take its passages from."""
+    """Return the embeddings that a task can reuse for its passages."""
     shared = CONFIG.shared_corpus(model, task)
     return paths.embeddings(model, shared) if shared else []
 
 
 def sharing_options(model, task):
-    """Return the options that name the embeddings of a task's passages, and of similar ones."""
+    """Return the options for the embeddings that a task keeps and that it reuses."""
     options = []
     suite = CONFIG.benchmarks[CONFIG.tasks[task]]
     if task in suite.shares_corpus.values():
         options += ["--embeddings", paths.embeddings(model, task)]
-    if lent := similar(model, task):
-        options += ["--similar", lent]
+    if reused := similar(model, task):
+        options += ["--similar", reused]
     return shlex.join(options)
 
 
 def folder_option(task):
-    """Return the option that names the folder of a local task's collection."""
+    """Return the option for the folder of a local task's collection."""
     folder = CONFIG.collection(task)
     return f"--folder {shlex.quote(folder)}" if folder else ""
 
@@ -178,7 +178,7 @@ def table_scores(table, path=paths.scores, tasks=CONFIG.tasks):
 
 
 def table_queries(table):
-    """Return each query's measure, for the intervals and tests of a table."""
+    """Return the files of scores by query, for the intervals and tests of a table."""
     return table_scores(table, paths.queries, CONFIG.retrieval_tasks)
 
 
@@ -188,7 +188,7 @@ def reported_file(table):
 
 
 def manifests():
-    """Return the manifests that tell what was spent: those that are there."""
+    """Return the existing manifests, which record the resources used."""
     return sorted(
         [
             *glob("results/models/*/manifest.json"),
@@ -198,10 +198,10 @@ def manifests():
 
 
 def look_first():
-    """Check what the jobs of this run need, on the GPUs that its profile gives a training.
+    """Check the needs of this run's jobs, on the GPUs that its profile assigns to a training.
 
-    This is no rule. One that is made anew, and that trainings depend on, either runs them all
-    again or, as `ancient()`, keeps Snakemake from seeing what else has changed for them.
+    This is not a rule: as an input of trainings that is always remade, it would rerun them all or,
+    as `ancient()`, hide other changes from Snakemake.
     """
     dag = workflow.dag
     jobs = costly(dag.needrun_jobs())
@@ -214,15 +214,15 @@ def look_first():
         for job in dag.needrun_jobs()
         if job.rule.name in ("train", "table")
     }
-    # Of the job with most GPUs; here, without their memory told, it is this machine's that count.
-    told = max((job.resources for job in jobs), key=lambda of_job: of_job.get("gpu", 0))
-    if workflow.local_exec and not told.get("gpu_memory_gb"):
-        told = {}
-    gpus = told.get("gpu") and told["gpu"] * told.get("nodes", 1)
+    # Of the job with the most GPUs; if their memory is not set, local runs use this machine's.
+    resources = max((job.resources for job in jobs), key=lambda of_job: of_job.get("gpu", 0))
+    if workflow.local_exec and not resources.get("gpu_memory_gb"):
+        resources = {}
+    gpus = resources.get("gpu") and resources["gpu"] * resources.get("nodes", 1)
     machine = this_machine(
         gpus,
-        told.get("gpu_memory_gb"),
-        told.get("slurm_partition"),
+        resources.get("gpu_memory_gb"),
+        resources.get("slurm_partition"),
         any(recomputes(job) for job in jobs if job.rule.name == "train"),
     )
     known, output = ROOT / "data/paper", Path("results/preflight.json")
@@ -236,36 +236,36 @@ SKIPPED = {}  # reason → jobs
 
 
 def skip(blocked):
-    """Take jobs out of the run, and all that need them, as `--omit-from` does.
+    """Remove jobs, and all that depend on them, from the run, as `--omit-from` does.
 
     Args:
-        blocked: job → why it cannot run.
+        blocked: job → reason why it cannot run.
     """
     dag = workflow.dag
     needing = [job for job in dag.bfs(dag.depending, *blocked) if job not in blocked]
     for job in [*blocked, *needing]:
         dag.delete_job(job, recursive=False, add_dependencies=True)
-        reason = blocked.get(job, "need what these would make")
+        reason = blocked.get(job, "depend on these jobs")
         if job.rule.name != "all":
             name = " ".join([job.rule.name, *job.wildcards])
             SKIPPED.setdefault(reason, []).append(name)
 
 
 def look_back():
-    """Say at the end of a run what was skipped.
+    """Report the skipped jobs at the end of a run.
 
     Raises:
-        WorkflowError: something was: the run must not pass for a complete one.
+        WorkflowError: jobs were skipped, so the run is not complete.
     """
     if SKIPPED:
         lines = [f"  {reason}: {', '.join(jobs)}" for reason, jobs in SKIPPED.items()]
         count = sum(map(len, SKIPPED.values()))
-        how = "REVELA_PREFLIGHT=off runs them all the same"
+        how = "REVELA_PREFLIGHT=off runs them anyway"
         raise WorkflowError(f"{count} jobs were skipped ({how}):", *lines)
 
 
 def recomputes(job):
-    """Return whether a training has gradient checkpointing; an option's `false` is a string."""
+    """Return whether a training uses gradient checkpointing; `false` from an option is a string."""
     return str(job.resources.get("gradient_checkpointing"))[0] not in "fF0"
 
 
@@ -275,10 +275,10 @@ def costly(jobs):
 
 
 def planned(jobs):
-    """Return the jobs that take time as the plan calls them."""
+    """Return the jobs that take time, as named in the plan."""
     return [in_plan(job) for job in costly(jobs)]
 
 
 def in_plan(job):
-    """Return a job as the plan calls it."""
+    """Return a job as named in the plan."""
     return Job(job.rule.name, *job.wildcards)

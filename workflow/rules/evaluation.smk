@@ -1,7 +1,7 @@
 """retriever, task → scores and run; language model, task → scores.
 
-The shards of embeddings are no declared outputs, so that an interrupted evaluation resumes from those
-that it finds. Once complete they are a temporary output: tasks that share a corpus read them.
+The shards of embeddings are not declared as outputs, so that an interrupted evaluation resumes from
+those that exist. Once complete they are a temporary output for tasks that share a corpus.
 """
 
 

@@ -1,4 +1,4 @@
-"""scores, logs → tables and figures; a bench that is drawn."""
+"""scores, logs → tables and figures; a benchmark for a figure."""
 
 
 rule table:

@@ -1,7 +1,7 @@
 """corpus → chunks → batches, pairs.
 
-`version`, here and in all rules, is what makes results stale when the code's results change. The
-code itself is no input: a harmless change must not throw hours of work away.
+`version`, here and in all rules, makes results stale when the code produces different ones. The
+code itself is not an input: a harmless change must not discard hours of work.
 """
 
 

@@ -1,7 +1,7 @@
 """chunks → backbone; batches, pairs → trained retriever.
 
-Checkpoints are no declared outputs: Snakemake deletes those of a failed job, and a training resumes
-from the checkpoints that it finds.
+Checkpoints are not declared as outputs, because Snakemake deletes the outputs of a failed job; a
+training resumes from existing checkpoints.
 """
 
 
