@@ -1,4 +1,4 @@
-"""What the benches share: shapes, real chunk lengths, medians of runs that take turns, results."""
+"""Shared by the benchmarks: shapes, real chunk lengths, medians of interleaved runs, results."""
 
 import contextlib
 import ctypes
@@ -53,8 +53,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 def random_model(shape: str, **changes: Any) -> transformers.LlamaForCausalLM:
     """Return a Llama of a known shape with random weights; speed does not depend on them.
 
-    With fewer layers the vocabulary shrinks alike, so that the head weighs what it does in the
-    whole model.
+    With fewer layers the vocabulary shrinks in proportion, so that the head has the same share of
+    the cost as in the full model.
     """
     torch.manual_seed(0)
     settings = SHAPES[shape] | {"max_position_embeddings": 2048, "bos_token_id": None} | changes
@@ -64,16 +64,16 @@ def random_model(shape: str, **changes: Any) -> transformers.LlamaForCausalLM:
 
 
 def chunk_lengths(count: int, longest: int) -> list[int]:
-    """Return the lengths of so many real chunks of English in tokens, cut at `longest`.
+    """Return the lengths in tokens of `count` real chunks of English, truncated at `longest`.
 
-    A word counts as 4/3 tokens, the usual rate of English.
+    A word counts as 4/3 tokens, the usual ratio in English.
     """
     return [min(longest, 1 + len(chunk.split()) * 4 // 3) for chunk in real_chunks(count)]
 
 
 def real_chunks(count: int) -> list[str]:
-    """Return so many chunks of at most 120 words of the installed packages' descriptions."""
-    from revela.text.chunking import chunk_text, train_punkt  # wants nltk
+    """Return `count` chunks of at most 120 words from the descriptions of installed packages."""
+    from revela.text.chunking import chunk_text, train_punkt  # needs nltk
 
     described = (package.metadata["Description"] for package in metadata.distributions())
     texts = sorted({text for text in described if text and len(text) > 2000})
@@ -91,7 +91,8 @@ def ragged_batch(lengths: list[int], vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 def medians(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
-    """Return the median seconds of each run; they take turns, so that noise hits all alike."""
+    """Return the median seconds of each run; runs are interleaved, so that noise affects all
+    equally."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
@@ -105,7 +106,7 @@ def medians(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str
 
 
 def peak_gb(run: Callable[[], object]) -> float:
-    """Return the peak memory of a run in GB above what stands before it, on CPU or GPU.
+    """Return the peak memory of a run in GB above the memory in use before it, on CPU or GPU.
 
     On a CPU a process that keeps freed memory hides its peaks.
     """
@@ -117,7 +118,7 @@ def peak_gb(run: Callable[[], object]) -> float:
         return (torch.cuda.max_memory_allocated() - before) / 1024**3
     with contextlib.suppress(OSError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     resident = resident_gb("VmRSS")
     run()
     return resident_gb("VmHWM") - resident
@@ -129,7 +130,7 @@ def resident_gb(name: str) -> float:
 
 
 def report(title: str, command: str, rows: list[dict[str, str]]) -> None:
-    """Print a table and put it into RESULTS.md in place of the last one of that title."""
+    """Print a table and write it to RESULTS.md, replacing the last one with that title."""
     heading = list(rows[0])
     cells = [heading, ["---", *["---:"] * (len(heading) - 1)], *(row.values() for row in rows)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -142,7 +143,7 @@ def report(title: str, command: str, rows: list[dict[str, str]]) -> None:
 
 
 def machine() -> str:
-    """Name the processor or GPU, its cores and the versions that matter."""
+    """Return the name of the processor or GPU, its cores and the relevant versions."""
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, {versions}"

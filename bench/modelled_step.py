@@ -1,9 +1,9 @@
 """A model of one Revela step on a GPU: kernels, FLOP, bytes and milliseconds of each part.
 
-Nothing is measured. A forward and backward pass runs on meta tensors, which have shapes and no
-values, with flash attention. Each operator counts as one kernel that takes the longer of two times:
-its FLOP at the GPU's peak rate, or the bytes that it reads and writes at the GPU's bandwidth.
-Launches, caches and products of awkward shape are left out, so that a real step takes longer. All
+Nothing is measured. A forward and backward pass with flash attention runs on meta tensors, which
+have shapes but no values. Each operator counts as one kernel that takes the longer of two times:
+its FLOP at the GPU's peak rate, or its bytes read and written at the GPU's bandwidth.
+Launches, caches and inefficient shapes are ignored, so that a real step takes longer. All
 chunks have full length, all weights and adapters are bfloat16, and AdamW counts once in 32 batches.
 
     python -m bench.modelled_step --batch 16 --checkpointing --tflops 989 --tb-per-second 4.8
@@ -32,11 +32,11 @@ from revela.training.objectives.revela import Revela
 
 COLUMNS = ["kernels", "flop", "bytes", "seconds"]
 NO_KERNELS = ("prim.device", "aten.detach", "aten._unsafe_view", "aten.empty", "aten.new_empty")
-_BACKWARD_FLOP = 2.5  # of flash attention, in those of its forward pass
+_BACKWARD_FLOP = 2.5  # of flash attention, relative to its forward pass
 
 
 class Counter(TorchDispatchMode):
-    """Counts the operators of a step by the part that is running."""
+    """Counts the operators of a step by the current part."""
 
     def __init__(self, flops: float, bandwidth: float) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Counter(TorchDispatchMode):
         return counted
 
     def flash(self, query: Tensor, key: Tensor, value: Tensor, *spans: Any, causal: bool) -> Tensor:
-        """Stand in for `packing.flash` on rows of equal length."""
+        """Replacement for `packing.flash` on rows of equal length."""
         queries, keys = spans
         pairs = (len(queries.starts) - 1) * queries.longest * keys.longest / (1 + causal)
         flop = 2 * pairs * query.shape[1] * (query.shape[2] + value.shape[2])
@@ -121,7 +121,7 @@ def model_step(
         mock.patch(
             "torch.nn.functional.dropout", lambda x, p, on, _: torch.native_dropout(x, p, on)[0]
         ),
-        mock.patch("torch.autocast", return_value=nullcontext()),  # meta tensors have none
+        mock.patch("torch.autocast", return_value=nullcontext()),  # not available for meta tensors
         counter,
     ):
         step = module(ids, mask, ids[:batch], mask[:batch], [length] * 2 * batch)

@@ -1,8 +1,8 @@
-"""In-batch attention built the dense way, as the public implementation does: the baseline.
+"""Dense in-batch attention, as in the public implementation: the baseline.
 
 The model runs twice, first on the chunks alone, then on chunks that read each other. All chunks
-read all chunks: the queries of each meet the keys of all in one tensor of B × B × heads × L × L,
-rows are padded to the longest, and both passes hold the logits of the whole batch.
+read all chunks: the scores are one tensor of B × B × heads × L × L, rows are padded to the longest,
+and both passes hold the logits of the whole batch.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ NAME = "bench_dense"
 def dense_loss(
     model: Any, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor, value_norm: bool
 ) -> Tensor:
-    """Return the same loss as `in_batch_loss` does, by two passes that both make logits."""
+    """Return the same loss as `in_batch_loss`, by two passes that both compute logits."""
     model.set_attn_implementation(NAME)
     cached: list[tuple[Tensor, Tensor]] = []
     first = model(input_ids=input_ids, labels=input_ids, use_cache=False, collect=cached)
-    first.loss.detach()  # made, as a model makes it that is given labels, and not used
+    first.loss.detach()  # computed, as by a model with labels, but not used
     second = model.get_decoder()(
         input_ids=input_ids,
         use_cache=False,

@@ -1,4 +1,4 @@
-"""PyTorch's fused attention kernel on a CPU against its parts.
+"""PyTorch's fused attention kernel on a CPU compared with separate operations.
 
 With and without gradients, at the shapes of a batch of 16 chunks of SmolLM2-135M's width: causal
 self-attention of 32 rows, and 16 readers of 10 documents.
@@ -21,7 +21,7 @@ COMMAND = "python -m bench.attention.kernels"
 
 
 def states(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Return random states that want gradients."""
+    """Return random states that require gradients."""
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
@@ -63,7 +63,7 @@ def attention() -> None:
         }
         for (name, (parts, fused)), learning in itertools.product(pairs.items(), (True, False)):
             if not learning and dtype == torch.float32:
-                continue  # there the project takes the fused kernel itself
+                continue  # here the project itself uses the fused kernel
             found = medians({"parts": run(parts, learning), "fused": run(fused, learning)})
             precision = str(dtype).removeprefix("torch.")
             rows.append(

@@ -1,12 +1,11 @@
 """Time and memory of in-batch attention's language model part, forward and backward.
 
-Against a plain padded pass over the same e and h rows with whole logits (what it would cost
-without any attention between chunks) and against the dense way of building it. SmolLM2-135M's
-width, few layers, ragged lengths of real chunks of at most 160 tokens; random weights. The peak
-is the resident memory above what stood before the step, so that weights do not count, but their
-gradients do.
+Compared with a plain padded pass over the same e and h rows with all logits (the cost without
+attention between chunks) and with the dense implementation. SmolLM2-135M's width, few layers,
+ragged lengths of real chunks of at most 160 tokens; random weights. The peak is the resident memory
+above that before the step, so that weights do not count, but their gradients do.
 
-With `--large` instead the memory of a whole step (retriever and language model of SmolLM2-135M's
+With `--large`, the memory of a complete step (retriever and language model of SmolLM2-135M's
 full size, gradient checkpointing, bfloat16) at B = 64 and 128.
 
     python -m bench.attention.step [--sizes B …]
@@ -39,16 +38,16 @@ from revela.training.trainlog import keep_freed_memory
 COMMAND = "python -m bench.attention.step"
 LENGTH = 160
 SIZES = [8, 16, 32, 64, 128]
-DENSE_FITS = 32  # B at most
+DENSE_FITS = 32  # maximum B
 
 
 def runs(model: Any, size: int, uniform: bool = False) -> dict[str, Callable[[], None]]:
-    """Return a step of each way on a batch of real lengths, the longest of `LENGTH` tokens.
+    """Return a step of each implementation on a batch of real lengths of at most `LENGTH` tokens.
 
     Args:
         model: the language model.
         size: B.
-        uniform: similarities that are all alike, else as sharp as the paper's.
+        uniform: equal similarities; otherwise as sharp as the paper's.
     """
     vocabulary = model.config.vocab_size
     ids, mask = ragged_batch([LENGTH, *chunk_lengths(size - 1, LENGTH)], vocabulary)
@@ -63,7 +62,7 @@ def runs(model: Any, size: int, uniform: bool = False) -> dict[str, Callable[[],
 
 
 def memory(sizes: list[int]) -> None:
-    """Compare at one layer, and go on alone where the dense way does not fit."""
+    """Compare at one layer, without the dense implementation where it does not fit."""
     model = random_model("SmolLM2-135M", num_hidden_layers=1)
 
     def peak(size: int, way: str, uniform: bool = False) -> float:
@@ -88,7 +87,7 @@ def memory(sizes: list[int]) -> None:
 
 
 def against_plain_and_dense(sizes: list[int]) -> None:
-    """Compare at one layer, where the dense way still fits."""
+    """Compare at one layer, where the dense implementation fits."""
     model = random_model("SmolLM2-135M", num_hidden_layers=1)
     sharp = [(size, False) for size in sizes if size <= DENSE_FITS]
     rows = []
@@ -96,7 +95,7 @@ def against_plain_and_dense(sizes: list[int]) -> None:
         ways = runs(model, size, uniform)
         dense = ways.pop("dense")
         found = medians(ways)
-        # Not in turn: what it leaves of the heap would slow down whoever comes next.
+        # Not interleaved: the state of the heap after it would slow down the next run.
         found |= medians({"dense": dense}, repeats=3)
         rows.append(
             {
@@ -111,7 +110,7 @@ def against_plain_and_dense(sizes: list[int]) -> None:
 
 
 def as_the_batch_grows(sizes: list[int]) -> None:
-    """Compare at four layers: a chunk should cost the same in any batch."""
+    """Compare at four layers: the cost per chunk should not depend on the batch."""
     model = random_model("SmolLM2-135M", num_hidden_layers=4)
     ways = {}
     for size in sizes:
@@ -135,7 +134,7 @@ def as_the_batch_grows(sizes: list[int]) -> None:
 
 
 def large_batches(sizes: list[int]) -> None:
-    """Take a whole step of large batches at full size."""
+    """Measure a complete step of large batches at full size."""
     rows = []
     for size in sizes:
         models = [random_model("SmolLM2-135M") for _ in range(2)]
@@ -167,7 +166,7 @@ def large_batches(sizes: list[int]) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the selected measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--sizes", type=int, nargs="+")
@@ -177,7 +176,7 @@ def main() -> None:
         return
     sizes = arguments.sizes or SIZES
     memory(sizes)
-    keep_freed_memory()  # from here on: it would hide the peaks
+    keep_freed_memory()  # only from here on: it would hide the peaks
     against_plain_and_dense(sizes)
     as_the_batch_grows(sizes)
 

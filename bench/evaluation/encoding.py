@@ -1,8 +1,8 @@
 """Encoding a corpus of mixed lengths: ours against sentence-transformers' `encode`.
 
-The same weights, tokenizer, texts and pooling; both in float32, and ours in bfloat16 as evaluation
-runs where the processor has it. Texts are pieces of the installed packages' descriptions, from a
-line to 500 words, as corpora have them.
+The same weights, tokenizer, texts and pooling; both in float32, and ours also in bfloat16 if the
+processor supports it. Texts are pieces of the descriptions of installed packages, from a line to
+500 words, as in real corpora.
 
     python -m bench.evaluation.encoding [--texts N]
 """
@@ -26,7 +26,7 @@ MAX_LENGTH = 512
 
 
 def texts_of_mixed_lengths(count: int) -> list[str]:
-    """Return pieces of 5 to 500 words, short ones more often than long ones."""
+    """Return pieces of 5 to 500 words, more short ones than long ones."""
     chance = random.Random(0)
     described = (package.metadata["Description"] for package in metadata.distributions())
     words = " ".join(sorted({text for text in described if text})).split()

@@ -1,7 +1,7 @@
-"""What a GPU is asked to show: that it computes the same, and how fast.
+"""Benchmarks of a GPU: correctness and speed.
 
-It runs with torch, transformers and peft alone. Without pydantic the package's settings cannot be
-imported; the benches pass on namespaces of the same attributes.
+They need only torch, transformers and peft. Without pydantic the package's settings cannot be
+imported; the benchmarks use namespaces with the same attributes.
 """
 
 import importlib.util
@@ -22,5 +22,5 @@ if importlib.util.find_spec("pydantic") is None:
     for missing in ("revela.config", "revela.config.names", "revela.config.steps"):
         sys.modules[missing] = ModuleType(missing)
         vars(sys.modules[missing])["__getattr__"] = _any_class
-    # Its other modules are imported as they are.
+    # The other modules are imported unchanged.
     vars(sys.modules["revela.config"])["__path__"] = [str(Path(revela.__file__).parent / "config")]

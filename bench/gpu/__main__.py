@@ -1,11 +1,11 @@
-"""All that a GPU can show of training and encoding, in one command, in RESULTS-<device>.md.
+"""All GPU benchmarks of training and encoding, in one command, written to RESULTS-<device>.md.
 
-Random weights at the paper's shapes: nothing is downloaded. Each section stands for itself: one
-that fails, or for which no time is left, says so in the file, and the next call resumes behind the
-sections that are done. It needs torch, transformers and peft; what else is missing is named.
+Random weights at the paper's shapes: nothing is downloaded. Sections are independent: one that
+fails, or for which no time is left, is noted in the file, and the next call resumes after the
+finished sections. It needs torch, transformers and peft; other missing packages are named.
 
-    python -m bench.gpu                       # a GPU; 25 minutes at most
-    python -m bench.gpu --tiny --output DIR   # the same code on whatever there is, in a minute
+    python -m bench.gpu                       # on a GPU; at most 25 minutes
+    python -m bench.gpu --tiny --output DIR   # the same code on any machine, in a minute
 """
 
 import argparse
@@ -26,7 +26,7 @@ Rows = list[dict[str, str]]
 
 
 def sections(device: torch.device, tiny: bool) -> dict[str, Callable[[], Rows]]:
-    """Return what is measured, the most important first."""
+    """Return the measurements, the most important first."""
     plan: dict[str, Callable[[], Rows]] = {
         "Attention against plain loops": lambda: exact.attention(device),
         "Losses and gradients against float64": lambda: exact.losses(device, tiny),
@@ -48,7 +48,7 @@ def sections(device: torch.device, tiny: bool) -> dict[str, Callable[[], Rows]]:
 
 
 def run(plan: dict[str, Callable[[], Rows]], kept: Path, deadline: float) -> dict[str, Any]:
-    """Return each section's rows, or why it has none; `kept` holds those of earlier calls."""
+    """Return each section's rows, or why it has none; `kept` contains those of earlier calls."""
     done: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     results = {}
     for title, measure in plan.items():
@@ -74,7 +74,7 @@ def run(plan: dict[str, Callable[[], Rows]], kept: Path, deadline: float) -> dic
 
 
 def markdown(results: dict[str, Any], machine: str, command: str) -> str:
-    """Return the file."""
+    """Return the content of the file."""
     lines = [f"# {machine}", "", f"`{command}`, {time.strftime('%Y-%m-%d')}.", ""]
     for title, result in results.items():
         lines += [f"## {title}", ""]
@@ -90,17 +90,19 @@ def markdown(results: dict[str, Any], machine: str, command: str) -> str:
 
 
 def main() -> None:
-    """Measure what is not measured yet, and write the file."""
+    """Run the missing measurements, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes, on a CPU if need be")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, also on a CPU")
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--minutes", type=float, default=25)
-    parser.add_argument("--again", action="store_true", help="forget what earlier calls measured")
+    parser.add_argument(
+        "--again", action="store_true", help="discard the measurements of earlier calls"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available() and not arguments.tiny:
-        sys.exit("this bench needs a GPU; --tiny runs it small on a CPU")
+        sys.exit("this benchmark needs a GPU; --tiny runs a small version on a CPU")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    deadline = time.monotonic() + 60 * arguments.minutes - 90  # a section's end
+    deadline = time.monotonic() + 60 * arguments.minutes - 90  # for the end of a section
     plan = sections(device, arguments.tiny)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     file = arguments.output / f"RESULTS-{name.replace(' ', '-')}.md"

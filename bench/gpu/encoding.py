@@ -1,4 +1,4 @@
-"""Encoding texts of mixed lengths: ours, beside sentence-transformers where it is installed."""
+"""Encoding texts of mixed lengths: ours, and sentence-transformers if it is installed."""
 
 import random
 import tempfile
@@ -20,9 +20,9 @@ MAX_LENGTH = 512
 
 
 def measure(device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Return texts a second of both, and how far apart they are."""
+    """Return texts per second of both, and the difference of their embeddings."""
     tokenizer = AutoTokenizer.from_pretrained(BACKBONE)
-    # Of a tiny model the vocabulary is cut as well: this one's goes on being large enough.
+    # A tiny model also has a smaller vocabulary; this one stays large enough.
     model = model_of("Llama-3.2-1B" if tiny else "SmolLM2-135M", device, tiny).model.eval()
     model.config.eos_token_id = tokenizer.eos_token_id
     words = Path(__file__).with_name("steps.py").read_text().split()

@@ -1,6 +1,6 @@
-"""Whether a device computes what float64 on the CPU does.
+"""Checks that a device computes the same as float64 on the CPU.
 
-Plain functions: no test runner is needed. A section fails where a bound is passed.
+Plain functions: no test runner is needed. A section fails if a bound is exceeded.
 """
 
 import itertools
@@ -16,24 +16,24 @@ from revela.attention.in_batch import in_batch_loss, in_batch_similarity, read_p
 from revela.attention.packing import Spans, flash, flash_takes, starts_of
 from tests.attention.reference import varlen_attn
 
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of errors, to the largest value
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of errors relative to the largest value
 
 
 def far(found: Tensor, expected: Tensor) -> float:
-    """Return the largest error relative to the largest value expected."""
+    """Return the largest error relative to the largest expected value."""
     largest = expected.abs().max().clamp_min(1e-12)
     return float((found.detach().cpu().double() - expected.double()).abs().max() / largest)
 
 
 def spans(lengths: list[int], device: torch.device) -> Spans:
-    """Return where rows of these lengths start."""
+    """Return the starts of rows of these lengths."""
     starts = torch.from_numpy(starts_of(lengths)).int()
     return Spans(starts.to(device), max(lengths))
 
 
 def attention(device: torch.device) -> list[dict[str, str]]:
     """Compare flash attention on packed rows, forward and backward, with plain loops in float64."""
-    if device.type != "cuda":  # the kernel has no other home
+    if device.type != "cuda":  # the kernel exists on GPUs only
         return _attention(torch.device("cpu"), torch.float64, [(8, 4, 2)])
     return _attention(device, torch.bfloat16, [(64, 32, 8), (64, 9, 3), (128, 16, 8)])
 
@@ -118,7 +118,7 @@ def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
                 far(ours, theirs) for ours, theirs in zip(found[dtype], expected, strict=True)
             ]
             bounds = [BOUNDS[dtype], 10 * BOUNDS[dtype], 5 * BOUNDS[dtype]]
-            if temperature == 1e-4:  # one-hot: the cosines' gradients are nothing but rounding
+            if temperature == 1e-4:  # one-hot: the cosines' gradients are rounding errors only
                 bounds[1] = float("inf")
             bad = [e for e, bound in zip(errors, bounds, strict=True) if not e < bound]
             assert not bad, (temperature, value_norm, dtype, errors)

@@ -1,6 +1,6 @@
-"""Two processes that share a device compute the gradients that one does.
+"""Checks that two processes on one device compute the same gradients as one process.
 
-By gloo: NCCL takes one process a GPU.
+With gloo, since NCCL allows one process per GPU.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from revela.training.objectives.revela import Revela
 
 
 def measure(device: torch.device) -> list[dict[str, str]]:
-    """Compare the mean gradient of two batches, one a process, with both in one process."""
+    """Compare the mean gradient of two batches, one per process, with both in one process."""
     with tempfile.TemporaryDirectory() as folder:
         _gradients(0, 1, str(device), folder)
         multiprocessing.spawn(_gradients, (2, str(device), folder), nprocs=2)

@@ -1,7 +1,7 @@
-"""Training steps at the paper's shapes, against the device's own rate of matrix products.
+"""Training steps at the paper's shapes, relative to the device's rate of matrix products.
 
 Retriever and language model of one shape with random weights, LoRA of rank 256 on both, bfloat16,
-chunks whose lengths differ from step to step, as real ones do. A batch is a forward and backward
+chunks whose lengths vary from step to step, as in real data. A batch is a forward and backward
 pass; AdamW counts once in 32 batches, as in the paper.
 """
 
@@ -58,12 +58,12 @@ def matmul_rate(device: torch.device, size: int) -> float:
 
 
 def rate_of(device: torch.device, tiny: bool) -> float:
-    """Return the rate that shares are of."""
+    """Return the rate that shares refer to."""
     return matmul_rate(device, 256 if tiny else 8192)
 
 
 def matmul(device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Return the rates of products of the sizes that a step has."""
+    """Return the rates of products of the sizes in a step."""
     sizes = [64, 128] if tiny else [1024, 2048, 4096, 8192]
     return [
         {"size": str(size), "TFLOP/s": f"{matmul_rate(device, size) / 1e12:.1f}"} for size in sizes
@@ -71,7 +71,7 @@ def matmul(device: torch.device, tiny: bool) -> list[dict[str, str]]:
 
 
 def layer_flops(model: nn.Module, tokens: int) -> float:
-    """Return FLOPs of the layers' products: two a token of a frozen weight, three of a trained."""
+    """Return FLOPs of the layers' products: two per token and frozen weight, three if trained."""
     named = [item for item in model.named_parameters() if "embed" not in item[0]]
     frozen = sum(weight.numel() for _, weight in named if not weight.requires_grad)
     trained = sum(weight.numel() for _, weight in named if weight.requires_grad)
@@ -79,13 +79,13 @@ def layer_flops(model: nn.Module, tokens: int) -> float:
 
 
 def model_of(shape: str, device: torch.device, tiny: bool) -> Any:
-    """Return a causal language model in bfloat16, made on the device."""
+    """Return a causal language model in bfloat16, created on the device."""
     with torch.device(device):
         return random_model(shape, **(TINY if tiny else {})).to(torch.bfloat16)
 
 
 def adapted(model: Any, tiny: bool, checkpointing: bool) -> Any:
-    """Put LoRA on a model as a training does."""
+    """Add LoRA to a model as in training."""
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
@@ -93,12 +93,12 @@ def adapted(model: Any, tiny: bool, checkpointing: bool) -> Any:
     model = add_lora(model, lora, seed=0)
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False  # as `trainer.without_casts`
+            module.cast_input_dtype_enabled = False  # as in `trainer.without_casts`
     return model
 
 
 def lengths_of(count: int, tiny: bool) -> list[int]:
-    """Return lengths in tokens of chunks of at most 120 words: most are nearly full."""
+    """Return lengths in tokens of chunks of at most 120 words, most of them nearly full."""
     full = random.choices((True, False), (85, 15), k=count)
     lengths = [random.randint(120, 156) if one else random.randint(20, 120) for one in full]
     return [length // 8 for length in lengths] if tiny else lengths
@@ -107,7 +107,7 @@ def lengths_of(count: int, tiny: bool) -> list[int]:
 def batches_of(
     size: int, together: int, vocabulary: int, device: torch.device, tiny: bool
 ) -> list[dict[str, Any]]:
-    """Return what a collator does, for each step another."""
+    """Return batches as from a collator, a different one for each step."""
     random.seed(size)
     found = []
     for _ in range(2 if tiny else STEPS):
@@ -129,7 +129,7 @@ def batches_of(
 
 
 def timed(step: Callable[[Any], Any], batches: list[Any], device: torch.device) -> float:
-    """Return the seconds of a step; the host may run ahead, as it does in a training."""
+    """Return the seconds of a step; the host may run ahead, as in training."""
     for batch in batches[:2]:
         step(batch)
     synchronize(device)
@@ -147,7 +147,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def waits_of(step: Callable[[Any], Any], batch: Any, device: torch.device) -> str:
-    """Return how often the host waits for the device in a step."""
+    """Return the number of times the host waits for the device in a step."""
     if device.type != "cuda":
         return ""
     torch.cuda.set_sync_debug_mode("warn")
@@ -161,7 +161,7 @@ def waits_of(step: Callable[[Any], Any], batch: Any, device: torch.device) -> st
 
 
 def tokens_in(batch: dict[str, Any]) -> tuple[int, int]:
-    """Return the real tokens of the retriever and of the language model."""
+    """Return the numbers of real tokens of the retriever and of the language model."""
     return sum(batch["retriever_lengths"]), int(batch["language_model_mask"].sum())
 
 
@@ -177,7 +177,7 @@ def learning(module: nn.Module, device: torch.device) -> Callable[[dict[str, Any
 
 
 def optimizer_seconds(module: nn.Module, device: torch.device) -> float:
-    """Return the seconds of an optimizer's step, gradients being there."""
+    """Return the seconds of an optimizer's step with existing gradients."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     for weight in weights:
         weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -186,14 +186,14 @@ def optimizer_seconds(module: nn.Module, device: torch.device) -> float:
 
 
 def peak(device: torch.device) -> str:
-    """Return the peak of a GPU's memory."""
+    """Return the peak memory of a GPU."""
     if device.type != "cuda":
         return ""
     return f"{torch.cuda.max_memory_allocated() / 1024**3:.1f}"
 
 
 def revela(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Measure whole batches as they grow, one or several in a forward pass."""
+    """Measure complete batches of growing size, with one or several per forward pass."""
     rate, rows = rate_of(device, tiny), []
     grown = [(2, 1), (2, 2)] if tiny else [(16, 1), (16, 2), (16, 4), (32, 1), (64, 1), (128, 1)]
     plans = [(size, together, False) for size, together in grown]
@@ -229,7 +229,7 @@ def _revela(
     seconds = timed(step, batches, device)
     memory = peak(device)
     waits = waits_of(step, batches[0], device)
-    rows: list[int] = []  # tokens of e and h rows that went through the language model
+    rows: list[int] = []  # tokens of e and h rows processed by the language model
     hook = causal.model.register_forward_pre_hook(
         lambda _, args, kwargs: rows.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
@@ -240,7 +240,7 @@ def _revela(
     tokens = [tokens_in(batch) for batch in batches]
     flops = layer_flops(retriever, sum(one for one, _ in tokens))
     flops += layer_flops(causal.model, sum(rows))
-    # Of the h rows alone; a frozen head has no gradient.
+    # For the h rows only; a frozen head has no gradient.
     flops += 4.0 * causal.get_output_embeddings().weight.numel() * sum(other for _, other in tokens)
     chunks = size * together
     whole = seconds + optimizer_seconds(module, device) * together / BATCHES_A_STEP
@@ -258,7 +258,7 @@ def _revela(
 
 
 def beside_plain(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Measure the language model's part beside plain passes over the same e and h rows."""
+    """Measure the language model's part and plain passes over the same e and h rows."""
     rows = []
     for size in (2, 4) if tiny else (16, 32, 64):
         causal = model_of(shape, device, tiny)
@@ -319,7 +319,7 @@ def replug(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]
 
 
 def operators(device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Return the operators that take most of a forward and backward pass of two batches."""
+    """Return the most expensive operators in a forward and backward pass of two batches."""
     shape = "SmolLM2-135M" if tiny else "Llama-3.2-1B"
     retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
     language_model = adapted(model_of(shape, device, tiny), tiny, False)

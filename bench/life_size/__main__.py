@@ -1,7 +1,7 @@
 """The paper's steps at their real sizes, without a hub.
 
-Parts that are done are skipped in a second call; remove the folder to do all again. Each part has
-its processes to itself, and one that the machine's memory cannot hold is named and left out.
+A second call skips finished parts; remove the folder to run all again. Each part runs in its own
+processes; parts that do not fit into memory are reported and skipped.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from bench.life_size.text import CORPORA, Chunking
 from bench.life_size.training import Training
 from revela.common.outputs import write_json
 
-_TFLOPS = 0.05  # until the first part is done
+_TFLOPS = 0.05  # until the first part has finished
 
 
 def main() -> None:
-    """Do every part, and write the tables after each."""
+    """Run all parts, and write the tables after each."""
     parser = argparse.ArgumentParser(prog="bench.life_size", description=__doc__)
     names = [*EXPERIMENTS, *(f"chunk-{corpus}" for corpus in CORPORA)]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="repeatable")
@@ -58,16 +58,16 @@ def main() -> None:
         finished += part.tflop
     print(results.write(found, plan.machine))
     if any("failed" in found[name] for name in options.only or names):
-        sys.exit("life-size: not all parts were done")
+        sys.exit("life-size: some parts were not completed")
 
 
 def _tried(part: Any) -> dict[str, Any]:
     try:
         return {"result": part.run()}
     except Skipped as reason:
-        print(f"    left out: {reason}", flush=True)
+        print(f"    skipped: {reason}", flush=True)
         return {"skipped": str(reason)}
-    except Exception as error:  # whatever is wrong with one part, the others are done
+    except Exception as error:  # the other parts run whatever the error
         reason = str(error) if isinstance(error, Failed) else repr(error)
         print(f"    failed: {reason}", flush=True)
         return {"failed": reason}

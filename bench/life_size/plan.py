@@ -1,4 +1,4 @@
-"""What is run: experiments and corpora as `config.yaml` has them, and what the plan expects."""
+"""What is run: experiments and corpora of `config.yaml`, and the expectations of the plan."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from bench.life_size.twins import shapes
 
 _SMOLLM = "HuggingFaceTB/SmolLM2-135M"
 
-# Name → what `config.yaml` is given of it; nothing where it has that experiment itself.
+# Name → settings to add to `config.yaml`; empty if it has that experiment.
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "revela-wiki-0.1b-lm-0.1b": {},
     "revela-code-0.1b-lm-0.1b": {},
@@ -31,19 +31,19 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "replug-wiki-3b": {},
     "contriever-wiki-1b": {},
 }
-PAIRS = 8  # of 17 texts: more than are encoded at once (128)
+PAIRS = 8  # of 17 texts: more than are encoded at a time (128)
 LEARNING_RATE = 0.01
 TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True)
 class MicroStep:
-    """One step of one experiment, and what the plan expects of it."""
+    """One step of one experiment, and the expectations of the plan."""
 
     name: str
     settings: dict[str, Any]
     models: list[str]  # retriever, language model
-    row: int  # texts of a batch (B), or of a pair
+    row: int  # texts per batch (B), or per pair
     training_gb: float
     encoding_gb: float
     flops: float
@@ -51,13 +51,13 @@ class MicroStep:
 
     @property
     def pairs(self) -> bool:
-        """Whether it is trained on pairs, else on batches."""
+        """Whether it is trained on pairs instead of batches."""
         return self.settings["objective"]["name"] == "contriever"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All micro-steps, the settings of all corpora, and what they run on."""
+    """All micro-steps, the settings of all corpora, and the machine."""
 
     machine: str
     steps: list[MicroStep]
@@ -65,12 +65,12 @@ class Plan:
 
 
 def make_plan(folder: Path) -> Plan:
-    """Read `config.yaml` with the experiments that are added to it here, as `revela settings` does.
+    """Read `config.yaml` with the experiments that are added here, as `revela settings` does.
 
-    What is cut: one step of one batch (of eight pairs); no snapshots and no plain losses, which
-    the modelled operations leave out. Without warm-up, whose first step changes nothing, and at
-    `LEARNING_RATE`, one step moves the embeddings far enough to tell the adapter from none; and at
-    `TEMPERATURE`, since similarities under random weights lie so far apart that at the paper's no
+    Changes: one step of one batch (of eight pairs); no snapshots and no plain losses, which the
+    modelled operations exclude. There is no warm-up, whose first step changes nothing; with
+    `LEARNING_RATE` one step moves the embeddings far enough to detect the adapter. `TEMPERATURE` is
+    higher, since similarities under random weights differ so much that at the paper's value no
     gradient would reach the retriever.
     """
     from bench.common import machine

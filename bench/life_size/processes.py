@@ -1,4 +1,4 @@
-"""Commands and functions in processes of their own, watched: seconds, memory, processor time."""
+"""Runs commands and functions in separate processes and records time, memory and CPU time."""
 
 import contextlib
 import multiprocessing
@@ -16,21 +16,21 @@ import psutil
 
 GB = 1024**3
 _REVELA = [sys.executable, "-m", "revela"]
-_KEEP_FREE_GB = 0.5  # a command is stopped before the machine has less
+_KEEP_FREE_GB = 0.5  # a command is stopped before less is free
 _LOOK_EVERY = 0.5  # seconds
 
 
 class Skipped(Exception):
-    """Something is not done here; its message says why."""
+    """A part is skipped; the message gives the reason."""
 
 
 class Failed(Exception):
-    """A command did not succeed; its message has the last line of its log."""
+    """A command failed; the message has the last line of its log."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a command took."""
+    """The resources used by a command."""
 
     seconds: float
     peak_gb: float  # of the process and its children together, shared pages counted once
@@ -39,25 +39,25 @@ class Spent:
 
 
 def require_memory(needed_gb: float, what: str) -> None:
-    """Raise `Skipped` unless so much memory is free."""
+    """Raise `Skipped` unless this much memory is free."""
     free = psutil.virtual_memory().available / GB
     if free < needed_gb:
         raise Skipped(f"{what} needs {needed_gb:.1f} GB of memory, {free:.1f} are free")
 
 
 def require_disk(folder: Path, needed_gb: float, what: str) -> None:
-    """Raise `Skipped` unless so much disk is free."""
+    """Raise `Skipped` unless this much disk is free."""
     free = psutil.disk_usage(str(folder)).free / GB
     if free < needed_gb:
         raise Skipped(f"{what} needs {needed_gb:.1f} GB of disk, {free:.1f} are free")
 
 
 def revela(log: Path, environment: dict[str, str], *arguments: str) -> Spent:
-    """Run a command of the project until it ends, its output in a log.
+    """Run a command of the project to its end, with its output in a log.
 
     Raises:
-        Skipped: it was stopped, the machine was about to run out of memory.
-        Failed: it did not succeed.
+        Skipped: it was stopped because the machine was about to run out of memory.
+        Failed: it failed.
     """
     print(f"    revela {arguments[0]}", flush=True)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns in a process of its own, which gives its memory back."""
+    """Call a function in a separate process, which frees its memory at the end."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
         return pool.submit(function, *arguments).result()

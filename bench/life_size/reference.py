@@ -1,4 +1,4 @@
-"""Embeddings of a trained retriever: as revela loads it, and put together by hand in float32."""
+"""Embeddings of a trained retriever: as loaded by revela, and computed by hand in float32."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ MAX_LENGTH = 2048
 
 
 def by_revela(encoder: dict[str, Any], texts: list[str], precision: str) -> np.ndarray:
-    """Return embeddings (N, D) of passages as an evaluation in this precision computes them."""
+    """Return embeddings (N, D) of passages as in an evaluation in this precision."""
     from revela.config.steps import EncoderModel, parse_settings
     from revela.encoder import load_encoder
 
@@ -20,10 +20,10 @@ def by_revela(encoder: dict[str, Any], texts: list[str], precision: str) -> np.n
 
 
 def by_hand(encoder: dict[str, Any], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return embeddings (N, D) of passages, with the adapter and of the backbone alone.
+    """Return embeddings (N, D) of passages, with the adapter and of the backbone only.
 
-    Uses transformers and the adapter's file, nothing of revela: W + α/r · BA, a text at a time,
-    its last token.
+    Uses transformers and the adapter's file, without revela: W + α/r · BA, one text at a time, last
+    token.
     """
     import torch
     import transformers

@@ -1,4 +1,4 @@
-"""The tables of what the parts found, as Markdown."""
+"""The tables of results, as Markdown."""
 
 import datetime
 from pathlib import Path
@@ -42,7 +42,7 @@ _TEXTS = [
 
 
 def write(found: Found, machine: str, path: Path = RESULTS) -> str:
-    """Write both tables, and the line of each part that has no row; return them."""
+    """Write both tables, and a line for each part without a row; return them."""
     trainings = {n: r["result"] for n, r in found.items() if "training" in r.get("result", {})}
     texts = {n: r["result"] for n, r in found.items() if "large" in r.get("result", {})}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -79,10 +79,10 @@ _TEXT_NOTE = """\
 ## Chunking
 
 Generated text in each corpus's row format, streamed from a hub on this machine by the settings of
-`config.yaml`; samples keep their share. Hours are of the whole corpus, without its download:
-processor time that a row adds, times the published rows. One process reads and writes, twice where
-a sample is drawn; its hours are not shared by more cores, those of its workers are. The sum takes
-neither for hidden behind the other."""
+`config.yaml`; samples keep their share. Hours are for the whole corpus, without its download:
+additional processor time per row, times the published rows. One process reads and writes, twice if
+a sample is drawn; more cores reduce only the hours of its workers. The sum assumes no overlap of
+the two."""
 
 
 def _table(heading: list[str], rows: list[list[str]]) -> str:

@@ -1,9 +1,9 @@
-"""Chunking of generated text in each corpus's own rows: rate, memory, hours of the whole corpus.
+"""Chunking of generated text in each corpus's row format: rate, memory, hours per corpus.
 
-A corpus is read from a hub on this machine by the settings that `config.yaml` has for it. Its
-sample keeps its share of the rows. Of a row it counts what it adds to
-the processor time: that of the process that reads and writes, and that of its workers, which more
-cores share. What comes once (imports, sentence ends) drops out between two sizes.
+A corpus is read from a hub on this machine with the settings of `config.yaml`. A sample keeps its
+share of the rows. The cost of a row is its additional processor time: that of the process that
+reads and writes, and that of its workers, which is divided among cores. One-time costs (imports,
+sentence ends) cancel out between two sizes.
 """
 
 import csv
@@ -28,13 +28,13 @@ from tests.rehearsal.material import functions
 
 PROFILE = Path("workflow/profiles/slurm/config.yaml")
 COUNTS = Path("data/paper/corpora.csv")
-_FLAT = 1.25  # memory at ten times the text, at most
-_SPREAD = 0.8  # of the logarithm of a document's words
+_FLAT = 1.25  # maximum growth of memory at ten times the text
+_SPREAD = 0.8  # standard deviation of the logarithm of a document's words
 Row = dict[str, Any]
 
 
 class Prose:
-    """Text put together from sentences and functions of what is installed."""
+    """Text composed of sentences and functions of installed packages."""
 
     def __init__(self) -> None:
         self.choose = random.Random(0)
@@ -45,7 +45,7 @@ class Prose:
         self.functions = [function.source for function in functions()]
 
     def words(self, mean: int) -> list[str]:
-        """Return the words of a text, about `mean` of them in the mean."""
+        """Return the words of a text, on average about `mean`."""
         count = self.choose.lognormvariate(math.log(mean) - _SPREAD**2 / 2, _SPREAD)
         found: list[str] = []
         while len(found) < count:
@@ -53,7 +53,7 @@ class Prose:
         return found
 
     def text(self, mean: int) -> str:
-        """Return a text, a paragraph of every 80 words."""
+        """Return a text with a paragraph per 80 words."""
         words = self.words(mean)
         return "\n\n".join(" ".join(words[n : n + 80]) for n in range(0, len(words), 80))
 
@@ -66,9 +66,9 @@ class Prose:
 
 
 def _wikipedia(prose: Prose) -> Iterator[Row]:
-    """Yield passages of 100 words, the last of an article filled up from its beginning.
+    """Yield passages of 100 words; the last one of an article is filled up from its beginning.
 
-    Articles are as long as those at the file's head (`data/paper/corpora.csv`).
+    Articles are as long as those at the beginning of the file (`data/paper/corpora.csv`).
     """
     numbers = itertools.count(1)
     for article in itertools.count(1):
@@ -139,11 +139,11 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
 
 @dataclass(frozen=True)
 class Format:
-    """How a corpus's rows stand in its repository."""
+    """The format of a corpus in its repository."""
 
     rows: Callable[[Prose], Iterator[Row]]
     file: str
-    card: str = ""  # front matter of its README, where files do not tell its configurations
+    card: str = ""  # front matter of its README, if file names do not determine its configurations
 
 
 _FINEWEB_CARD = """\
@@ -161,7 +161,7 @@ CORPORA = {
 
 
 def write_corpus(corpus: str, folder: Path, field: str, characters: float) -> tuple[int, int]:
-    """Write a repository with so many characters of text, none of it kept in memory.
+    """Write a repository with this many characters of text, without keeping it in memory.
 
     Returns:
         Its rows and characters.
@@ -198,20 +198,21 @@ class Chunking:
 
     @property
     def key(self) -> str:
-        """What the result depends on."""
+        """The inputs that the result depends on."""
         return json.dumps([self.settings, self.gigabytes], sort_keys=True)
 
     @property
     def tflop(self) -> float:
-        """How much work it is, in terms of a training's."""
+        """The amount of work, in units of a training's."""
         return 2 + 20 * self.gigabytes
 
     def run(self) -> dict[str, Any]:
-        """Chunk a tenth of the text and all of it; return both measurements and their meaning.
+        """Chunk a tenth of the text and all of it; return both measurements and their
+        interpretation.
 
         Raises:
-            Skipped: the disk is too small for it.
-            Failed: a command did not succeed.
+            Skipped: the disk is too small.
+            Failed: a command failed.
         """
         require_disk(self.folder, 4 * self.gigabytes + 1, self.name)
         small, large = (self._measure(self.gigabytes * share) for share in (0.1, 1))
@@ -233,7 +234,7 @@ class Chunking:
         }
 
     def _all_rows(self) -> int:
-        """Return the rows of the whole corpus, as they are published."""
+        """Return the published number of rows of the whole corpus."""
         wanted = self.settings["dataset"], self.settings.get("subset", "")
         with COUNTS.open(encoding="utf-8", newline="") as stream:
             for row in csv.DictReader(stream):
@@ -275,21 +276,21 @@ class Chunking:
 
 
 def _scaled(count: int | dict[str, int], share: float) -> int | dict[str, int]:
-    """Return a share of a sample, or of `{first: N}`; one document at least."""
+    """Return a share of a sample, or of `{first: N}`; at least one document."""
     if isinstance(count, dict):
         return {key: max(1, round(value * share)) for key, value in count.items()}
     return max(1, round(count * share))
 
 
 def profile() -> tuple[int, float]:
-    """Return the cores and hours that the profile of a cluster gives the chunking of a corpus."""
+    """Return the cores and hours for chunking a corpus in the profile of a cluster."""
     read = yaml.safe_load(PROFILE.read_text(encoding="utf-8"))
     runtime = str(read["set-resources"]["chunk"]["runtime"])
     return read["set-threads"]["chunk"], float(runtime.removesuffix("h"))
 
 
 def _surroundings(address: str, work: Path) -> dict[str, str]:
-    """Return an environment that knows no hub but the local one."""
+    """Return an environment with the local hub only."""
     return {
         "HF_ENDPOINT": address,
         "HF_HOME": str(work / "cache"),

@@ -1,6 +1,6 @@
 """One micro-step of an experiment at its real size: trained, saved, loaded, evaluated, compared.
 
-All by the project's own commands.
+Uses the project's own commands.
 """
 
 import json
@@ -16,7 +16,7 @@ from bench.life_size.reference import by_hand, by_revela, cosines
 from bench.life_size.twins import write_twin
 
 _PASSAGES, _QUERIES, _COMPARED = 64, 16, 8
-_DISK_GB = 20.0  # the largest twins, their adapters and the optimizer's state
+_DISK_GB = 20.0  # for the largest twins, their adapters and the optimizer's state
 
 
 class Training:
@@ -34,20 +34,20 @@ class Training:
 
     @property
     def key(self) -> str:
-        """What the result depends on."""
+        """The inputs that the result depends on."""
         return json.dumps([self.step.settings, self.step.row], sort_keys=True)
 
     @property
     def tflop(self) -> float:
-        """How much work it is."""
+        """The amount of work."""
         return self.step.flops / 1e12 + 5
 
     def run(self) -> dict[str, Any]:
-        """Do all of it and return what was found.
+        """Run all of it and return the findings.
 
         Raises:
-            Skipped: the machine is too small for it.
-            Failed: a command did not succeed, or left something else than it should.
+            Skipped: the machine is too small.
+            Failed: a command failed, or its output is not as expected.
         """
         require_memory(self.step.training_gb, "a training, as estimated,")
         require_disk(self.folder, _DISK_GB, "a training")
@@ -65,7 +65,7 @@ class Training:
         finally:
             shutil.rmtree(self.work, ignore_errors=True)
 
-    # ------------------------------------------------------------------------ what it stands on
+    # ------------------------------------------------------------------------ prerequisites
 
     def _twin(self, name: str) -> Path:
         return (self.folder / "twins" / name.rpartition("/")[2]).resolve()
@@ -75,7 +75,7 @@ class Training:
         return revela(log, self.environment, command, *map(str, arguments))
 
     def _data(self) -> Path:
-        """Make chunks of an installed package, the collection, and one batch or so many pairs."""
+        """Make chunks of an installed package, the collection, and one batch or several pairs."""
         chunks = self.folder / "chunks.parquet"
         if not chunks.exists():
             corpus = {"source": "python-packages", "packages": ["networkx"]}
@@ -92,7 +92,7 @@ class Training:
         )
         return data
 
-    # ------------------------------------------------------------------------ what is measured
+    # ------------------------------------------------------------------------ measurements
 
     def _train(self, data: Path) -> dict[str, Any]:
         _tell("rate of matrix products")
@@ -138,7 +138,7 @@ class Training:
         return {"gb": manifest["peak_memory_gb"], "seconds": spent.seconds, "finite": finite}
 
     def _compare(self) -> dict[str, float]:
-        """Compare the reloaded retriever with its backbone and adapter put together by hand."""
+        """Compare the reloaded retriever with its backbone and adapter combined by hand."""
         require_memory(4.5 * self.step.parameters / GB, "a reference in float32")
         texts = _passages(self.folder / "collection")[-_COMPARED:]
         _tell("embeddings by hand")
@@ -160,7 +160,7 @@ def _tell(what: str) -> None:
 
 
 def matmul_rate() -> float:
-    """Return FLOP/s of large matrix products, in the precision that a training has here."""
+    """Return FLOP/s of large matrix products, in the precision of a training on this machine."""
     import torch
 
     from bench.common import medians
@@ -175,7 +175,7 @@ def matmul_rate() -> float:
 
 
 def _write_collection(chunks: Path, folder: Path) -> None:
-    """Write 64 passages in BEIR layout, the first one longer than any encoder takes."""
+    """Write 64 passages in BEIR layout, the first one longer than any encoder's maximum length."""
     import pyarrow.parquet as pq
 
     texts = pq.read_table(chunks, columns=["text"])["text"].to_pylist()

@@ -16,17 +16,17 @@ BACKBONES = [
     "meta-llama/Llama-3.2-3B",
 ]
 SHARD_BYTES = 1_000_000_000
-_CHARACTERS = 80_000_000  # that merges are learnt from
+_CHARACTERS = 80_000_000  # of text for learning merges
 _ALPHABET = 256
 
 
 def write_twin(folder: Path, name: str, merges: Path) -> None:
-    """Write a folder that loads as the model of this name does.
+    """Write a folder that loads like the model of this name.
 
     Args:
-        folder: to write, unless it is there.
+        folder: folder to write, unless it exists.
         name: one of `BACKBONES`.
-        merges: byte-pair merges for the largest vocabulary, learnt where they are not there.
+        merges: byte-pair merges for the largest vocabulary; learnt if the file does not exist.
     """
     if folder.exists():
         return
@@ -52,7 +52,7 @@ def shapes() -> dict[str, dict[str, Any]]:
 
 
 def write_weights(folder: Path, config: dict[str, Any], shard_bytes: int = SHARD_BYTES) -> None:
-    """Write random weights in bfloat16, a shard in memory at a time."""
+    """Write random weights in bfloat16, with one shard in memory at a time."""
     import torch
     import transformers
     from safetensors.torch import save_file
@@ -92,18 +92,18 @@ def write_weights(folder: Path, config: dict[str, Any], shard_bytes: int = SHARD
 
 
 def _learnt(config: dict[str, Any]) -> int:
-    """Return the tokens of a vocabulary that come from text: special ones follow, or are first."""
+    """Return the number of ordinary tokens of a vocabulary; special ones are first or last."""
     ids = _special_ids(config)
     return ids[0] or config["vocab_size"] - len(ids)
 
 
 def _special_ids(config: dict[str, Any]) -> list[int]:
-    """Return the ids of BOS and EOS, one where both are the same."""
+    """Return the ids of BOS and EOS, a single one if both are the same."""
     return sorted({config["bos_token_id"], config["eos_token_id"]})
 
 
 def _learn(vocabulary: int) -> list[tuple[str, str]]:
-    """Learn byte-pair merges for so many tokens from the installed packages' source."""
+    """Learn byte-pair merges for a vocabulary of this size from installed packages."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -133,7 +133,7 @@ def _text() -> Iterator[str]:
 def _tokenizer(config: dict[str, Any], merges: list[tuple[str, str]]) -> Any:
     """Return a byte-level BPE tokenizer whose special tokens have the real ids.
 
-    A BOS that is not the EOS as well goes in front of each text, as Llama's tokenizer puts it.
+    A BOS that differs from the EOS is prepended to each text, as in Llama's tokenizer.
     """
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors

@@ -1,7 +1,6 @@
-"""What a hybrid of BM25 and a retriever gains over BM25, by how the two rankings are fused.
+"""The gain of a hybrid of BM25 and a retriever over BM25, by fusion method.
 
-Reads runs, nDCG@10 and judgements of tasks that were evaluated
-from a local folder, such as the demo's.
+Reads runs, nDCG@10 and judgements of tasks evaluated from a local folder, such as the demo's.
 """
 
 import argparse
@@ -71,7 +70,7 @@ def _run(path: Path) -> dict[str, dict[str, float]]:
 def _fused(
     dense: dict[str, float], bm25: dict[str, float], fusion: Fusion, weight: float
 ) -> dict[str, float]:
-    """Return the scores of the documents of two rankings, fused as chunks of an index are."""
+    """Return the scores of the documents of two rankings, fused as in an index."""
     names = list({**dense, **bm25})
     numbers = {name: number for number, name in enumerate(names)}
     hits = [[Hit(numbers[name], score) for name, score in one.items()] for one in (dense, bm25)]

@@ -1,4 +1,4 @@
-"""Indexing and querying, against sentence-transformers with numpy, which most would write.
+"""Indexing and querying, compared with the usual sentence-transformers and numpy.
 
 Both encode the same texts with the same small backbone in float32, and search exactly.
 """

@@ -1,4 +1,4 @@
-"""Speed of chunking, against nltk's plain `sent_tokenize` on the same text.
+"""Speed of chunking, compared with nltk's plain `sent_tokenize` on the same text.
 
 Measures MB/s on one core of both, and the ratio. Whole corpora: `bench/life_size/text.py`.
 
@@ -25,28 +25,28 @@ def main() -> None:
         code.append(document.text)
         if sum(map(len, code)) > 4_000_000:
             break
-    # The docstrings alone: prose, where sentence ends are dense.
+    # Docstrings only: prose with many sentence ends.
     prose = ["\n".join(re.findall(r'"""(.*?)"""', text, re.DOTALL)) for text in code]
     for name, texts in (("code", code), ("prose", [text for text in prose if text])):
         measure_speed(name, texts)
 
 
 def documents() -> Iterator[Document]:
-    """Stream the embedded corpus again and again."""
+    """Stream the embedded corpus repeatedly."""
     corpus = PackagesCorpus(source="python-packages", packages=PACKAGES)
     while True:
         yield from read_documents(corpus, Skipped())
 
 
 def measure_speed(name: str, texts: list[str]) -> None:
-    """Time both in turn, so that a noisy machine disturbs both alike."""
+    """Time both alternately, so that noise of the machine affects both equally."""
     splitter = train_punkt(texts)
     size = sum(map(len, texts)) / 1e6
     plain, ours = [], []
     for _ in range(REPEATS):
         start = time.perf_counter()
         for text in texts:
-            splitter.tokenize(text)  # all that sent_tokenize does once its model is loaded
+            splitter.tokenize(text)  # what sent_tokenize does once its model is loaded
         middle = time.perf_counter()
         for text in texts:
             chunk_text(text, splitter, 120)

@@ -1,7 +1,7 @@
-"""What becomes of freed memory on a CPU: returned, kept up to 32 MB a tensor, or all of it kept.
+"""Handling of freed memory on a CPU: returned, kept for tensors up to 32 MB, or all kept.
 
 A step of a small model, without gradient checkpointing, and one of six layers of SmolLM2-135M's
-width with it, each in a process of its own, since the setting cannot be taken back.
+width with it, each in a separate process, since the setting cannot be reverted.
 
     python -m bench.training.freed_memory
 """
@@ -27,7 +27,7 @@ ROUNDS = 3
 
 
 def keep_all() -> None:
-    """Never return what is freed, however large."""
+    """Never return freed memory, whatever its size."""
     for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
         ctypes.CDLL("libc.so.6").mallopt(option, 2**31 - 1)
 
@@ -57,7 +57,7 @@ def step(model: str) -> float:
 
 
 def main() -> None:
-    """Let the processes take turns and print the table."""
+    """Run the processes alternately and print the table."""
     rows = []
     for model in ("small", "wide"):
         found: dict[str, list[list[float]]] = {name: [] for name in FREED}

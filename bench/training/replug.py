@@ -1,4 +1,5 @@
-"""Time of REPLUG's B² scores: the naive way against one pass of each prefix with reused keys.
+"""Time of REPLUG's B² scores: the naive implementation against one pass per prefix with reused
+keys.
 
 Naive: each pair (D_j, D_i) as one padded sequence through the whole model, all logits. A frozen
 language model of SmolLM2-135M's width, few layers, ragged lengths of real chunks.
@@ -20,7 +21,7 @@ from revela.training.trainlog import keep_freed_memory
 
 @torch.no_grad()
 def naive(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the same (B, B) losses as `cross_losses` does, a column at a time."""
+    """Return the same (B, B) losses as `cross_losses`, one column at a time."""
     chunks = [ids[:n].tolist() for ids, n in zip(input_ids, attention_mask.sum(1), strict=True)]
     columns = []
     for prefix in chunks:
@@ -32,7 +33,7 @@ def naive(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Compare as the batch grows."""
+    """Compare for growing batches."""
     model = random_model("SmolLM2-135M", num_hidden_layers=2).eval()
     rows = []
     for size in (4, 8, 16):

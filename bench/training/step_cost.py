@@ -1,9 +1,9 @@
-"""Time and peak memory of a training step of REPLUG and of Revela as the batch grows.
+"""Time and peak memory of a training step of REPLUG and of Revela by batch size.
 
 Both objectives with the paper's settings on the same real chunks, from the small backbone in
 `data/backbone`, in one process; a step is the loss of one batch and its gradients, in float32. The
-objectives take turns, and times are medians. The paper derives a cost quadratic in B for REPLUG
-and linear for Revela.
+objectives run alternately, and times are medians. The paper derives a cost quadratic in B for
+REPLUG and linear in B for Revela.
 
     python -m bench.training.step_cost                           into RESULTS.md
     python -m bench.training.step_cost --output cost.csv         for a figure of kind `step-cost`
@@ -38,7 +38,7 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = {"retriever": BACKBONE, "language_model": BACKBONE}
     revela, replug = RevelaObjective(name="revela"), ReplugObjective(name="replug")
-    # REPLUG's tensors: Revela takes these and more.
+    # REPLUG's tensors, a subset of Revela's.
     experiment = Experiment(objective=replug, data="chunks", **models)
     tokenizer = load_tokenizer(BACKBONE)
     collate = BatchCollator(experiment, tokenizer, tokenizer)
@@ -78,11 +78,11 @@ def main() -> None:
     arguments = parser.parse_args()
     output, steps = arguments.output, steps_by_size(arguments.sizes)
     for run in steps[arguments.sizes[0]].values():
-        run()  # what is set up once is no step's memory
+        run()  # one-time setup does not count as a step's memory
     peaks = {
         size: {name: peak_gb(run) for name, run in runs.items()} for size, runs in steps.items()
     }
-    keep_freed_memory()  # from here on: it would hide the peaks
+    keep_freed_memory()  # only from here on: it would hide the peaks
     rows = []
     for size, runs in steps.items():
         row = {"batch_size": str(size)}
