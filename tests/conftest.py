@@ -1,4 +1,4 @@
-"""Tiny models and data, made on the spot in the formats of the real ones."""
+"""Tiny models and data, generated in the formats of real ones."""
 
 import json
 import os
@@ -42,13 +42,13 @@ def tiny_llama(**changes: object) -> transformers.LlamaForCausalLM:
 
 
 def encoder_of(folder: Path, **encoding: object) -> Encoder:
-    """Return the encoder of a folder as evaluation loads it, in float32."""
+    """Return the encoder of a folder in float32, loaded as in evaluation."""
     model = EncoderModel(kind="encoder", retriever=str(folder), encoding=EncodingKeys(**encoding))
     return load_encoder(model, "float32", "cpu")
 
 
 def count_host_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that from now on names whatever brings a value to the host, in any library."""
+    """Return a list that records every operation that copies a value to the host."""
     reads: list[str] = []
     for name in ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__"):
         original = getattr(torch.Tensor, name)
@@ -63,7 +63,7 @@ def count_host_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention as on a GPU: on packed rows, by plain loops in place of the kernel."""
+    """Attention as on a GPU: on packed rows, with plain loops instead of the kernel."""
     monkeypatch.setattr("revela.attention.packing.varlen_attn", varlen_attn)
     for module in ("attention.in_batch", "encoder", "training.objectives.replug"):
         monkeypatch.setattr(f"revela.{module}.flash_takes", lambda *_: True)
@@ -79,7 +79,7 @@ def both_ways(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a tokenizer of its own, as `save_pretrained` leaves it in a folder."""
+    """A tiny Llama with its own tokenizer, in a folder written by `save_pretrained`."""
     from revela.training.pretraining import train_tokenizer
 
     folder = tmp_path_factory.mktemp("backbone")

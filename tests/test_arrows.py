@@ -1,4 +1,4 @@
-"""Imports point down the floors of the package, never up."""
+"""Imports within the package point down its layers, never up."""
 
 import ast
 import importlib
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "revela"
-# Each may import from what stands below it, and from its own folder.
+# Each may import from the lower floors, and from its own folder.
 FLOORS = [
     {"__main__"},
     {"cli"},

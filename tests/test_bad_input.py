@@ -1,7 +1,7 @@
-"""Bad input of every kind ends in one line that says what is wrong and where; nothing is written.
+"""Bad input of every kind gives one line with the problem and its location; nothing is written.
 
-`bad_input/project.yaml` is a small project in which all is well, `bad_input/cases.yaml` the table
-of what is changed in it, with the line that each change gives.
+`bad_input/project.yaml` is a small valid project, `bad_input/cases.yaml` a table of changes to it,
+each with the line that it gives.
 """
 
 import json
@@ -28,7 +28,7 @@ PROJECT = yaml.safe_load((HERE / "project.yaml").read_text())
 TABLE = yaml.safe_load((HERE / "cases.yaml").read_text())
 
 
-# What the text of a file cannot say.
+# Changes other than a new text of a file.
 CHANGES: dict[str, Callable[[Path, Any], Any]] = {
     "cut": lambda path, size: path.write_bytes(path.read_bytes()[:size]),
     "copy": lambda path, name: shutil.copy(name, path),
@@ -40,7 +40,7 @@ CHANGES: dict[str, Callable[[Path, Any], Any]] = {
 
 
 def cases() -> list[Any]:
-    """Return (change, command, line), a change being the name of a file or a key and its value."""
+    """Return (change, command, line), a change being the name of a file or key and its value."""
     found: list[Any] = [(("mine.yaml", text), "check", line) for text, line in TABLE["yaml"]]
     for kind, sign in (("config", "mine.yaml:"), ("files", ""), ("environment", "$")):
         for command, rows in TABLE[kind].items():
@@ -50,7 +50,7 @@ def cases() -> list[Any]:
 
 
 def call(command: str, monkeypatch: pytest.MonkeyPatch) -> str | int | None:
-    """Run a command in this process; return what it exits with."""
+    """Run a command in this process; return its exit value."""
 
     def settings(found: re.Match[str]) -> str:
         section, name = found[1].split("/")
@@ -131,7 +131,7 @@ def test_all_is_well_without_a_change(copied, monkeypatch, name):
 def test_one_line_and_nothing_half_written(copied, monkeypatch, changed, command, line):
     change(*changed, monkeypatch)
     before = there()
-    told = call(PROJECT["commands"].get(command, command), monkeypatch)
+    message = call(PROJECT["commands"].get(command, command), monkeypatch)
     pattern = ".*".join(map(re.escape, f"revela: error: {line}".split("…")))
-    assert re.fullmatch(pattern, str(told)), told
+    assert re.fullmatch(pattern, str(message)), message
     assert there() == before

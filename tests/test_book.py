@@ -1,4 +1,4 @@
-"""The book: its generated pages have every key, command and figure, and ask no other host."""
+"""The book: its generated pages contain every key, command and figure, and use no other host."""
 
 import json
 import re

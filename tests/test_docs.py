@@ -1,4 +1,4 @@
-"""Every command in the documentation runs: long ones as a plan, the others on small data."""
+"""Every command in the documentation runs: long ones as a dry run, the others on small data."""
 
 import json
 import os
@@ -24,12 +24,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SNAKEMAKE, REVELA, MAKE = "snakemake", "revela|python -m revela", "make"
 SETTING_UP = r"\. \.venv/bin/activate|mkdir -p ~/mine; cat >|pre-commit install"
-# Endless, for four GPUs, after a finished run: they have tests of their own; options are checked.
+# Endless, for four GPUs, or after a finished run: tested elsewhere; here only their options.
 NOT_RUN = r"revela serve|revela train|revela report|revela run .* --report"
 
 
 def blocks() -> list[str]:
-    """Return the blocks of shell in all pages, here-documents removed."""
+    """Return the shell blocks of all pages, without here-documents."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     document = re.compile(r"(<<END).*?\nEND$", re.DOTALL | re.MULTILINE)
@@ -37,7 +37,7 @@ def blocks() -> list[str]:
 
 
 def commands() -> list[str]:
-    """Return each command once; a block with a prompt also shows what its command prints."""
+    """Return each command once; a block with a prompt also shows the output of its command."""
     found = []
     for block in blocks():
         lines = block.replace("\\\n", " ").splitlines()
@@ -47,7 +47,7 @@ def commands() -> list[str]:
 
 
 def of(program: str) -> list[str]:
-    """Return commands with this program, whatever is set in front of it."""
+    """Return commands with this program, ignoring variables set before it."""
     start = re.compile(rf"^([A-Z_]+=\S+ )*({program})\b")
     return [line for line in commands() if start.search(line)]
 
@@ -68,8 +68,8 @@ def test_make_has_what_is_documented(line):
 def test_snakemake_can_plan_what_is_documented(line, tmp_path):
     assert re.search(r"--cores|--profile|-n\b", line), "Snakemake refuses it"
     if "--report" in line or "collections.yaml" in line:
-        return  # after a run, of the reader's own
-    (tmp_path / "mine").mkdir()  # the overlay that the page has its reader write
+        return  # after a run of the reader's config
+    (tmp_path / "mine").mkdir()  # the overlay that the page tells the reader to write
     (tmp_path / "mine/config.yaml").write_text("default-resources: {slurm_partition: gpu}\n")
     result = subprocess.run(
         ["bash", "-c", f"{line.replace('~', str(tmp_path))} --dry-run --quiet --nolock"],
@@ -95,7 +95,7 @@ def test_revela_knows_the_options(line):
     known_commands = typer.main.get_command(app).commands
     assert name in known_commands, f"{line}: no such command"
     known = {option for parameter in known_commands[name].params for option in parameter.opts}
-    if name != "run":  # which passes them on
+    if name != "run":  # which passes them to Snakemake
         assert {word for word in arguments if word.startswith("--")} <= known
 
 
@@ -124,7 +124,7 @@ def write_collection(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, backbone) -> Path:
-    """A checkout's configs and data, and what the reader has when a page gives a command."""
+    """A checkout's configs and data, and the files that a reader has at each command."""
     folder = tmp_path_factory.mktemp("reader")
     for path in [*ROOT.glob("config*.yaml"), ROOT / "data"]:
         (folder / path.name).symlink_to(path)
@@ -153,7 +153,7 @@ def prepared(tmp_path_factory, backbone) -> Path:
     unfinished = folder / "results/models/revela-code-1b/checkpoints/0/checkpoint-1"
     unfinished.mkdir(parents=True)
     (unfinished / "model.safetensors").write_bytes(bytes(1000))
-    os.utime(unfinished.parent, (0, 0))  # no sign of life for long
+    os.utime(unfinished.parent, (0, 0))  # no activity for a long time
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         settings_of_corpus = "$(revela settings mine.yaml corpora mine)"
@@ -166,7 +166,7 @@ def prepared(tmp_path_factory, backbone) -> Path:
 
 
 def run(line: str) -> str:
-    """Run a command in this process, in another one where it runs Snakemake or needs a shell."""
+    """Run a command in this process, or in another one if it runs Snakemake or needs a shell."""
     name, arguments = parsed(line)
     if name == "run" or "$(" in line:
         line = f"{line} -n" if name == "run" else line

@@ -1,4 +1,4 @@
-"""The diagrams of the documentation are what their script draws, and can be read."""
+"""The diagrams of the documentation are those of their script, and are readable."""
 
 import re
 import runpy

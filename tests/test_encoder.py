@@ -1,4 +1,4 @@
-"""The encoder: what it asks of its backbone."""
+"""The encoder: how it calls its backbone."""
 
 from tests.conftest import encoder_of
 

@@ -1,4 +1,4 @@
-"""Functions as commands: settings and inputs parsed, the output whole or absent, its manifest."""
+"""Functions as commands: parsed settings and inputs, atomic outputs, manifests."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def pair(settings: Pairs, inputs: dict[str, Path], output: Output, word: str = "
 
 @step.step(app)
 def evaluate(model: AnyRetriever, benchmark: LmEvalBenchmark, output: Output) -> Made:
-    """Write what the model is."""
+    """Write the model's settings."""
     output.write_text(model.kind)
     return Made("done", {})
 

@@ -61,7 +61,7 @@ def revela(log: Path, environment: dict[str, str], *arguments: str) -> Spent:
     """
     print(f"    revela {arguments[0]}", flush=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    start, told, peak, own = time.monotonic(), 60.0, 0, 0.0
+    start, next_report, peak, own = time.monotonic(), 60.0, 0, 0.0
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             [*_REVELA, *arguments],
@@ -81,9 +81,9 @@ def revela(log: Path, environment: dict[str, str], *arguments: str) -> Spent:
                 peak = max(peak, memory_of(watched))
             if psutil.virtual_memory().available < _KEEP_FREE_GB * GB:
                 raise Skipped(f"stopped at {peak / GB:.1f} GB: no memory was left")
-            if time.monotonic() - start > told:
-                print(f"    … {told / 60:.0f} min, {peak / GB:.1f} GB", flush=True)
-                told += 60
+            if time.monotonic() - start > next_report:
+                print(f"    … {next_report / 60:.0f} min, {peak / GB:.1f} GB", flush=True)
+                next_report += 60
             time.sleep(_LOOK_EVERY)
     except BaseException:
         process.kill()

@@ -53,9 +53,9 @@ def varlen_attn(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attend as `torch.nn.attention.varlen.varlen_attn` does, one row and one head at a time.
+    """Attention as by `torch.nn.attention.varlen.varlen_attn`, one row and one head at a time.
 
-    It refuses what the kernels refuse, but for the precision.
+    It rejects the same inputs as the kernels, except for the precision.
     """
     assert query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256
     assert query.shape[-1] % 8 == 0

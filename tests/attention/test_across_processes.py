@@ -1,6 +1,6 @@
 """Batches that span processes equal one batch in one process.
 
-Each process takes the mean over its own tokens, so that both halves here predict as many.
+Each process averages over its own tokens; therefore both halves here predict the same number.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ CHUNKS = [[5, 3, 8, 9], [7, 2], [4, 4, 6], [9, 8, 7], [3, 3, 3, 1], [11, 12]]
 def losses(
     rank: int, world: int, temperature: float, folder: str, min_similarity: float = 1e-12
 ) -> None:
-    """Compute one process's loss and leave it, with all gradients, in a file."""
+    """Compute one process's loss and write it to a file, with all gradients."""
     group = None
     if world > 1:
         distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world)
@@ -57,7 +57,7 @@ def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature):
 
 
 def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path):
-    """At this bound one process keeps a pair for each of its chunks, the other none at all."""
+    """At this bound one process keeps a pair for each of its chunks, the other one keeps none."""
     bound = 0.36
     losses(0, 1, 1.0, str(tmp_path), bound)
     multiprocessing.spawn(losses, (2, 1.0, str(tmp_path), bound), nprocs=2)
@@ -67,7 +67,7 @@ def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path):
 
 
 def compare(folder: Path) -> None:
-    """Compare what one process and two have left."""
+    """Compare the results of one process and of two."""
     whole, first, second = (torch.load(folder / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"])
     torch.testing.assert_close(

@@ -45,7 +45,7 @@ def random_chunks(lengths: list[int], seed: int = 0) -> list[list[int]]:
 
 
 def compare(model, chunks, cosine, temperature, value_norm, min_similarity=1e-12, way="padded"):
-    """Compare losses and all gradients, those of the retriever at the cosines."""
+    """Compare losses and all gradients, for the retriever with respect to the cosines."""
     model = model.double()
     epsilon = 1e-6 if way == "padded" else 0.0
     ids, mask = pad(chunks, 0)
@@ -133,7 +133,7 @@ def test_skipped_pairs_are_not_computed(monkeypatch):
     ids, mask = pad(random_chunks([4] * 6), 0)
     one_hot = torch.eye(6).roll(1, dims=1)
     in_batch_loss(tiny_llama(), ids, mask, one_hot, value_norm=False)
-    assert tokens == [24, 24]  # one document a reader, at each of two layers
+    assert tokens == [24, 24]  # one document per reader, at each of two layers
 
 
 def test_documents_nobody_reads_have_no_row(monkeypatch):
@@ -164,7 +164,7 @@ def test_padding_never_changes_a_result(both_ways):
 
 @pytest.mark.parametrize("dual_loss", [False, True])
 def test_several_batches_in_one_pass_have_equal_weight(both_ways, dual_loss):
-    """Loss and gradients are the mean of those of each batch alone, whatever its size."""
+    """Loss and gradients are the mean of those of the single batches, whatever their sizes."""
     sizes, chunks = [3, 2, 4], random_chunks([5, 2, 4, 7, 6, 3, 1, 2, 9])
     generator = torch.Generator().manual_seed(5)
     cosine = torch.rand(9, 9, generator=generator, dtype=torch.float64)
@@ -262,7 +262,7 @@ def test_values_of_another_width_than_queries(both_ways):
 
 
 def test_recomputation_leaves_no_state_behind(both_ways):
-    """Checkpointing ends a recomputation early; the call after it must not feel that."""
+    """Checkpointing ends a recomputation early, which must not affect the next call."""
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
     model = tiny_llama(vocab_size=50).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -368,7 +368,7 @@ def test_compiled_layers_change_nothing():
 
 
 def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits(monkeypatch):
-    """The largest tensor, counted where tensors are made."""
+    """The largest tensor, recorded at the creation of tensors."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
@@ -390,7 +390,7 @@ def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits(monkeypatch):
         similarity = in_batch_similarity(torch.rand(size, size), temperature)
         with Largest() as largest:
             in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
-        # A block holds B pairs, or all readers of one document.
+        # A block has B pairs, or all readers of one document.
         assert largest.elements <= 2 * size * heads * length * length
         assert largest.logits <= 1000
 
@@ -448,7 +448,7 @@ def test_a_similarity_between_batches_is_refused():
 
 
 def test_a_similarity_that_is_not_finite_gives_a_loss_that_is_not_finite(both_ways):
-    """An error would be known to one process alone, and leave the others waiting for it."""
+    """An error would be raised in one process only, and the others would wait for it."""
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
     cosine = torch.rand(3, 3)
     cosine[1, 2] = float("nan")

@@ -1,4 +1,4 @@
-"""The chunked loss against the whole one."""
+"""The chunked loss compared with the full one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which kernels scaled dot-product attention chooses among."""
+"""The kernels available to scaled dot-product attention."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`make gpu` on a machine without a GPU, and without most of what the project installs."""
+"""`make gpu` on a machine without a GPU and without most of the project's dependencies."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The means of `make life-size`, on tiny shapes: twins, the reference by hand, generated rows."""
+"""The tools of `make life-size`, on tiny shapes: twins, the reference by hand, generated rows."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ def shapes(monkeypatch):
 
 
 def merges(count):
-    """Merges that make so many different tokens, each of the first ones with a letter."""
+    """Merges that make `count` different tokens, each of the first ones with a letter."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = list(itertools.product(alphabet, alphabet))
     pairs += [("".join(pair), letter) for pair in pairs[:600] for letter in alphabet]
@@ -58,7 +58,7 @@ def test_a_twin_loads_whole_from_its_shards(tmp_path, shapes, name):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-@pytest.mark.parametrize("name", twins.BACKBONES[:3])  # both Llamas have the same
+@pytest.mark.parametrize("name", twins.BACKBONES[:3])  # both Llamas have the same tokenizer
 def test_a_twin_has_the_ids_of_the_real_vocabulary(tmp_path, shapes, name):
     config = shapes[name]
     twins._tokenizer(config, merges(twins._learnt(config) - 256)).save_pretrained(tmp_path)
@@ -108,7 +108,7 @@ def test_articles_end_with_their_beginning():
     articles = [list(group) for _, group in itertools.groupby(rows, lambda row: row["title"])]
     assert {len(row["text"].split()) for row in rows} == {100}
     copied = []
-    for article in articles[:-1]:  # the last one may be cut off
+    for article in articles[:-1]:  # the last one may be truncated
         first, last = article[0]["text"].split(), article[-1]["text"].split()
         copied.append(max((n for n in range(1, 100) if last[-n:] == first[:n]), default=0))
     # All but those whose length happens to be a multiple of 100, or nearly so.

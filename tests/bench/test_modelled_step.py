@@ -1,4 +1,4 @@
-"""The model of a step: what it counts is what is known of a tiny shape."""
+"""The model of a step: its counts for a tiny shape match known values."""
 
 import pytest
 

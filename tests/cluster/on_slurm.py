@@ -1,7 +1,7 @@
-"""The pipeline as Slurm jobs: GPUs asked for, several nodes, and nothing lost by any kill.
+"""The pipeline as Slurm jobs: requested GPUs, several nodes, and no loss after any kill.
 
-Root (who may make PID namespaces: in a container, a privileged one) and Debian's slurmctld, slurmd,
-slurm-client and munge are needed: `make test-cluster`.
+Needs root that can create PID namespaces (in a container: a privileged one) and Debian's slurmctld,
+slurmd, slurm-client and munge: `make test-cluster`.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from tests.workflow.test_workflow import ROOT, TEXTS
 STEPS = 100
 CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
     "benchmarks": {"mine": TINY["benchmarks"]["mine"]},
-    # One training, under names of its own for each way to disturb it.
+    # One training, with a name for each kind of disturbance.
     "experiments": {
         "undisturbed": TINY["experiments"]["tiny-revela"]
         | {
             "batches_per_step": 4,
             "steps": STEPS,
-            "checkpoint_steps": 10_000,  # none but those that a signal asks for
+            "checkpoint_steps": 10_000,  # only those requested by a signal
             "similarity_snapshot_steps": [],
             "save_retriever_steps": [],
         },
@@ -52,27 +52,27 @@ CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
         }
     },
 }
-# What this cluster calls its own: an overlay, the profile stays as it is.
+# This cluster's own settings, as an overlay: the profile is unchanged.
 OVERLAY = {
     "default-resources": {"slurm_partition": "fake"},
     "slurm-status-command": "squeue",
     "slurm-init-seconds-before-status-checks": 3,
     "latency-wait": 5,
-    # Nor has it the CPUs that it pretends to have.
+    # It does not have the CPUs that it claims to have.
     "set-threads": {"chunk": 1, "pretrain": 1, "train": 4, "evaluate": 1},
 }
 
 
 @dataclass
 class Cluster:
-    """A clone of the project on a Slurm."""
+    """A clone of the project on a Slurm cluster."""
 
     folder: Path
-    lost: Callable[[str], contextlib.AbstractContextManager]  # a node, while the block runs
+    lost: Callable[[str], contextlib.AbstractContextManager]  # a node is lost within the block
     running: contextlib.ExitStack  # calls of Snakemake, killed if the test ends before them
 
     def start(self, *targets: str, **overlay: object) -> subprocess.Popen:
-        """Call `snakemake --profile slurm` for targets, or with other arguments."""
+        """Start `snakemake --profile slurm` with targets or other arguments."""
         profile = self.folder / "overlay" / "config.yaml"
         profile.parent.mkdir(exist_ok=True)
         profile.write_text(yaml.safe_dump(OVERLAY | overlay))
@@ -94,8 +94,8 @@ class Cluster:
 
     def records(self, rule: str) -> list[dict[str, str]]:
         """Return Slurm's records of the jobs of a rule, or of one of its outputs, oldest first."""
-        told = slurm.output("squeue", "--states=all", "--sort=i", "-h", "--format=%i %k")
-        ids = [line.split()[0] for line in told.splitlines() if rule in line.split()[1]]
+        printed = slurm.output("squeue", "--states=all", "--sort=i", "-h", "--format=%i %k")
+        ids = [line.split()[0] for line in printed.splitlines() if rule in line.split()[1]]
         found = [slurm.record(number) for number in ids]
         for job in found:
             print(
@@ -119,7 +119,7 @@ class Cluster:
         return running, job
 
     def seen(self, name: str) -> int:
-        """Return how many steps the logs of a training have."""
+        """Return the number of steps in the logs of a training."""
         logs = (self.folder / "results/models" / name).rglob("log.jsonl")
         return sum(log.read_text().count("\n") for log in logs)
 
@@ -129,7 +129,7 @@ class Cluster:
         return max((step_of(path.parent) for path in whole), default=0)
 
     def cancel(self, job: str, name: str) -> None:
-        """Cancel a training in its middle and check that its checkpoint loses no step."""
+        """Cancel a running training and check that its checkpoint loses no step."""
         print(f"\n  scancel {job} after step {self.seen(name)} of {STEPS}", end="", flush=True)
         started = time.monotonic()
         subprocess.run(["scancel", job], check=True)
@@ -152,7 +152,7 @@ class Cluster:
 
 
 def gpus(job: dict[str, str]) -> str:
-    """Return the GPUs of a job as Slurm writes them, empty for none."""
+    """Return the GPUs of a job in Slurm's notation, empty for none."""
     return job.get("TresPerJob") or job.get("TresPerNode") or ""
 
 
@@ -198,7 +198,7 @@ def test_the_pipeline_runs_as_jobs_with_the_gpus_asked_for(cluster):
 
 
 def on_nodes(number: str) -> dict:
-    """Return what is set for a training of four processes on so many nodes."""
+    """Return the settings for a training of four processes on `number` nodes."""
     if number == "1":
         return {}
     several = yaml.safe_load((ROOT / "slurm/nodes/config.yaml").read_text())
@@ -228,7 +228,7 @@ def test_a_training_whose_node_is_lost_goes_on_from_its_checkpoint(cluster, name
         print(f"\n  {node} lost after step {seen} of {STEPS}", end="", flush=True)
         slurm.wait_for(lambda: slurm.record(job)["JobState"] == "NODE_FAIL", 60, "its failure")
         saved = cluster.saved(name)
-        print(f": goes on from step {saved}", end="", flush=True)
+        print(f": resumes from step {saved}", end="", flush=True)
     cluster.finish(running)
     assert 0 < seen - saved <= 10, "other steps are lost than those since the last checkpoint"
     first, second = cluster.records(f"rule_train_wildcards_{name}")
@@ -243,7 +243,7 @@ def test_a_training_whose_snakemake_was_killed_keeps_a_second_one_out(cluster):
     running, job = cluster.train_until(11, name)
     running.kill()
     running.wait()
-    # Held, so that it does not end before a second one begins.
+    # Suspended, so that it does not end before a second one starts.
     subprocess.run(["scontrol", "suspend", job], check=True)
     held = cluster.seen(name)
     assert cluster.start(f"results/models/{name}/retriever").wait(timeout=60) != 0
@@ -269,7 +269,7 @@ def test_a_training_whose_snakemake_was_killed_keeps_a_second_one_out(cluster):
 
 
 def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
-    # A minute is less than what is kept in reserve: each job has time for one step.
+    # A minute is less than the reserve: each job has time for one step.
     limited = {"train": {"nodes": 1, "gpu": 2, "mem_mb": 8000, "runtime": 1}}
     cluster.finish(cluster.start("results/models/limited/retriever", **{"set-resources": limited}))
     jobs = cluster.records("rule_train_wildcards_limited")
@@ -282,7 +282,7 @@ def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
 
 
 def assert_undisturbed(cluster: Cluster, name: str) -> None:
-    """Check that a training made each step once, on four processes, and ended the same."""
+    """Check that a training made each step once, on four processes, with the same result."""
     assert cluster.manifest(name)["processes"] == 4
     assert cluster.steps(name) == list(range(1, STEPS + 1))
     expected, found = cluster.weights("undisturbed"), cluster.weights(name)

@@ -1,8 +1,8 @@
 """A real Slurm on this host: one controller, virtual nodes, GPUs that are links to /dev/null.
 
-It has a folder, ports and a munge key of its own; /etc/slurm has links to its configuration while
-it runs. A node is a PID namespace: it can be lost with all of its processes. No accounting, no
-cgroups, no systemd.
+It has its own folder, ports and munge key; /etc/slurm has links to its configuration while it runs.
+A node is a PID namespace, which can be lost with all of its processes. There are no accounting, no
+cgroups and no systemd.
 """
 
 import contextlib
@@ -58,9 +58,9 @@ def free_port() -> int:
 def slurm(
     folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 64, memory: int = 512_000
 ) -> Iterator[Callable[[str], contextlib.AbstractContextManager]]:
-    """Run a Slurm in a folder, its nodes pretending to have so many CPUs and GPUs and MB.
+    """Run Slurm in a folder, with nodes that claim these numbers of CPUs, GPUs and MB.
 
-    Yields `lost(node)`: while that block runs, the node is lost.
+    Yields `lost(node)`, a context in which the node is lost.
     """
     folder.mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
@@ -99,16 +99,16 @@ def slurm(
 
         @contextlib.contextmanager
         def lost(name: str) -> Iterator[None]:
-            running[name].kill()  # and with it all that runs in its namespace
+            running[name].kill()  # and everything in its namespace
             running[name].wait()
-            # What the controller finds out for itself after SlurmdTimeout, 300 seconds.
+            # The controller would notice only after SlurmdTimeout, 300 seconds.
             down = ("State=DOWN", "Reason=lost")
             subprocess.run(["scontrol", "update", f"NodeName={name}", *down], check=True)
             yield
             running[name] = start_node(name)
             wait_for(lambda: _available() == nodes, 60, f"{nodes} nodes, see {folder}")
 
-        # Snakemake's job steps forget SLURM_CONF: only here do they find it.
+        # Snakemake's job steps lose SLURM_CONF and find the file only here.
         for name in ("slurm.conf", "gres.conf"):
             link = Path("/etc/slurm") / name
             assert not link.exists(), f"{link}: a Slurm is configured here already"
@@ -140,13 +140,13 @@ def wait_for(happened: Callable[[], object], seconds: float, what: str) -> None:
 
 
 def output(*command: str) -> str:
-    """Return what a command of Slurm prints; nothing while it cannot be reached."""
+    """Return the output of a Slurm command, empty while Slurm is unreachable."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout
 
 
 def jobs(states: str = "pending,running,suspended,completing") -> list[str]:
-    """Return the ids of the jobs in some states, of those that wait or run if none are given."""
+    """Return the ids of the jobs in some states, by default of waiting and running ones."""
     return output("squeue", "--noheader", f"--states={states}", "--format=%i").split()
 
 
@@ -155,6 +155,6 @@ def _available() -> int:
 
 
 def record(job: str) -> dict[str, str]:
-    """Return what Slurm knows about a job: state, times, geometry, GPUs."""
-    told = output("scontrol", "show", "job", "--details", job)
-    return dict(item.split("=", 1) for item in told.split() if "=" in item)
+    """Return Slurm's record of a job: state, times, geometry, GPUs."""
+    printed = output("scontrol", "show", "job", "--details", job)
+    return dict(item.split("=", 1) for item in printed.split() if "=" in item)

@@ -1,4 +1,4 @@
-"""The rehearsal's local hub, and what the project says of what a hub does not give."""
+"""The rehearsal's local hub, and the project's messages for hub errors."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from revela.common.errors import RevelaError
 from revela.common.hub import read_model_json
 from revela.config.steps import Batches, HubCorpus
 
-def told(call):
+def result_of(call):
     try:
         return call()
     except RevelaError as error:
@@ -40,24 +40,24 @@ def texts(name, **more):
     return [document.text for document in read_documents(corpus, Skipped())]
 
 print(json.dumps({
-    "weights": told(lambda: sum(p.numel() for p in load_model("some/model").parameters())),
-    "ids": told(lambda: load_tokenizer("some/model", "COMMIT")("mud")["input_ids"]),
-    "hidden": told(lambda: read_model_json("some/model", "config.json")["hidden_size"]),
-    "modules": told(lambda: read_model_json("some/model", "modules.json", "COMMIT")),
-    "folder": told(lambda: read_model_json("some/sentences", "1_Pooling/config.json")),
-    "streamed": told(lambda: texts("some/texts")),
-    "file": told(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
-    "ready-made": told(lambda: _download(Batches(hub="some/batches")).read_text()),
+    "weights": result_of(lambda: sum(p.numel() for p in load_model("some/model").parameters())),
+    "ids": result_of(lambda: load_tokenizer("some/model", "COMMIT")("mud")["input_ids"]),
+    "hidden": result_of(lambda: read_model_json("some/model", "config.json")["hidden_size"]),
+    "modules": result_of(lambda: read_model_json("some/model", "modules.json", "COMMIT")),
+    "folder": result_of(lambda: read_model_json("some/sentences", "1_Pooling/config.json")),
+    "streamed": result_of(lambda: texts("some/texts")),
+    "file": result_of(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
+    "ready-made": result_of(lambda: _download(Batches(hub="some/batches")).read_text()),
     "files": sorted(list_repo_files("some/texts", repo_type="dataset")),
-    "converted": told(lambda: sum(p.numel() for p in load_model("some/old").parameters())),
+    "converted": result_of(lambda: sum(p.numel() for p in load_model("some/old").parameters())),
     "pull requests": [request.num for request in get_repo_discussions("some/old")],
     "commit": dataset_info("some/texts", revision="COMMIT").sha,
-    "gated model": told(lambda: load_model("some/gated")),
-    "missing model": told(lambda: load_model("some/modle")),
-    "gated set": told(lambda: texts("some/gated")),
-    "missing set": told(lambda: texts("some/text")),
-    "gated file": told(lambda: texts("some/gated", file="a.jsonl")),
-    "missing batches": told(lambda: str(_download(Batches(hub="some/batch")))),
+    "gated model": result_of(lambda: load_model("some/gated")),
+    "missing model": result_of(lambda: load_model("some/modle")),
+    "gated set": result_of(lambda: texts("some/gated")),
+    "missing set": result_of(lambda: texts("some/text")),
+    "gated file": result_of(lambda: texts("some/gated", file="a.jsonl")),
+    "missing batches": result_of(lambda: str(_download(Batches(hub="some/batch")))),
 }))
 """.replace("COMMIT", COMMIT)
 
@@ -94,7 +94,7 @@ def address(tmp_path_factory, backbone):
 
 @pytest.fixture(scope="module")
 def loaded(address, tmp_path_factory):
-    """What a process gets from the hub that knows no other, and an empty cache."""
+    """Results of a process that has only this hub, and an empty cache."""
     environment = {
         "HF_ENDPOINT": address,
         "HF_HOME": str(tmp_path_factory.mktemp("cache")),
@@ -188,10 +188,10 @@ def wrapped(cause):
     ],
 )
 def test_every_error_is_explained_in_one_line(error, message):
-    told = explain("model", "some/model", error)
-    assert told.startswith("model 'some/model' ")
-    assert message in told
-    assert "\n" not in told
+    line = explain("model", "some/model", error)
+    assert line.startswith("model 'some/model' ")
+    assert message in line
+    assert "\n" not in line
 
 
 def test_a_revision_in_the_cache_is_looked_for_by_its_commit(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Outputs are whole or absent, and their manifests tell where they came from."""
+"""Outputs are complete or absent, and manifests record their origin."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Configuration: every mistake is one line that names file, key, value and what is allowed."""
+"""Configuration: every mistake gives one line with file, key, value and allowed values."""
 
 import copy
 import os
@@ -40,7 +40,7 @@ def changed(path: str, value: object) -> dict:
 
 @pytest.fixture(autouse=True)
 def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)  # configs name files from there
+    monkeypatch.chdir(ROOT)  # paths in configs are relative to it
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("config*.yaml")))
@@ -71,7 +71,7 @@ def test_the_experiments_are_those_of_the_paper():
 
 
 def test_steps_are_those_of_the_paper():
-    """10,000 on Wikipedia, 11,211 on code, for batches of 16, 8 and 4 alike; REPLUG has 4,500."""
+    """10,000 on Wikipedia and 11,211 on code, for batches of 16, 8 and 4; REPLUG has 4,500."""
     config = load_config(Path("config.yaml"))
 
     def batches(name):
@@ -187,7 +187,7 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
     assert config.seeds_of("bm25") == ["bm25"]
     rows = {row.label: row.model for row in config.table("demo").rows}
     assert rows["Revela"] == names
-    # The first seed is trained on the same words whether there are others or not.
+    # The settings of the first seed do not depend on the number of seeds.
     raw["experiments"]["demo-revela"]["seeds"] = 1
     alone = parse_config(raw, "x").experiments["demo-revela"]
     assert alone.dump() == config.experiments["demo-revela"].dump()
@@ -336,7 +336,7 @@ def test_a_mistake_that_others_inherit_counts_once():
 
 @pytest.fixture
 def local(tmp_path, monkeypatch):
-    """A config that reads local files of every kind, all of them there."""
+    """A config with local files of every kind, all of which exist."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for file in (
@@ -366,7 +366,7 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     shutil.copytree("model", "copy")
     assert fingerprint(Path("copy")) == fingerprint(Path("model")) == before
     weights.write_bytes(bytes(5_000_000) + b"x" * 5_000_000)
-    fingerprint.cache_clear()  # a process reads a model once
+    fingerprint.cache_clear()  # results are cached per process
     assert fingerprint(Path("model")) != before
     weights.write_bytes(bytes(10_000_000))
     Path("model/special_tokens.json").touch()

@@ -1,4 +1,4 @@
-"""The schema for editors: it is current, accepts what a config may say, finds mistakes."""
+"""The schema for editors: it is up to date, accepts valid configs and finds mistakes."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "workflow/schema.json"
 CHECK = jsonschema.Draft202012Validator(json.loads(FILE.read_text()))
 SHIPPED = sorted(path.name for path in ROOT.glob("config*.yaml"))
-# JSON has no infinity and no 2.0 beside 2; an objective without a name may be one of a base.
+# JSON has no infinity and does not distinguish 2.0 from 2; a base may name the objective.
 BEYOND = re.compile(r"finite number|got \d+\.0$|objective.name: missing|temperature--1")
 WRONG = [
     pytest.param(name, value, line, id=line)
@@ -27,12 +27,12 @@ WRONG = [
 
 
 def problems(config: Any) -> str:
-    """Return all that is wrong with a configuration, the reasons of each choice included."""
+    """Return all problems of a configuration, including those of each choice."""
 
-    def told(error: jsonschema.ValidationError) -> list[str]:
-        return [error.message, *(line for one in error.context for line in told(one))]
+    def messages(error: jsonschema.ValidationError) -> list[str]:
+        return [error.message, *(line for one in error.context for line in messages(one))]
 
-    return "\n".join(line for error in CHECK.iter_errors(config) for line in told(error))
+    return "\n".join(line for error in CHECK.iter_errors(config) for line in messages(error))
 
 
 def test_the_file_is_current():

@@ -230,7 +230,7 @@ def test_bm25_finds_documents_that_share_words(collection, tmp_path):
 
 @pytest.mark.parametrize("language", ["eng-Latn", "go-Code"])
 def test_bm25_is_english_for_any_language_of_a_task(collection, tmp_path, language):
-    """Stop words match nothing and words are stemmed, also in CoIR's `go-Code`."""
+    """Stop words are ignored and words are stemmed, even in CoIR's `go-Code`."""
     (collection / "queries.jsonl").write_text(
         json.dumps({"_id": "q0", "text": "the and of"})
         + "\n"
@@ -414,7 +414,7 @@ def test_a_collection_as_beir_publishes_it(collection):
 
 
 def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
-    """As mteb itself writes a data set of two shards, and then reads it."""
+    """As written by mteb itself, in two shards."""
     plain = local_task("tiny-task", collection).dataset["default"]["test"]
     published = tmp_path / "published"
 
@@ -456,13 +456,13 @@ def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, ca
     assert len(data["queries"]) == 200
     # As in trec_eval, a relevant document that is missing counts in the ideal ranking.
     assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for line in (
         "jsonl: 1 duplicate rows count once",
         "tsv: 1 repeated judge",
         "tsv: 1 unknown ids",
     ):
-        assert line in told
+        assert line in printed
 
 
 def test_an_mteb_task_by_name():

@@ -1,4 +1,4 @@
-"""Test collections of ir_datasets, as it reads them from its disk."""
+"""Test collections of ir_datasets, read from disk."""
 
 import ir_datasets
 import pytest
@@ -12,7 +12,7 @@ from tests.conftest import TEXTS
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Two data sets that ir_datasets knows: documents alone, and a whole collection of them."""
+    """Two data sets of ir_datasets: documents only, and a complete collection."""
     for name, rows in {
         "docs": [(f"d{n}", text) for n, text in enumerate(TEXTS)],
         "queries": [("q0", "rivers and mud"), ("q1", "jobs"), ("q2", "nobody judged it")],
@@ -41,7 +41,7 @@ def test_a_collection_of_ir_datasets(home):
     found = local_task("tiny", home / "out").dataset["default"]["test"]
     assert {row["id"]: row["text"] for row in found["corpus"]}["d2"] == TEXTS[2]
     assert next(row["text"] for row in found["queries"]) == "rivers and mud"
-    # As in trec_eval, what is judged worse than irrelevant is irrelevant.
+    # As in trec_eval, a negative relevance means irrelevant.
     assert found["relevant_docs"] == {"q0": {"d2": 1, "d1": 0}, "q1": {"d3": 2}}
 
 

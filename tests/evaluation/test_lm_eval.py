@@ -31,7 +31,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(backbone, tmp_path_factory):
-    """An adapter with random weights, which changes the predictions of the backbone."""
+    """An adapter with random weights that changes the backbone's predictions."""
     folder = tmp_path_factory.mktemp("trained") / "language_model"
     model = add_lora(load_model(str(backbone), causal=True), Lora(rank=4), seed=0)
     for name, weights in model.named_parameters():

@@ -97,10 +97,10 @@ def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
     save_file({"embeddings": torch.zeros(4, 16)}, files[3])  # of another program
     torch.testing.assert_close(encode(Loader(backbone), tmp_path), first, rtol=0, atol=0)
     assert os.stat(files[0]).st_mtime_ns == kept
-    told = capsys.readouterr().out
-    assert "00002.safetensors cannot be read" in told
-    assert "00003.safetensors has a different model" in told
-    assert "1 of 4 shards exist" in told
+    printed = capsys.readouterr().out
+    assert "00002.safetensors cannot be read" in printed
+    assert "00003.safetensors has a different model" in printed
+    assert "1 of 4 shards exist" in printed
 
 
 def test_shards_of_other_texts_or_weights_are_encoded_again(backbone, tmp_path):
@@ -156,7 +156,7 @@ def test_passages_join_title_and_text():
 
 
 def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, capsys):
-    """The scores do not change, also where the order differs and passages are new or repeated."""
+    """The scores do not change, even if the order differs and passages are new or repeated."""
     suite = FolderBenchmark(
         source="folder", path="-", tasks=["t"], max_length=32, precision="float32"
     )

@@ -1,4 +1,4 @@
-"""Estimated sizes of corpora and data sets, compared with those that are made."""
+"""Estimated sizes of corpora and data sets, compared with actual ones."""
 
 import gzip
 import json
@@ -164,7 +164,7 @@ def test_small_corpus_with_joined_titles_is_counted_exactly(folder):
     joined = {"source": "files", "path": "mine.jsonl", "fields": {"title": "title"},
               "join_title": True}  # fmt: skip
     counts = counts_of(parse_config(CONFIG | {"corpora": {"mine": joined}}, "config"), [])
-    assert counts.text("mine").documents == 100  # there are fewer than a thousand rows
+    assert counts.text("mine").documents == 100  # it has fewer than a thousand rows
     longest = counts.text("mine").words / 100
     expected = 100 * (longest / (CHUNK_FILL * 120) + 0.5)
     assert counts.text("mine").chunks == pytest.approx(expected)

@@ -128,7 +128,7 @@ def test_training_memory_is_near_the_measured_one():
         all_weights = experiment(lora=None)
         models = [shape, shape]
         whole = estimates.training_memory(all_weights, models, size, True, True)
-        # The bench's step holds gradients, but neither weights nor AdamW's moments.
+        # The benchmark's step has gradients, but neither weights nor AdamW's moments.
         step = whole - 12 * estimates.trained_parameters(all_weights, models)
         assert measured / UNCERTAINTY < step / GB < measured * UNCERTAINTY
 
@@ -252,7 +252,7 @@ print(json.dumps([[one.what, one.verdict, one.message, list(map(str, one.jobs))]
 
 
 def checked(folder: Path, *jobs: Job, **environment: str) -> list[list]:
-    """Run `check` in a new process, since the hub's client reads the environment only once."""
+    """Run `check` in a new process, because the hub's client reads the environment only once."""
     own = {"HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
     arguments = [CONFIG, jobs, str(ROOT / "data/paper")]
     result = subprocess.run(
@@ -408,7 +408,7 @@ def test_disk_of_results_and_of_the_hub_s_cache(monkeypatch):
         dict(re.findall(r"([a-z][a-z ]*) ([\d.]+)[,)]", found[f"disk, {place}"]))
         for place in ("results", "hub cache")
     )
-    # LoRA on both models in float32, and three checkpoints that hold two moments as well.
+    # LoRA on both models in float32, and three checkpoints, which also have two moments.
     shape = decoder(LLAMA_1B)
     trained = 4 * 2 * shape.adapter(Lora()) / GB
     assert float(written["models"]) == pytest.approx(trained, abs=0.05)

@@ -1,4 +1,4 @@
-"""`revela run`: Snakemake on a user's config, with one line of output a job."""
+"""`revela run`: Snakemake on a user's config, with one line of output per job."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ def test_run_prints_one_line_a_job(folder):
     assert "6 documents" in (folder / "results/logs/chunk/mine.log").read_text()
     second = run(folder, CONFIG, BATCHES)
     assert second.stderr.strip().startswith("Nothing to be done")
-    assert "figures:" not in second.stdout  # there is none
+    assert "figures:" not in second.stdout  # the config has none
     dry = run(folder, CONFIG, "-n")
     assert "This was a dry-run" in dry.stdout + dry.stderr
 
@@ -106,9 +106,9 @@ def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     emit(LogEvent.JOB_FINISHED, job_id=5)
     assert capsys.readouterr().err.splitlines() == [
         "5 jobs",
-        "[1/5] chunk 1, 10 s; about 30 s left",  # 4 of 10 s less the 10 s of the one that runs
+        "[1/5] chunk 1, 10 s; about 30 s left",  # 4 of 10 s minus the 10 s of the running one
         "[2/5] chunk 2, 10 s; about 15 s left",
-        "[3/5] batch 3, 20 s; about 10 s left",  # 33 s, of which 20 s are over; 4/3 at once
+        "[3/5] batch 3, 20 s; about 10 s left",  # 33 s, of which 20 s have passed; 4/3 at once
         "[4/5] batch 4, 20 s; about 8 s left",
         "[5/5] train 5, 15 s",
     ]

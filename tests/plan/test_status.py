@@ -1,4 +1,4 @@
-"""Status and usage of runs, read from their files, and trackers."""
+"""Status and usage of runs, read from their files; trackers."""
 
 import csv
 import json
@@ -82,7 +82,7 @@ def test_energy_counts_visible_gpus_only(monkeypatch):
 
 @pytest.fixture
 def results(tmp_path) -> Path:
-    """Results with a finished training, two evaluations of it, and one of each under way."""
+    """Results with a finished training, two evaluations of it, and an unfinished one of each."""
     done = tmp_path / "models" / "done"
     done.mkdir(parents=True)
     manifest = {
@@ -129,13 +129,13 @@ def test_status_of_finished_and_running_trainings(results):
     def state(later: float) -> str:
         return status.trainings(results, now + later)[1]["state"]
 
-    # Steps take ten seconds, so five minutes without a sign of life are a stall.
+    # Steps take ten seconds, so five minutes without activity are a stall.
     assert state(200) == "running"
     assert state(400) == "stalled"
     segment(work, now - 100, now, first_step=20, step=30, ended=True)
     assert state(400) == "stopped"
     segment(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
-    assert state(1) == "stopped"  # its process on this machine is gone
+    assert state(1) == "stopped"  # its process on this machine is dead
     (evaluation,) = status.evaluations_under_way(results, now)
     assert [evaluation[key] for key in ("model", "task", "shards")] == ["done", "c", 1]
 
@@ -171,7 +171,7 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     assert not (results / "models/under-way/checkpoints").exists()
     with pytest.raises(RevelaError, match="no checkpoints and no shards of 'under-way'"):
         status.clean(results, "under-way")
-    status.clean(results, "done")  # its shards
+    status.clean(results, "done")  # shards of its evaluations
     assert not (results / "shards/done").exists()
     assert (results / "models/done/manifest.json").exists()
 

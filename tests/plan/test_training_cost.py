@@ -48,8 +48,8 @@ def test_costs_are_modelled_without_results(paper):
     of_1b = rows.loc["revela-wiki-1b"]
     assert (of_1b["batches"], of_1b["texts"]) == (320_000, 5_120_000)
     assert of_1b["tokens"] == 5_120_000 * 157
-    # Six operations a weight and token: the retriever encodes a chunk and its first half, the
-    # language model computes e and h, and the head serves h alone.
+    # Six operations per weight and token: the retriever encodes a chunk and its first half, the
+    # language model computes e and h, and the head only h.
     weights, head = 973_078_528, 128_256 * 2048
     operations = 6 * (1.5 * weights + 2 * weights + head)
     assert of_1b["eflop"] == pytest.approx(5_120_000 * 157 * operations / 1e18, rel=1e-3)
@@ -58,7 +58,7 @@ def test_costs_are_modelled_without_results(paper):
     assert rows.loc["revela-wiki-3b", "texts"] == 320_000 * 8
     assert rows.loc["replug-wiki-1b", "batches"] == 4500 * 32
     reported = rows["reported_gpu_hours"]
-    assert reported["revela-wiki-3b"] == 176  # its smaller batches are cut from the reported ones
+    assert reported["revela-wiki-3b"] == 176  # its smaller batches are split from the reported ones
     assert reported["revela-code-0.1b"] == 192
     assert reported.filter(like="replug").isna().all()
     assert rows["measured_gpu_hours"].isna().all()

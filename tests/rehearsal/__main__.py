@@ -1,8 +1,8 @@
 """Rehearse the paper's plan: run jobs of `config.yaml`, in miniature and offline.
 
-By default one job stands for each loader, objective, model and task; `--all` runs every one.
-Everything stands in `.rehearsal/`: the local hub, its clients' cache, the config, the results. It
-is made afresh each time, unless `--go-on` is given.
+By default one job represents each loader, objective, model and task; `--all` runs every job. All
+files are in `.rehearsal/`: the local hub, its clients' cache, the config, the results. It is
+recreated each time, unless `--go-on` is given.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SHOWN = ["beir", "bright", "contriever_summary", "lm_size_coir"]
 
 
 def main() -> None:
-    """Make the hub's contents and the config, run the workflow, tell what was run."""
+    """Make the hub's contents and the config, run the workflow, report what was run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--go-on", action="store_true", help="keep what an earlier run made")
     parser.add_argument("--cores", type=int, default=2)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Make the rehearsal's folder: contents of the hub, config, and links to what it reads."""
+    """Make the rehearsal's folder: contents of the hub, config, and links to its inputs."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     for shared in ("bench", "data", "revela"):
@@ -68,7 +68,7 @@ def prepare() -> None:
 
 
 def representatives(config: Config) -> list[str]:
-    """Return files whose making runs each loader, objective, model and task at least once."""
+    """Return targets that run each loader, objective, model and task at least once."""
     kinds = {}
     for name, experiment in config.experiments.items():
         data = getattr(config, experiment.data.section)[experiment.data]
@@ -94,7 +94,7 @@ def representatives(config: Config) -> list[str]:
 
 
 def surroundings(address: str) -> dict[str, str]:
-    """Return an environment that knows no hub but the local one, and no cache of the user's."""
+    """Return an environment with the local hub only, without the user's caches."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     return own | {
         "HF_ENDPOINT": address,
@@ -102,7 +102,7 @@ def surroundings(address: str) -> dict[str, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NLTK_DATA": str(FOLDER / "cache" / "nltk"),
-        # Whatever asks for something beyond this machine asks the local hub, which refuses.
+        # Requests to other machines go to the local hub, which rejects them.
         "http_proxy": address,
         "https_proxy": address,
         "no_proxy": "127.0.0.1",
@@ -112,7 +112,7 @@ def surroundings(address: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def warm_python(environment: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Have an interpreter with the libraries loaded answer `python -m revela` for a while."""
+    """Make an interpreter with loaded libraries answer `python -m revela` within the block."""
     address = FOLDER / "warm"
     address.unlink(missing_ok=True)
     warm.write_client(FOLDER / "bin", address)
@@ -133,11 +133,11 @@ def warm_python(environment: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Counter[str], bool]:
-    """Run the workflow; return the finished jobs by rule, and whether any job was not done."""
+    """Run the workflow; return the finished jobs by rule, and whether any job did not finish."""
     command = ["snakemake", f"--cores={cores}", "--snakefile", str(ROOT / "Snakefile")]
     command += ["--directory", str(FOLDER), "--scheduler=greedy", "--nolock"]
-    # Snakemake 9 looks over all ready jobs again, for good, a timespan after each job that it
-    # starts: by default a second, so that it would soon do little else.
+    # After each job that it starts, Snakemake 9 rechecks all ready jobs, then again at an interval
+    # of a second by default, which would soon take most of its time.
     command += ["--max-jobs-per-timespan=10000/20s", "--scheduler-subsample=20"]
     command += ["--rerun-incomplete", "--keep-going", "--show-failed-logs"]
     command += ["--quiet", "rules", "reason", "host", "--"]
@@ -164,7 +164,7 @@ def run(cores: int, targets: list[str], environment: dict[str, str]) -> tuple[Co
 
 
 def report(jobs: Counter[str], seconds: float, processor: float, everything: bool) -> None:
-    """Print the jobs by rule and the time; of all, the rules without a job and some tables."""
+    """Print jobs by rule and the time; with `--all`, also rules without a job and some tables."""
     for rule, count in jobs.most_common():
         print(f"{rule:10}{count:5}")
     print(f"{'total':10}{jobs.total():5} jobs in {seconds / 60:.1f} minutes")

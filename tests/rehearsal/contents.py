@@ -1,4 +1,4 @@
-"""What the local hub serves: miniatures of every model and data set that a config names.
+"""The contents of the local hub: miniatures of every model and data set named by a config.
 
 Each has the name, the files, the fields and the nesting of the real one; texts and code are taken
 from Python's own documentation and source, weights are random.
@@ -16,7 +16,7 @@ def make(config: Config, folder: Path) -> None:
     """Write the models and data sets that a config names under a folder of the local hub.
 
     Raises:
-        KeyError: the config names one of which no miniature is known.
+        KeyError: the config names one without a miniature.
     """
     for name in sorted(_hub_names(config)):
         models.write_model(folder / "models" / name, name)
@@ -33,7 +33,7 @@ def make(config: Config, folder: Path) -> None:
 
 
 def _hub_names(config: Config) -> set[str]:
-    """Return the hub names of the models that experiments and models use, with adapters' bases."""
+    """Return the hub names of the models used by experiments and models, with adapters' bases."""
     entries = [*config.experiments.values(), *config.models.values()]
     used = (name for name in references(entries) if isinstance(name, ModelRef))
     found = {str(name) for name in used if name.is_hub_name}

@@ -1,6 +1,6 @@
-"""Miniatures of the corpora and of the batches that the authors published.
+"""Miniatures of the corpora and of the authors' published batches.
 
-Each has a `DATA`th of the real one's rows, and rows as long as the real ones are on average.
+Each has 1/`DATA` of the real one's rows, which have the real average length.
 """
 
 import csv
@@ -18,7 +18,7 @@ COUNTS = Path(__file__).parents[2] / "data" / "paper" / "corpora.csv"
 
 @cache
 def counted(dataset: str) -> dict[str, float]:
-    """Return what is known of a data set: rows, words a row, titles, words of first documents."""
+    """Return known counts of a data set: rows, words per row, titles, words of first documents."""
     with COUNTS.open(encoding="utf-8", newline="") as stream:
         (row,) = (row for row in csv.DictReader(stream) if row["dataset"] == dataset)
     known = ("rows", "words_per_row", "titles", "words_per_first_document")
@@ -26,7 +26,7 @@ def counted(dataset: str) -> dict[str, float]:
 
 
 def _texts(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) of as many rows as the miniature has, of about the right length."""
+    """Yield (title, text) for all rows of the miniature, of about the right length."""
     of_all = counted(dataset)
     return _documents(dataset, round(of_all["rows"] / DATA), lambda _: of_all["words_per_row"])
 
@@ -34,7 +34,7 @@ def _texts(dataset: str) -> Iterator[tuple[str, str]]:
 def _documents(
     seed: str, count: int, words_of: Callable[[int], float]
 ) -> Iterator[tuple[str, str]]:
-    """Yield documents of whole sentences, half to one and a half times as long as asked for."""
+    """Yield documents of whole sentences, half to one and a half times the requested length."""
     rng = random.Random(seed)
     titles = [title for title, _ in articles()]
     for number in range(count):
@@ -54,9 +54,9 @@ def _sentences() -> list[str]:
 
 
 def _wikipedia(folder: Path) -> None:
-    """Passages of 100 words; the last of an article is filled up from its beginning.
+    """Write passages of 100 words; the last one of an article is filled up from its beginning.
 
-    The file's first articles are the long ones.
+    The first articles of the file are the longest.
     """
     of_all = counted("Tevatron/wikipedia-nq-corpus")
     titles = round(of_all["titles"] / DATA)

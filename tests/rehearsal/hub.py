@@ -1,10 +1,10 @@
-"""A hub on this machine: as much of the Hugging Face hub's HTTP interface as loading from it takes.
+"""A local hub: the part of the Hugging Face hub's HTTP interface that is needed to load from it.
 
 It serves `models/<organisation>/<name>/…` and `datasets/<organisation>/<name>/…` of a folder, the
-same files for every revision asked for. With `HF_ENDPOINT` set to its address, huggingface_hub,
-transformers, datasets and mteb load from it as they load from the real one. A repository with a
-file `.gated` in it is gated; what `.pulls/<number>/` holds is what a pull request adds to it. A
-model that is uploaded is written below `models/`.
+same files for every revision. With `HF_ENDPOINT` set to its address, huggingface_hub, transformers,
+datasets and mteb load from it as from the real one. A repository with a file `.gated` is gated;
+`.pulls/<number>/` contains the files added by a pull request. Uploaded models are written below
+`models/`.
 """
 
 import base64
@@ -30,11 +30,11 @@ _FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 @contextmanager
 def serving(folder: Path, port: int = 0) -> Iterator[str]:
-    """Serve a folder while the block runs; yield the hub's address.
+    """Serve a folder within the block; yield the hub's address.
 
     Args:
-        folder: holds `models/` and `datasets/`.
-        port: 0 takes a free one.
+        folder: contains `models/` and `datasets/`.
+        port: 0 chooses a free one.
     """
     server = _Server(("127.0.0.1", port), functools.partial(_Handler, folder))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -52,7 +52,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Refusal(Exception):
-    """A request that is answered with an error: status, code as the hub names it, headers."""
+    """An error response to a request: status, the hub's error code, headers."""
 
     def __init__(self, status: HTTPStatus, code: str, **headers: str) -> None:
         self.status = status
@@ -74,13 +74,13 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """Answer a POST: which of these paths are there?"""
+        """Answer a POST: which of these paths exist?"""
         self._answer_or_refuse(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
     def _answer_or_refuse(self, body: bytes) -> None:
         url = urlsplit(self.path)
         try:
-            if url.netloc:  # asked as a proxy: for something that is not on this machine
+            if url.netloc:  # a request to a proxy, for another machine
                 raise _Refusal(HTTPStatus.FORBIDDEN, "Offline")
             if url.path == "/api/repos/create":
                 self._send_json({"url": _create(self.folder, self.headers, json.loads(body))})
@@ -169,18 +169,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _commit(name: str, revision: str) -> str:
-    """Return the commit of a revision: itself where it is one."""
+    """Return the commit of a revision: the revision itself if it is a commit."""
     if re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     return hashlib.sha1(f"{name}@{revision or 'main'}".encode()).hexdigest()
 
 
 def _place(repository: Path, name: str, revision: str, file: str) -> Path:
-    """Return where a file is found, in a pull request where the revision is one."""
+    """Return the path of a file, which may be in the pull request of a revision."""
     for pull in repository.glob(".pulls/*"):
         reference = f"refs/pr/{pull.name}"
         if revision in (reference, _commit(name, reference)) and (pull / file).is_file():
@@ -189,7 +189,7 @@ def _place(repository: Path, name: str, revision: str, file: str) -> Path:
 
 
 def _create(folder: Path, headers: Any, asked: dict[str, Any]) -> str:
-    """Make a repository for a model if a token was sent, and return its address."""
+    """Create a repository for a model if a token was sent, and return its address."""
     if headers.get("Authorization") != "Bearer hf_right":
         raise _Refusal(HTTPStatus.UNAUTHORIZED, "Unauthorized")
     name = f"{asked['organization']}/{asked['name']}"
@@ -198,12 +198,12 @@ def _create(folder: Path, headers: Any, asked: dict[str, Any]) -> str:
 
 
 def _as_it_is(file: dict[str, Any]) -> dict[str, Any]:
-    """Ask for a file in the commit itself, not in a storage for large ones."""
+    """Request a file in the commit itself, not in the storage for large files."""
     return {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
 
 
 def _write(repository: Path, body: bytes, commit: str) -> str:
-    """Write the files of a commit, a line of JSON each, and return the commit."""
+    """Write the files of a commit, given as one JSON line each, and return the commit."""
     for line in map(json.loads, body.splitlines()):
         if line["key"] == "file":
             path = repository / line["value"]["path"]
@@ -213,7 +213,7 @@ def _write(repository: Path, body: bytes, commit: str) -> str:
 
 
 def _pull_requests(repository: Path, name: str, kind: str) -> dict[str, Any]:
-    """Return the pull requests: all by the hub's bot that converts weights."""
+    """Return the pull requests, all of them by the hub's bot that converts weights."""
     requests = [
         {
             "num": int(pull.name),
@@ -230,7 +230,7 @@ def _pull_requests(repository: Path, name: str, kind: str) -> dict[str, Any]:
 
 
 def _commits(name: str, revision: str) -> list[dict[str, Any]]:
-    """Return the last commits of a revision: a pull request's stands on the main branch's."""
+    """Return the last commits of a revision: a pull request's follows the main branch's."""
     revisions = [revision, "main"] if revision.startswith("refs/pr/") else [revision]
     rest = {"title": "", "message": "", "authors": [], "date": "2023-01-01T00:00:00.000Z"}
     return [{"id": _commit(name, one), **rest} for one in revisions]
@@ -269,6 +269,6 @@ def _entry(repository: Path, file: str) -> dict[str, Any]:
 
 @functools.cache
 def _blob(path: Path) -> str:
-    """Return the hash by which clients tell contents apart; the files do not change."""
+    """Return the hash by which clients identify contents; the files do not change."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha1").hexdigest()

@@ -1,4 +1,4 @@
-"""What miniatures are made of: Python's own documentation and source, and files that hold rows."""
+"""Material of miniatures: Python's own documentation and source; files of rows."""
 
 import ast
 import gzip
@@ -25,13 +25,13 @@ class Function:
 
     name: str
     summary: str  # the first line of its docstring
-    description: str  # the rest of it
+    description: str  # the rest of the docstring
     source: str
 
 
 @cache
 def functions() -> list[Function]:
-    """Return the documented functions of a part of the standard library, always in one order."""
+    """Return the documented functions of a part of the standard library, in a fixed order."""
     found = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-p]*.py")):
         text = path.read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def articles() -> list[tuple[str, str]]:
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
-    """Write rows as JSON lines, compressed where the name says so."""
+    """Write rows as JSON lines, compressed according to the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -69,7 +69,7 @@ def write_parquet(path: Path, rows: Rows) -> None:
 
 
 def write_card(folder: Path, configs: dict[str, dict[str, str]]) -> None:
-    """Write a data set's card: its configurations, each with the files of its splits."""
+    """Write a data set's card with its configurations and the files of their splits."""
     listed = [
         {
             "config_name": name,

@@ -1,8 +1,8 @@
-"""The rehearsal's config: the paper's, cut by common factors; the same names, rules and jobs.
+"""The rehearsal's config: the paper's, reduced by common factors, with the same names and jobs.
 
-Whatever counts documents, batches or pairs is divided by `DATA`, as the hub's data sets are, and
-what counts them a step by `STEP`. So every ratio is the paper's, and what asks for more than there
-is fails here as it would there.
+Counts of documents, batches or pairs are divided by `DATA`, like the hub's data sets, and counts
+per step by `STEP`. All ratios are therefore the paper's, and an entry that requests more than its
+corpus has fails here too.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,11 @@ _OF_EVERY_EXPERIMENT = {
 
 
 def write_miniature(original: Path, path: Path) -> None:
-    """Write a config of the same entries, each made in seconds.
+    """Write a config with the same entries, each of which takes seconds.
 
     Args:
-        original: the config to cut down.
-        path: where the smaller one goes.
+        original: the config to reduce.
+        path: the file to write.
     """
     config = yaml.safe_load(original.read_text(encoding="utf-8"))
     for section in ("corpora", "batches", "pairs", "experiments", "figures"):
@@ -63,7 +63,7 @@ def write_miniature(original: Path, path: Path) -> None:
 
 
 def _cut(entry: dict[str, Any]) -> dict[str, Any]:
-    """Cut the sizes of an entry, those of nested settings too."""
+    """Reduce the sizes of an entry, including nested settings."""
     smaller: dict[str, Any] = {}
     for key, value in entry.items():
         if key in _SMALLER:

@@ -1,4 +1,4 @@
-"""Miniatures of models: the architecture and the special tokens of the real one, random weights."""
+"""Miniatures of models: architecture and special tokens of the real ones, random weights."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.rehearsal.material import articles
 
 @dataclass(frozen=True)
 class _Family:
-    """What models of a family have in common."""
+    """Common properties of the models of a family."""
 
     parts: tuple[str, ...]  # a model of this family has one of these in its name
     architecture: str
@@ -50,12 +50,12 @@ _TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 
 def write_model(folder: Path, name: str) -> None:
-    """Write a model of a few thousand random weights, with a tokenizer of its own.
+    """Write a model of a few thousand random weights, with its own tokenizer.
 
-    One that is published as an adapter becomes LoRA weights over its base.
+    A model published as an adapter becomes LoRA weights on its base.
 
     Raises:
-        KeyError: it is not known of which architecture a model of this name is.
+        KeyError: the architecture of a model of this name is unknown.
     """
     import torch
 
@@ -67,7 +67,7 @@ def write_model(folder: Path, name: str) -> None:
     if base:
         from peft import LoraConfig, get_peft_model
 
-        headless = model.model  # as the authors' code trains a retriever
+        headless = model.model  # as in the authors' training code
         headless.name_or_path = base
         adapted = get_peft_model(headless, LoraConfig(r=4, target_modules=_TARGETS))
         adapted.save_pretrained(folder, save_embedding_layers=False)
@@ -81,7 +81,7 @@ def write_model(folder: Path, name: str) -> None:
 
 
 def base_of(name: str) -> str | None:
-    """Return the backbone of a published adapter, told from the size in its name, or None."""
+    """Return the backbone of a published adapter, found by the size in its name, or None."""
     if not name.startswith("trumancai/"):
         return None
     return next(base for size, base in _BASES.items() if size in name.lower())
@@ -114,9 +114,9 @@ def _model(family: _Family, tokenizer: Any) -> Any:
 
 
 def _tokenizer(family: _Family) -> Any:
-    """Return a byte-level BPE tokenizer that puts special tokens where the real one puts them.
+    """Return a byte-level BPE tokenizer that inserts special tokens as the real one does.
 
-    They come first, the padding second: RoBERTa counts positions from there.
+    They have the first ids, padding the second: RoBERTa counts positions from it.
     """
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers

@@ -21,7 +21,7 @@ class _Collection:
 
 
 def _collection(name: str) -> _Collection:
-    """Cut a small collection: a function's summary asks for its description, or its code."""
+    """Make a small collection: a function's summary must retrieve its description, or its code."""
     code = "Code" in name or "CoIR" in name
     chosen = random.Random(name).sample(functions(), 20)
     documents = [
@@ -43,18 +43,18 @@ def _collection(name: str) -> _Collection:
         for n in range(6)
         for document, grade in ((n, 2), (n + 1, 1), (n + 2, 0))
     ]
-    if name == "mteb/arguana":  # whose queries stand in its corpus, under the same ids
+    if name == "mteb/arguana":  # whose queries are in its corpus, with the same ids
         queries = [{**d, "partition": "test"} for d in documents[:6]]
         judgements = [{"query-id": f"d{n}", "corpus-id": f"d{n + 6}", "score": 1} for n in range(6)]
     return _Collection(documents, queries, judgements)
 
 
 def write_task(folder: Path, name: str) -> None:
-    """Write the data set of a retrieval task of mteb as mteb's loader of this task reads it.
+    """Write the data set of an mteb retrieval task in the format of mteb's loader.
 
     Args:
-        folder: where data sets stand.
-        name: the task's.
+        folder: folder of data sets.
+        name: name of the task.
     """
     import mteb
 
@@ -84,7 +84,7 @@ def write_task(folder: Path, name: str) -> None:
 
 
 def _write_bright(folder: Path) -> None:
-    """Write BRIGHT: a split a domain, some with documents that a query must not find."""
+    """Write BRIGHT: one split per domain, some with documents that a query must not find."""
     from mteb.tasks.retrieval.eng.bright_retrieval import DOMAINS, DOMAINS_LONG
 
     configs: dict[str, dict[str, str]] = {}

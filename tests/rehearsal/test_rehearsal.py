@@ -1,4 +1,4 @@
-"""The rehearsal's means: the miniature config, the warm start."""
+"""The tools of the rehearsal: the miniature config, the warm start."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def miniature():
 
 @pytest.fixture(autouse=True)
 def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)  # configs name files from there
+    monkeypatch.chdir(ROOT)  # paths in configs are relative to it
 
 
 def test_the_miniature_has_every_entry_of_the_paper(tmp_path):
@@ -50,7 +50,7 @@ def test_the_miniature_has_every_entry_of_the_paper(tmp_path):
 
 
 def test_the_miniature_keeps_the_ratios_of_the_paper():
-    """What asks for more than there is must fail in the miniature as it would at full size."""
+    """An entry that requests more than its corpus has must fail in the miniature too."""
     config, small = load_config(ROOT / "config.yaml"), miniature()
 
     def size(count):
@@ -81,7 +81,7 @@ def test_the_miniature_keeps_the_ratios_of_the_paper():
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A `python` that hands `-m revela` to an interpreter that is running (without libraries)."""
+    """A `python` that passes `-m revela` to a running interpreter (without libraries)."""
     folder = tmp_path_factory.mktemp("warm")
     warm.write_client(folder / "bin", folder / "socket")
     code = (
@@ -131,8 +131,8 @@ def test_a_signal_to_the_client_ends_the_command(python, tmp_path):
         )
         with (tmp_path / "pipe").open("w"):  # waits until the command reads from it
             process.send_signal(number)
-            told, _ = process.communicate(timeout=120)  # waits until its output is closed
-        assert "fine" not in told
+            printed, _ = process.communicate(timeout=120)  # waits until its output is closed
+        assert "valid" not in printed
         assert process.returncode in (-number, 128 + number)
 
 

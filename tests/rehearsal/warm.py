@@ -1,9 +1,9 @@
-"""A warm start: one interpreter that has imported the libraries, and forks for each command.
+"""A warm start: one interpreter that has imported the libraries forks for each command.
 
-`python -m revela …` takes seconds to import what it runs on. Here a process imports the libraries
-once (none of the project's own modules) and listens on a socket; a client with the command line of
-`python` hands over its standard streams, folder, arguments and environment, and the fork runs the
-module as `python -m` would.
+`python -m revela …` takes seconds to import its libraries. Here a process imports them once (but
+none of the project's own modules) and listens on a socket; a client with the command line of
+`python` sends its standard streams, folder, arguments and environment, and a fork runs the module
+like `python -m`.
 """
 
 import ast
@@ -60,7 +60,7 @@ sys.exit(status[0] if status else 1)
 
 
 def write_client(folder: Path, address: Path) -> None:
-    """Write an executable `python` that runs the module in a fork, and all else as ever."""
+    """Write an executable `python` that runs the module in a fork, and anything else as usual."""
     folder.mkdir(parents=True, exist_ok=True)
     client = folder / "python"
     client.write_text(
@@ -71,7 +71,7 @@ def write_client(folder: Path, address: Path) -> None:
 
 def serve(address: Path) -> None:
     """Answer clients at a socket until the process is ended."""
-    # What a shell starts in the background ignores Ctrl-C; the forks shall not.
+    # Background processes of a shell ignore Ctrl-C; the forks must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for library in LIBRARIES:
         __import__(library)
@@ -79,13 +79,13 @@ def serve(address: Path) -> None:
     starting = f"{address}.new"
     listener.bind(starting)
     listener.listen(64)
-    os.rename(starting, address)  # a socket at this place is one that listens
+    os.rename(starting, address)  # a socket at this path is listening
     watched = selectors.DefaultSelector()
     watched.register(listener, selectors.EVENT_READ)
     while True:
         for key, _ in watched.select():
             if watched.get_map().get(key.fd) is not key:
-                continue  # gone with what was handled before it
+                continue  # closed by an earlier event
             if key.fileobj is listener:
                 connection, _ = listener.accept()
                 own = [watched.fileno(), connection.fileno(), *watched.get_map()]
@@ -118,14 +118,14 @@ def _tell(connection: socket.socket, message: bytes) -> None:
 
 
 def _fork(connection: socket.socket, own: list[int]) -> int:
-    """Start a child that does what a client asks for; return its process id.
+    """Start a child that runs a client's command; return its process id.
 
     Args:
         connection: the client's.
         own: file descriptors of the server, closed in the child.
 
     Raises:
-        ConnectionError: the client went away before it said what to do.
+        ConnectionError: the client disconnected before it sent a command.
     """
     head, streams, _, _ = socket.recv_fds(connection, 8, 3)
     size, call = int.from_bytes(head, "big"), b""
@@ -159,7 +159,7 @@ def _fork(connection: socket.socket, own: list[int]) -> int:
 def _take_over(
     streams: list[int], folder: str, arguments: list[str], environment: dict[str, str]
 ) -> None:
-    """Make the client's streams, folder, arguments and environment this process's own."""
+    """Adopt the client's streams, folder, arguments and environment."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -168,7 +168,7 @@ def _take_over(
     os.environ.update(environment)
     sys.argv = [MODULE, *arguments]
     sys.path[:0] = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
-    # Forks would draw the same "random" names for files in a cache that they share.
+    # Forks would draw the same "random" file names in a shared cache.
     random.seed()
     if fingerprint := sys.modules.get("datasets.fingerprint"):
         fingerprint.fingerprint_rng.seed()
@@ -179,7 +179,7 @@ def _take_over(
 
 
 def _finish() -> None:
-    """Do what an interpreter does at its end."""
+    """Do what an interpreter does at exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def retriever(backbone, tmp_path, monkeypatch) -> Path:
-    """A retriever as a training leaves it, with the manifests of its data, and a score."""
+    """A retriever as written by a training, with the manifests of its data, and a score."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "backbone").mkdir()
     shutil.copytree(backbone, tmp_path / "backbone" / "small")
@@ -115,15 +115,15 @@ def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(upload, "HfApi", None)
     (retriever / ".snakemake_timestamp").touch()
-    told = push(retriever, "some/mine", "--dry-run").splitlines()
-    assert ".snakemake_timestamp" not in str(told)
-    assert {line.split()[1] for line in told[:-1]} >= {
+    printed = push(retriever, "some/mine", "--dry-run").splitlines()
+    assert ".snakemake_timestamp" not in str(printed)
+    assert {line.split()[1] for line in printed[:-1]} >= {
         "README.md",
         "model.safetensors",
         "modules.json",
         "1_Pooling/config.json",
     }
-    assert told[-1] == f"some/mine: {len(told) - 1} files would be uploaded"
+    assert printed[-1] == f"some/mine: {len(printed) - 1} files would be uploaded"
     with pytest.raises(RevelaError, match="set HF_TOKEN in the environment to upload"):
         push(retriever, "some/mine")
 

@@ -1,4 +1,4 @@
-"""A trained retriever's folder, loaded by sentence-transformers, transformers and peft alone."""
+"""A trained retriever's folder, loaded by sentence-transformers, transformers and peft only."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def trained_bpe(special: list[str]) -> Tokenizer:
 
 
 def llama3_tokenizer() -> transformers.PreTrainedTokenizerBase:
-    """Bytes, a BOS by the post-processor, no padding token, as Llama 3."""
+    """Bytes, a BOS by the post-processor, no padding token, as in Llama 3."""
     tokenizer = trained_bpe(["<|begin_of_text|>", "<|end_of_text|>"])
     bos = processors.TemplateProcessing(
         single="<|begin_of_text|> $A",
@@ -60,7 +60,7 @@ def llama3_tokenizer() -> transformers.PreTrainedTokenizerBase:
 
 
 def llama2_tokenizer() -> transformers.PreTrainedTokenizerBase:
-    """Words that begin with `▁`, a BOS, and a class of its own that knows no stripping."""
+    """Words that begin with `▁`, a BOS, and its own class, which does not support stripping."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += sorted({*"▁", *"".join(TEXTS).replace(" ", "")})
     merges = [("▁", "t"), ("t", "h"), ("e", "r"), ("▁", "a"), ("i", "n")]
@@ -70,7 +70,7 @@ def llama2_tokenizer() -> transformers.PreTrainedTokenizerBase:
 
 
 def qwen_tokenizer() -> transformers.PreTrainedTokenizerBase:
-    """Bytes, NFC, no BOS, a class of its own, a template for chats, as Qwen 2.5."""
+    """Bytes, NFC, no BOS, its own class, a chat template, as in Qwen 2.5."""
     backend = json.loads(trained_bpe(["<|endoftext|>", "<|im_start|>"]).to_str())["model"]
     merges = [tuple(merge) for merge in backend["merges"]]
     tokenizer = transformers.Qwen2Tokenizer(vocab=backend["vocab"], merges=merges)
@@ -121,7 +121,7 @@ def experiment(backbone: Path, **changes: object) -> Experiment:
 
 
 def saved(settings: Experiment, path: Path) -> Encoder:
-    """Write a retriever whose weights are not those of its backbone, and return it as trained."""
+    """Write a retriever whose weights differ from its backbone's, and return it."""
     model = load_model(settings.retriever)
     if settings.lora:
         model = add_lora(model, settings.lora, seed=0)
@@ -137,7 +137,7 @@ def saved(settings: Experiment, path: Path) -> Encoder:
 
 
 def read_back(folder: Path) -> Encoder:
-    """Return the encoder of a folder without a word of its encoding."""
+    """Return the encoder of a folder, without giving its encoding."""
     return load_encoder(EncoderModel(kind="encoder", retriever=str(folder)), "float32", "cpu")
 
 
@@ -172,14 +172,14 @@ def test_as_trained_in_sentence_transformers(backbones, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def adapter(backbones, tmp_path_factory) -> Path:
-    """A trained adapter of a backbone whose tokenizer has a template for chats."""
+    """A trained adapter of a backbone whose tokenizer has a chat template."""
     folder = tmp_path_factory.mktemp("trained") / "adapter"
     saved(experiment(backbones["qwen"], encoding={"pooling": "mean"}), folder)
     return folder
 
 
 def test_the_adapter_in_transformers_and_peft(adapter, backbones):
-    """By hand, as a model card would say it."""
+    """By hand, as a model card would describe it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(adapter)
     base = transformers.AutoModel.from_pretrained(backbones["qwen"])
     for model in (
@@ -227,7 +227,7 @@ def with_file(folder: Path, name: str, change: dict) -> Path:
 
 
 def test_one_line_says_which_text_differs(adapter, tmp_path, monkeypatch):
-    """The reference is what was trained, not what the folder says."""
+    """The reference is the trained model, not the folder."""
     reference = EncoderModel(
         kind="encoder", retriever=str(adapter), encoding=EncodingKeys(passage_prefix="Text: ")
     )

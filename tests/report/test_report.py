@@ -110,7 +110,7 @@ def test_the_mean_of_fewer_tasks_than_printed_is_recomputed(table):
 
 
 def squeezed(markdown):
-    """Return the lines of Markdown without the blanks that align its columns."""
+    """Return the lines of Markdown without the spaces that align columns."""
     return [re.sub("-+", "-", re.sub(" +", " ", line)) for line in markdown.splitlines()]
 
 
@@ -291,7 +291,7 @@ def test_reported_rows_match_the_paper(paper, name, tmp_path):
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_bold_follows_the_caption(paper, name, tmp_path):
-    """The best is that of all systems, of all but APIs (CoIR), or of each group of 2 or 3."""
+    """The scope is all systems, all but APIs (CoIR), or each group of 2 or 3."""
     table, (_, rows) = paper[name], rows_of(name)
     apis = {"OpenAI-Ada-002", "Voyage-code-002"} if name == "coir" else set()
     size = {"lm_size_coir": 3, "lm_size_beir": 3, "contriever_summary": 2}.get(name, len(rows))
@@ -625,7 +625,7 @@ def test_a_learning_curve_shows_mean_and_range_of_seeds(inputs, tmp_path):
     (axis,) = figures.draw(figure, paths).axes
     (line,) = axis.lines
     assert line.get_xydata() == pytest.approx(np.array([[0, 15], [5, 40]]))
-    assert not line.get_clip_on()  # a score of 0 lies on the frame
+    assert not line.get_clip_on()  # a score of 0 is on the frame
     (band,) = axis.collections
     corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6).tolist()}
     assert corners == {(0, 10), (0, 20), (5, 30), (5, 50)}
@@ -731,13 +731,13 @@ def test_labels_of_a_small_batch_do_not_overlap(log):
 
 @pytest.fixture
 def rare(log):
-    """A log whose second text has characters that the default font lacks."""
+    """A log whose second text has characters missing in the default font."""
     log.write_text(log.read_text().replace('"b$ c$"', json.dumps("\N{ROCKET} b ♥ 中")))
     return log
 
 
 def drawn_labels(log, folder):
-    """Draw the figure, any warning being an error; return its labels."""
+    """Draw the figure, with warnings as errors; return its labels."""
     drawing = figures.draw(FIGURES[4], {"e": log})
     with warnings.catch_warnings(action="error"):
         figures.save(drawing, folder / "figure.png", "png")

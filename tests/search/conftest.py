@@ -12,7 +12,7 @@ from tests.conftest import TEXTS
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Five documents, of which one is a name with a space, and one has markup that must not run."""
+    """Five documents, one with a space in its name and one with markup that must not run."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for number, text in enumerate(TEXTS):
@@ -30,7 +30,7 @@ def corpus_of(folder: Path, **settings: object) -> FilesCorpus:
 
 @pytest.fixture
 def index(texts: Path, backbone: Path, tmp_path: Path) -> Index:
-    """An index with two models; the second is the first by another name."""
+    """An index with two models; the second is the first one with another name."""
     trained = tmp_path / "trained" / "retriever"
     shutil.copytree(backbone, trained)
     build(corpus_of(texts), [str(backbone), str(trained)], tmp_path / "index", 64, "english", 1)

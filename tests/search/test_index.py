@@ -1,4 +1,4 @@
-"""An index finds what it should, and says what is wrong with it."""
+"""An index finds the right chunks, and reports its problems."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def test_the_nearest_chunks_are_those_of_a_plain_loop(index, backbone):
 
 
 def test_bm25_is_lucene_s_formula(index):
-    """Against a plain loop over stemmed words without stop words."""
+    """Compared with a plain loop over stemmed words without stop words."""
     import bm25s.stopwords
     import Stemmer
 

@@ -1,4 +1,4 @@
-"""The page's requests, what they refuse, and the page in a browser."""
+"""The page's requests, what they reject, and the page in a browser."""
 
 import os
 import shutil
@@ -89,7 +89,7 @@ def test_where_it_may_not_listen(index):
 
 @pytest.fixture
 def address(index):
-    """Where `revela serve` answers."""
+    """The address of `revela serve`."""
     command = [sys.executable, "-m", "revela", "serve", str(index.folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -110,7 +110,7 @@ def test_a_request_of_a_megabyte(address):
 
 @pytest.fixture
 def browser():
-    """A browser of one window; `REVELA_BROWSER=required` makes it an error that there is none."""
+    """A browser with one window; with `REVELA_BROWSER=required` a missing one is an error."""
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         if os.environ.get("REVELA_BROWSER") == "required":
             pytest.fail("chromium and chromedriver are missing")
@@ -155,7 +155,7 @@ def test_the_page_in_a_browser(address, browser):
     assert all_of("section:first-child mark") == ["socket", "processes"]
     _keep(browser, "search")
 
-    # By keyboard: the first hit is what follows the button, and Enter shows what is near it.
+    # By keyboard: the first hit follows the button, and Enter shows similar chunks.
     field.send_keys(Keys.TAB, Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     until(lambda: all_of("h2") == ["This chunk", "Similar chunks, by BM25"])
@@ -173,10 +173,10 @@ def test_the_page_in_a_browser(address, browser):
     until(lambda: not all_of("section"))
     assert all_of("#state") == [""]
 
-    browser.set_window_size(500, 800)  # the narrowest that it allows
+    browser.set_window_size(500, 800)  # the minimum width of the browser
     browser.get(address + "#rivers")
     until(lambda: len(all_of("h2")) == 4)
-    browser.refresh()  # a query stands in the address
+    browser.refresh()  # the query is in the address
     until(lambda: len(all_of("h2")) == 4)
     width = browser.execute_script(
         "return [document.documentElement.scrollWidth, window.innerWidth]"
@@ -187,6 +187,6 @@ def test_the_page_in_a_browser(address, browser):
 
 
 def _keep(browser, name):
-    """Keep a picture where REVELA_SCREENSHOTS says."""
+    """Save a screenshot in the folder REVELA_SCREENSHOTS."""
     if folder := os.environ.get("REVELA_SCREENSHOTS"):
         browser.save_screenshot(str(Path(folder, f"{name}.png")))

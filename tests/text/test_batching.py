@@ -127,7 +127,7 @@ def test_smaller_batches_of_the_same_chunks(tmp_path):
 
 
 def test_larger_batches_are_truncated_as_the_authors_do(tmp_path):
-    """As many batches, and so as many steps: the first chunks of each."""
+    """The same number of batches, and so of steps: the first chunks of each."""
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 48)}
     whole = tmp_path / "whole.parquet"
     make_batches(Batches(corpora=["c"], batch_size=16), chunks, whole)
@@ -175,7 +175,7 @@ def test_the_authors_format_is_read_and_written(tmp_path):
 
 def test_pairs_and_their_negatives(tmp_path):
     path = tmp_path / "c.parquet"
-    sentence = "{0}alpha {0}beta {0}gamma."  # every word tells its document
+    sentence = "{0}alpha {0}beta {0}gamma."  # every word identifies its document
     rows = [
         {
             "document": f"d{n // 4}",
@@ -228,7 +228,7 @@ def test_crops_are_spans_of_whole_words(text, seed):
 
 
 def test_crops_come_from_the_whole_document(tmp_path):
-    """The two spans of a pair stand anywhere in the document, not in one chunk of it."""
+    """The two spans of a pair come from anywhere in the document, not from one chunk."""
     rows = [
         {"document": f"d{n // 20}", "position": n % 20, "text": f"c{n % 20} " * 30}
         for n in range(100)

@@ -1,4 +1,4 @@
-"""Chunking: whole sentences, at most so many words, nothing lost, the same on any machine."""
+"""Chunking: whole sentences, a maximum length, nothing lost, reproducible."""
 
 import json
 

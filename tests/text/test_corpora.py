@@ -82,7 +82,7 @@ def test_shares_of_a_corpus_are_disjoint_and_complete(tmp_path):
     assert not set(train) & set(test)
     assert sorted(train + test, key=int) == ids() == [str(n) for n in range(500)]
     path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
-    assert ids(share=(0.9, 1)) == test[::-1]  # whatever else there is
+    assert ids(share=(0.9, 1)) == test[::-1]  # whatever the other documents are
 
 
 def test_a_sample_is_seeded_and_in_order(tmp_path):
@@ -236,7 +236,7 @@ def test_a_stream_that_breaks_off_is_resumed(tmp_path, monkeypatch, capsys):
         capsys.readouterr().err
     )
     assert len(waits) == 3
-    # One that stays broken is an error in the end, and one that never worked at once.
+    # One that stays broken is an error eventually, one that never worked immediately.
     breaks = iter([900] + [0] * 9)
     with pytest.raises(RevelaError, match="cannot be reached"):
         documents(source="hub", dataset=str(tmp_path))

@@ -1,4 +1,4 @@
-"""What all trainings of these tests share."""
+"""Shared by the trainings of these tests."""
 
 from collections.abc import Iterator
 from unittest import mock
@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def unchecked() -> Iterator[None]:
-    """End trainings without a check of the folder: its imports take longer than they do."""
+    """Skip the check of the folder after trainings: its imports take longer than the trainings."""
     with mock.patch("revela.training.trainer.check_folder"):
         yield

@@ -1,9 +1,9 @@
-"""A forward and backward pass of each objective on a device that is only pretended.
+"""A forward and backward pass of each objective on a simulated device.
 
-Every tensor is fake: it has a shape, a type and a device, and no values, and an operator on tensors
-of two devices is an error as on a GPU. What a step reads on the host is what the same step has read
-on the CPU before. Prints for each objective what the host reads in a step, and how many operators
-run a layer, as one line of JSON.
+Every tensor is fake: it has a shape, a type and a device but no values, and an operator on tensors
+of two devices is an error as on a GPU. Values read on the host are those that the same step has
+read on the CPU. Prints for each objective the values that the host reads in a step, and the number
+of operators per layer, as one line of JSON.
 """
 
 import collections
@@ -41,7 +41,7 @@ CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12, 3]]
 
 
 class Module(backend_registration._DummyBackendModule):
-    """What torch asks of a device: here, nothing that it has."""
+    """The interface that torch expects of a device module."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
@@ -55,7 +55,7 @@ class Module(backend_registration._DummyBackendModule):
 
 @dataclass
 class Read:
-    """What has come to the host, where its values are."""
+    """A value that was copied to the host."""
 
     values: np.ndarray
 
@@ -64,7 +64,7 @@ class Read:
 
 
 class Count(TorchDispatchMode):
-    """Count the operators that launch a kernel: not those that only look at memory anew."""
+    """Count the operators that launch a kernel, not views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Count(TorchDispatchMode):
 
 @contextlib.contextmanager
 def host_reads(known: list[Any] | None = None) -> Iterator[list[Any]]:
-    """Yield a list that gets what is read on the host; given one, answer from it instead."""
+    """Yield a list that records values read on the host; given one, replay its values instead."""
     found: list[Any] = []
     kind = torch.Tensor if known is None else FakeTensor
     with contextlib.ExitStack() as stack:
@@ -127,7 +127,7 @@ def objective(name: str, layers: int, checkpointing: bool) -> Any:
 
 
 def on_device(module: Any, device: str) -> Any:
-    """Return a module whose weights are on a device, without their values."""
+    """Return a module with weights on a device, without values."""
     moved: dict[int, Any] = {}
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
@@ -141,7 +141,7 @@ def on_device(module: Any, device: str) -> Any:
 
 
 def inputs_of(name: str) -> dict[str, Any]:
-    """Return what a collator does; for Revela two batches."""
+    """Return the inputs from a collator; for Revela two batches."""
     ids, mask = pad(CHUNKS, 0)
     lengths = [len(chunk) for chunk in CHUNKS]
     if name == "contriever":
@@ -158,10 +158,10 @@ def inputs_of(name: str) -> dict[str, Any]:
 
 
 def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
-    """Take a step on the CPU, or, with what is to be read on the host, on the pretended device.
+    """Run a step on the CPU or, given the values read on the host, on the simulated device.
 
     Returns:
-        What was read on the host, and the operators.
+        The values read on the host, and the operators.
     """
     module, inputs = objective(name, layers, checkpointing).train(), inputs_of(name)
     with contextlib.ExitStack() as stack:
@@ -184,7 +184,7 @@ def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
 
 
 def main() -> None:
-    """Take steps of each objective and print what they took."""
+    """Run steps of each objective and print their counts."""
     backend_registration._setup_privateuseone_for_python_backend("pretend", backend_module=Module())
     for module in ("attention.in_batch", "encoder", "training.objectives.replug"):
         mock.patch(f"revela.{module}.flash_takes", return_value=True).start()

@@ -1,4 +1,4 @@
-"""What a GPU would be asked to do, on machines that have none."""
+"""The work of a GPU, counted on machines without one."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Host reads of a step, and operators of a layer forward and backward, all models together.
+# Host reads per step, and operators per layer, forward and backward, over all models.
 READS = {"revela": ["cpu"], "replug": ["tolist"], "contriever": []}
 OPERATORS = {
     "revela": 465,
@@ -20,7 +20,7 @@ OPERATORS = {
 
 @pytest.fixture(scope="module")
 def found() -> dict:
-    """Steps in a process of their own: torch knows one device of this kind."""
+    """Steps in a separate process: torch supports one device of this kind."""
     command = [sys.executable, "-m", "tests.training.pretended"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not result.returncode, result.stderr

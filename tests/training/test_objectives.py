@@ -1,4 +1,4 @@
-"""REPLUG and Contriever against plain loops, and Revela's pieces."""
+"""REPLUG and Contriever compared with plain loops; the components of Revela."""
 
 import math
 import warnings
@@ -47,7 +47,7 @@ def test_a_bos_is_not_predicted(both_ways):
 
 
 def test_replug_reads_the_device_once(monkeypatch):
-    """Each value that the host waits for stops it from running ahead."""
+    """Each value that the host waits for prevents it from running ahead."""
     model = tiny_llama(bos_token_id=1)
     ids, mask = pad([[1, *chunk] for chunk in CHUNKS], 0)
     waits = count_host_reads(monkeypatch)
@@ -93,7 +93,7 @@ def test_replug_trains_the_retriever_only():
 
 
 def test_replug_warns_where_its_targets_are_the_chunks_themselves(monkeypatch):
-    """Behind a copy of itself a chunk costs next to nothing, a hundred nats behind another."""
+    """After a copy of itself a chunk's loss is near zero, after another chunk a hundred nats."""
     costs = 100 * (1 - torch.eye(4)) + torch.rand(4, 4)
     module = "revela.training.objectives.replug.cross_losses"
     monkeypatch.setattr(module, lambda *_: costs)
@@ -138,7 +138,7 @@ def test_contriever_encoded_in_batches_equals_one_pass(encode_batch_size, both_w
 def test_contriever_equals_a_plain_loop():
     contriever = Contriever(encoder(), ContrieverObjective(name="contriever", temperature=0.3))
     queries, query_mask = pad(CHUNKS[:2], 0)
-    passages, passage_mask = pad([*CHUNKS, [3, 3], [8, 1]], 0)  # three passages a query
+    passages, passage_mask = pad([*CHUNKS, [3, 3], [8, 1]], 0)  # three passages per query
     result = contriever(queries, query_mask, passages, passage_mask)
     query, passage = (
         contriever.retriever(queries, query_mask),
@@ -175,7 +175,7 @@ def test_similarity_is_not_symmetric_and_has_no_diagonal():
 
 
 def test_bfloat16_rounds_similarities_that_float32_distinguishes():
-    """A cosine near one has steps of 2^-8 in bfloat16: at the paper's temperature, 39 logits."""
+    """A cosine near one has steps of 2^-8 in bfloat16: 39 logits at the paper's temperature."""
     cosine = torch.tensor([[0.0, 0.9001, 0.9002], [0.9, 0.0, 0.1], [0.1, 0.9, 0.0]])
     from revela.attention.in_batch import in_batch_similarity
 
@@ -309,7 +309,7 @@ def test_a_chunk_reads_one_of_its_document_or_a_wrong_one():
             assert own not in (near, far)
             if documents[own] in ("a", "b"):
                 assert documents[near] == documents[own] != documents[far]
-    assert chunks_to_read(["a", "a"], 1, Random(0)) == [1, 0]  # there is no wrong one
+    assert chunks_to_read(["a", "a"], 1, Random(0)) == [1, 0]  # no other document exists
     reads = chunks_to_read(["a"] * 2000 + ["b"] * 2000, 0.2, Random(0))
     assert sum(read >= 2000 for read in reads[:2000]) / 2000 == pytest.approx(0.2, abs=0.03)
 
@@ -349,7 +349,7 @@ def test_contrast_is_what_a_chunk_of_the_own_document_spares(both_ways):
 
 
 def test_each_process_makes_the_same_passes_for_its_pulse(monkeypatch):
-    """Where weights are sharded, one that makes fewer leaves the others waiting."""
+    """With sharded weights, a process with fewer passes makes the others hang."""
     revela = Revela(encoder(), tiny_llama(hidden_size=8), RevelaObjective(name="revela"))
     passes = []
     revela.language_model.register_forward_hook(lambda *_: passes.append("whole"))

@@ -1,4 +1,4 @@
-"""Pretraining: it learns, keeps its best checkpoint, and resumes where it was killed."""
+"""Pretraining: it learns, keeps its best checkpoint, and resumes after a kill."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Several processes train what one does, with ZeRO and without, and survive any kill."""
+"""Several processes train the same model as one, with and without ZeRO, and survive any kill."""
 
 import fcntl
 import json
@@ -55,10 +55,10 @@ def folder(tmp_path_factory) -> Path:
         {
             "source": "code",
             "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
-            # Each second row shares documents: processes meet both kinds at once.
+            # Every second row shares documents, so that processes have both kinds at once.
             "documents": [f"{n}.{k // 2 if n % 2 else k}" for k in range(4)],
         }
-        for n in range(14)  # the last step of an epoch would have two
+        for n in range(14)  # the last step of an epoch would have two rows
     ]
     pq.write_table(pa.Table.from_pylist(rows, batching.SCHEMA), folder / "batches.parquet")
     rows = [
@@ -130,7 +130,7 @@ def long(folder: Path) -> Experiment:
 
 @pytest.fixture(scope="module")
 def trained(folder) -> Path:
-    """All experiments on one process, here, and on more in each way."""
+    """All experiments on one process (this one), and on several with each kind of sharding."""
 
     def job(name: str, settings: Experiment, processes: int, stage: int) -> dict:
         return {
@@ -140,7 +140,7 @@ def trained(folder) -> Path:
             "zero": stage,
             "gradient_checkpointing": name == "lora" and processes > 1,
             "checked": (name, stage) == ("lora", 3),
-            # A few tokens at a time: processes then call the head a different number of times.
+            # A few tokens at a time, so that processes call the head a different number of times.
             "logits_at_a_time": 2**25 if name == "undisturbed" else 300 * 16,
         }
 
@@ -157,7 +157,7 @@ def trained(folder) -> Path:
 
 
 def together(folder: Path, processes: int, jobs: list[dict]) -> None:
-    """Train one after the other in the same processes: starting some takes longer than training."""
+    """Train one after the other in the same processes, because starting them is slow."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     process = launch(processes, "tests.training.train_all", str(folder / "jobs.json"))
     printed, _ = process.communicate(timeout=600)
@@ -194,7 +194,7 @@ def test_the_number_of_processes_changes_nothing(trained, which):
     left, right = weights_of(one), weights_of(more)
     assert left.keys() == right.keys()
     for weight, tensor in left.items():
-        # Adam's first steps are of one length, whatever the gradient's: rounding shows.
+        # Adam's first steps have the same length for any gradient: rounding errors are visible.
         torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
     manifest = json.loads((more / "manifest.json").read_text())
     alone = json.loads((one / "manifest.json").read_text())
@@ -210,7 +210,7 @@ def start(folder: Path, settings: Experiment, output: Path, stage: int) -> subpr
 
 
 def run_until(process: subprocess.Popen, output: Path, step: int) -> list[psutil.Process]:
-    """Wait until a step is logged; return the launched processes by their rank."""
+    """Wait until a step is logged; return the launched processes by rank."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         logs = list(output.glob("checkpoints/*/log.jsonl"))
@@ -292,7 +292,7 @@ def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_all_processes_in_one_line(folder, tmp_path):
-    """A process must not wait in a collective for one that has given up."""
+    """A process must not wait in a collective operation for one that has stopped."""
     job = {"settings": experiment(folder).model_dump(mode="json"), "diverging_rank": 1}
     job |= {"data": str(folder / "batches.parquet"), "output": str(tmp_path / "m"), "zero": 0}
     (tmp_path / "jobs.json").write_text(json.dumps([job | {"logits_at_a_time": 2**25}]))

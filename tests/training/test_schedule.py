@@ -1,4 +1,4 @@
-"""The learning rate, against DeepSpeed's own scheduler."""
+"""The learning rate, compared with DeepSpeed's scheduler."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_rates_equal_deepspeeds(kind, warmup_type, warmup, steps):
     theirs = lr_schedules.WarmupDecayLR(
         second, steps, warmup_max_lr=1e-4, warmup_num_steps=warmup, warmup_type=warmup_type
     )
-    # Its engine steps it after the optimizer: what it says first is the rate of the second step.
+    # Its engine calls it after the optimizer: its first value is the rate of the second step.
     assert rates(theirs, second, steps + 1)[1:] == pytest.approx(ours, abs=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Training: every objective learns, resumes where it was killed, and says what went wrong."""
+"""Training: every objective learns, resumes after a kill, and reports errors."""
 
 import errno
 import json
@@ -158,7 +158,7 @@ def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
 
 
 def test_adapters_do_not_copy_their_input_under_autocast(backbone):
-    """A copy to float32 and back, of every layer's input, is a fifth of what a GPU moves."""
+    """Copying every layer's input to float32 and back is a fifth of a GPU's memory traffic."""
     found = []
     for bare in (False, True):
         model = add_lora(load_model(str(backbone)).bfloat16(), Lora(rank=4, dropout=0.0), 0)
@@ -214,7 +214,7 @@ def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
 
 
 def test_accumulated_batches_have_equal_weight(backbone, data, tmp_path):
-    """Four batches of one step give the mean of their gradients, hence of their losses."""
+    """Four batches of one step give the mean of their gradients, and so of their losses."""
     train(experiment(backbone, steps=1, batches_per_step=4), data, tmp_path / "four")
     train(experiment(backbone, steps=4, learning_rate=1e-12), data, tmp_path / "one")
     (together,) = read_log(tmp_path / "four" / "log.jsonl")
@@ -235,7 +235,7 @@ def test_several_batches_in_a_forward_pass_change_nothing(backbone, data, tmp_pa
             assert more[name] == pytest.approx(one[name], rel=1e-4)
     one, more = (weights_of(tmp_path / name) for name in ("one", "more"))
     for name, weight in one.items():
-        # Adam's first steps are of one length, whatever the gradient's: rounding shows.
+        # Adam's first steps have the same length for any gradient: rounding errors are visible.
         torch.testing.assert_close(more[name], weight, atol=1e-3, rtol=0, msg=name)
 
 
@@ -294,7 +294,7 @@ def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path
 
 @pytest.fixture(params=["revela", "replug", "contriever"])
 def objective(request, data, pair_data) -> tuple[dict, Path]:
-    """The settings of an objective that take few steps, and the file that it is trained on."""
+    """The settings of an objective with few steps, and its training data."""
     settings: dict = {"lora": LORA, "batches_per_step": 2, "steps": 4}
     if request.param == "contriever":
         settings |= {"batches_per_device": 2, "language_model": None}
@@ -308,7 +308,7 @@ def objective(request, data, pair_data) -> tuple[dict, Path]:
 
 
 def test_gradient_checkpointing_changes_nothing(backbone, objective, tmp_path):
-    """In float32, with dropout: the activations that are recomputed are the same."""
+    """In float32, with dropout: recomputed activations are the same."""
     settings, rows = experiment(backbone, **objective[0]), objective[1]
     for on in (False, True):
         train(settings, rows, tmp_path / str(on), gradient_checkpointing=on)
@@ -319,7 +319,7 @@ def test_gradient_checkpointing_changes_nothing(backbone, objective, tmp_path):
 
 def test_loader_workers_change_nothing(backbone, objective, tmp_path, monkeypatch, capfd):
     settings, rows = experiment(backbone, **objective[0]), objective[1]
-    monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])  # a CPU has none
+    monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])  # a CPU uses none
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     collated_in = []
     original = torch.utils.data.DataLoader.__iter__
@@ -374,7 +374,7 @@ def as_in_a_terminal() -> None:
 
 
 def count_forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets an entry at each forward pass of a training."""
+    """Return a list that receives an entry at each forward pass of a training."""
     calls: list[int] = []
     original = training._Trainer.compute_loss
     monkeypatch.setattr(
@@ -396,9 +396,9 @@ cli.main()
 def run_until(
     settings: Experiment, data: Path, output: Path, step: int, how: int, workers: int = 0
 ) -> str:
-    """Train in a process of its own and send it a signal when it has logged a step.
+    """Train in a separate process and send it a signal after it has logged a step.
 
-    Its loader workers get the signal as well, except SIGKILL.
+    Its loader workers receive the signal too, except SIGKILL.
     """
     program = ["-c", AS_WITH_A_GPU] if workers else ["-m", "revela"]
     process = subprocess.Popen(
@@ -458,7 +458,7 @@ def test_a_killed_training_resumes_and_ends_with_the_same_weights(
 def test_a_training_resumes_with_other_options_of_the_machine(
     backbone, data, tmp_path, monkeypatch, how
 ):
-    """With other values of what changes no number."""
+    """With other values of options that do not change results."""
     settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=LORA)
     train(settings, data, tmp_path / "undisturbed")
     errors = run_until(settings, data, tmp_path / "moved", 7, how, workers=2)
@@ -672,7 +672,7 @@ def test_an_adapter_of_another_model_is_refused(backbone, data, tmp_path):
 
 def test_a_read_only_folder(backbone, data, tmp_path):
     if os.geteuid() == 0:
-        folder = Path("/proc/revela")  # root writes anywhere but there
+        folder = Path("/proc/revela")  # not writable even by root
     else:
         folder = tmp_path / "sealed"
         folder.mkdir(mode=0o500)

@@ -1,4 +1,4 @@
-"""Train one experiment after the other in the processes that a launcher has started."""
+"""Train one experiment after the other in the processes of a launcher."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from revela.training.objectives.revela import Revela
 
 
 def diverge(rank: int) -> None:
-    """Have the similarities of one process be NaN in the second step."""
+    """Make the similarities of one process NaN in the second step."""
     original, calls = Revela.similarity, []
 
     def similarity(self: Revela, *inputs: torch.Tensor) -> torch.Tensor:
         calls.append(1)
         found = original(self, *inputs)
-        second = len(calls) == 1 + 4 // int(os.environ["WORLD_SIZE"])  # four batches a step
+        second = len(calls) == 1 + 4 // int(os.environ["WORLD_SIZE"])  # four batches per step
         return found * float("nan") if second and int(os.environ["RANK"]) == rank else found
 
     Revela.similarity = similarity

@@ -1,4 +1,4 @@
-"""The lock file, the package's needs, the conda environment and the container agree."""
+"""The lock file, the package's dependencies, the conda environment and the container agree."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 
 ENVIRONMENT = yaml.safe_load((ROOT / "envs/environment.yaml").read_text())
-# Its pins, the post-deployment script's included.
+# Its pins, including those of the post-deployment script.
 PINS = dict(
     line.lower().split("==")
     for line in [
@@ -28,7 +28,7 @@ PYTHON = re.search(r"\d+\.\d+", PROJECT["requires-python"])[0]
 
 
 def names(*extras: str) -> set[str]:
-    """Return the packages that the project needs, with some of its extras."""
+    """Return the project's dependencies, with some of its extras."""
     needs = [PROJECT["optional-dependencies"][extra] for extra in extras]
     needed = sum(needs, PROJECT["dependencies"])
     return {re.split(r"[=<>[]", need)[0].lower() for need in needed} - {"revela"}
@@ -63,7 +63,7 @@ def test_the_container_installs_the_lock_as_make_does():
         assert selection in recipe
         assert selection in make
     assert "-r /opt/requirements.lock" in recipe
-    assert not re.search(r"\w==\d", recipe)  # versions stand in the lock alone
+    assert not re.search(r"\w==\d", recipe)  # versions are only in the lock file
 
 
 def test_the_package_holds_all_its_files():

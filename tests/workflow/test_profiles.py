@@ -1,4 +1,4 @@
-"""Where jobs run: the profiles as a clone finds them, the launcher, signals on their way down."""
+"""Where jobs run: the profiles in a fresh clone, the launcher, the propagation of signals."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LAUNCH = ROOT / "workflow" / "launch.sh"
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git tracks, without anything that was made here."""
+    """A copy of the tracked files, without any results."""
     folder = tmp_path_factory.mktemp("clone") / "revela"
     made = ("[.]*", "results", "tests", "bench", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*made))
@@ -35,34 +35,34 @@ def plan(folder: Path, *arguments: str) -> str:
     return result.stdout + result.stderr
 
 
-def asked(told: str, rule: str) -> dict[str, str]:
-    """Return the resources and threads that a dry run tells of the first job of a rule."""
-    job = told.split(f"\nrule {rule}:", 1)[1].split("\nrule ")[0]
+def asked(printed: str, rule: str) -> dict[str, str]:
+    """Return the resources and threads of a rule's first job in a dry run."""
+    job = printed.split(f"\nrule {rule}:", 1)[1].split("\nrule ")[0]
     lines = re.findall(r"^ +(?:resources|threads): .*", job, re.MULTILINE)
     return dict(re.findall(r"(\w+)(?:=|: )([^,\n]+)", "\n".join(lines)))
 
 
 def test_the_paper_is_planned_on_a_cluster(clone):
-    told = plan(clone, "--profile", "slurm", "results/tables/coir.csv")
-    counts = dict(re.findall(r"^(\w+) +(\d+)$", told, re.MULTILINE))
+    printed = plan(clone, "--profile", "slurm", "results/tables/coir.csv")
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", printed, re.MULTILINE))
     assert {"chunk", "batch", "train", "evaluate", "table"} < set(counts)
-    train = asked(told, "train")
+    train = asked(printed, "train")
     expected = {"nodes": "1", "gpu": "4", "runtime": "1440", "mem_mb": "256000", "threads": "32"}
     expected |= {"gradient_checkpointing": "True", "loader_workers": "2"}
     assert expected.items() <= train.items()
-    assert asked(told, "evaluate")["gpu"] == "1"
-    assert "gpu" not in asked(told, "batch")
+    assert asked(printed, "evaluate")["gpu"] == "1"
+    assert "gpu" not in asked(printed, "batch")
 
 
 def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
     overlay = ("--workflow-profile", "slurm/nodes", "--slurm-status-command", "squeue")
     names = ("--default-resources", "slurm_partition=gpu", "slurm_account=mine")
-    told = plan(clone, "--profile", "slurm", *overlay, "results/tables/coir.csv", *names)
-    train = asked(told, "train")
+    printed = plan(clone, "--profile", "slurm", *overlay, "results/tables/coir.csv", *names)
+    train = asked(printed, "train")
     expected = {"nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun", "gres": "gpu:4"}
     assert (expected | {"slurm_partition": "gpu", "slurm_account": "mine"}).items() <= train.items()
     assert "gpu" not in train
-    assert asked(told, "evaluate")["slurm_partition"] == "gpu"
+    assert asked(printed, "evaluate")["slurm_partition"] == "gpu"
 
 
 def test_only_training_differs_on_several_nodes():
@@ -74,9 +74,9 @@ def test_only_training_differs_on_several_nodes():
 
 
 def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
-    told = plan(clone, "--profile", "workflow/profiles/local", "results/tables/coir.csv")
-    assert "gpu=1" in told
-    assert asked(told, "train")["gpu"] == "1"
+    printed = plan(clone, "--profile", "workflow/profiles/local", "results/tables/coir.csv")
+    assert "gpu=1" in printed
+    assert asked(printed, "train")["gpu"] == "1"
     limits = yaml.safe_load((clone / "workflow/profiles/local/config.yaml").read_text())[
         "resources"
     ]
@@ -114,12 +114,12 @@ def test_a_process_for_each_gpu(tmp_path, nodes, visible, called):
         "SLURM_JOB_ID": "7",
     }
     command = ["bash", LAUNCH, str(nodes), "revela", "train", "--x"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert re.fullmatch(called, told.stdout.strip()), told.stdout
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert re.fullmatch(called, printed.stdout.strip()), printed.stdout
 
 
 def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
-    # What scancel and Ctrl-C do. torchrun's processes have sessions of their own.
+    # As scancel and Ctrl-C do. torchrun's processes have their own sessions.
     for name in ("Snakefile", "workflow", "envs", "revela", "data"):
         (tmp_path / name).symlink_to(clone / name)
     rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
@@ -152,13 +152,13 @@ def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
         while steps() < least and time.monotonic() < deadline:
             time.sleep(0.05)
         os.killpg(process.pid, number)
-        told, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=120)
         assert process.returncode != 0
         log = (tmp_path / "results/logs/train/tiny-revela.log").read_text()
         stopped = re.search(rf"stopped by {number.name} at step (\d+) of 150", log)
-        assert stopped, told + log
+        assert stopped, printed + log
         assert list(work.rglob(f"checkpoint-{stopped[1]}/complete.json"))
-    told, _ = start().communicate(timeout=180)
+    printed, _ = start().communicate(timeout=180)
     lines = (work / "log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 151)), told
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 151)), printed
     assert json.loads((work / "manifest.json").read_text())["processes"] == 2

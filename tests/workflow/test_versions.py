@@ -1,6 +1,6 @@
-"""What stages make of fixed inputs, so that no result changes under the version that it had.
+"""Golden results of the stages for fixed inputs: results must not change without their version.
 
-`python -m tests.workflow.test_versions STAGE …` records what the named stages make now.
+`python -m tests.workflow.test_versions STAGE …` records the current results of the named stages.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def chunk(folder: Path) -> dict[str, str]:
         "joined": {"join_title": True},
     }.items():
         corpus = FilesCorpus(source="files", path=str(path), fields=fields, max_words=9, **changes)
-        # Installed Punkt or not: always the one that is trained on the corpus.
+        # Always the Punkt trained on the corpus, whether one is installed or not.
         with mock.patch.object(chunking, "_pretrained_punkt", return_value=None):
             text.chunk(corpus, folder / "out", workers=1)
         made[name] = digest(rows_of(folder / "out"))
@@ -316,7 +316,7 @@ def test_results_change_with_their_version_only(stage, tmp_path):
 
 
 def equal(made: Any, golden: Any) -> bool:
-    """Compare numbers as far as processors agree on them, everything else exactly."""
+    """Compare numbers to the precision in which processors agree, everything else exactly."""
     if isinstance(golden, float):
         return made == pytest.approx(golden, rel=1e-4)
     if isinstance(golden, dict):

@@ -1,4 +1,4 @@
-"""The workflow on a tiny config: it runs whole, a second run does nothing, changes stay local."""
+"""The workflow on a tiny config: it completes, a second run does nothing, changes stay local."""
 
 import json
 import os
@@ -128,7 +128,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A copy of the workflow with a small corpus and collection, run once as a whole."""
+    """A copy of the workflow with a small corpus and collection, after a complete run."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "Snakefile", folder)
     shutil.copytree(ROOT / "workflow", folder / "workflow")
@@ -344,7 +344,7 @@ def test_a_new_ablation_adds_its_own_jobs_only(project):
 
 def test_another_workflow_uses_this_one_as_its_module(project, tmp_path):
     for name in ("config.yaml", "printed.csv", "list.csv", "notes.jsonl"):
-        shutil.copy2(project / name, tmp_path)  # with its age
+        shutil.copy2(project / name, tmp_path)  # with its modification time
     for name in ("choices", "mine", "data", "results"):
         shutil.copytree(project / name, tmp_path / name)
     shutil.rmtree(tmp_path / "results/models/tiny-contriever")
@@ -390,7 +390,7 @@ def test_tasks_with_one_corpus_encode_it_once(project):
     lent = json.loads((project / "results/scores/untouched/lending-task.json").read_text())
     assert own | {"task": ""} == lent | {"task": ""}
     assert "Nothing to be done" in again.stdout + again.stderr
-    assert not list((project / "results").glob("embeddings/*/lending-task"))  # not needed any more
+    assert not list((project / "results").glob("embeddings/*/lending-task"))  # no longer needed
     assert not list((project / "results").glob("shards/*/*"))
 
 
@@ -469,13 +469,13 @@ def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
     result = snakemake(project, chunks, table)
     alone = snakemake(project, table)
     write_config(project, CONFIG)
-    assert result.returncode == 1  # not all that was asked for is there
+    assert result.returncode == 1  # not all requested files exist
     assert (project / chunks).exists()
     assert "hub: model 'no/where' is not in the local cache" in result.stderr
-    told = result.stderr.partition("jobs were skipped (REVELA_PREFLIGHT=off")[2]
-    assert "evaluate lost notes-task" in told
-    assert "depend on these jobs: table more" in told
-    # Nothing is left to do.
+    skipped = result.stderr.partition("jobs were skipped (REVELA_PREFLIGHT=off")[2]
+    assert "evaluate lost notes-task" in skipped
+    assert "depend on these jobs: table more" in skipped
+    # No jobs remain.
     assert alone.returncode == 1
     assert "2 jobs were skipped" in alone.stderr
     for one in (result, alone):
@@ -512,10 +512,10 @@ def test_cost_is_a_report_of_what_is_there(project):
     assert result.returncode == 0, result.stderr
     rows = (project / "results/tables/usage.csv").read_text().splitlines()
     assert {row.partition(",")[0] for row in rows} >= {"tiny", "tiny-revela", "bm25", "total"}
-    told = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
-    assert told["starts"] >= 1
-    assert told["gpu_hours"] == 0
-    assert told["hours"] > 0
+    manifest = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
+    assert manifest["starts"] >= 1
+    assert manifest["gpu_hours"] == 0
+    assert manifest["hours"] > 0
 
 
 def test_after_a_kill_the_next_run_finishes(project):
@@ -539,15 +539,15 @@ def test_after_a_kill_the_next_run_finishes(project):
     while time.monotonic() < deadline and not list(work.rglob("complete.json")):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGSTOP)
-    process.kill()  # Snakemake alone: its training is left, here it waits in its middle
+    process.kill()  # Snakemake only: the training is left running, and waits here
     process.wait()
     again = ["--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"]
     refused = snakemake(project, *again)
-    os.killpg(process.pid, signal.SIGKILL)  # now the training as well
+    os.killpg(process.pid, signal.SIGKILL)  # now the training too
     assert list(work.rglob("complete.json")), "the training was not killed in its middle"
     assert refused.returncode != 0
-    (told,) = (project / "results/logs/train/tiny-revela.log").read_text().splitlines()
-    assert told.endswith("results/models/tiny-revela: another training is using this folder")
+    (line,) = (project / "results/logs/train/tiny-revela.log").read_text().splitlines()
+    assert line.endswith("results/models/tiny-revela: another training is using this folder")
     assert not (project / "results/models/tiny-revela/retriever").exists()
     result = snakemake(project, *again, "results/models/undisturbed/log.jsonl")
     write_config(project, CONFIG)
@@ -579,7 +579,10 @@ def revela(*arguments: str, **options) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["check", str(ROOT / "config.yaml")], "coir.csv: No such file"),  # not where it stands
+        (
+            ["check", str(ROOT / "config.yaml")],
+            "coir.csv: No such file",
+        ),  # relative to the current folder
         (["chek"], "No such command 'chek'. Did you mean 'check'"),
     ],
 )
@@ -611,7 +614,7 @@ def test_settings_printed_for_a_rule_run_by_hand(tmp_path, project):
 
 def test_a_full_disk_leaves_nothing_behind(project, tmp_path):
     settings = revela("settings", "config.yaml", "corpora", "notes", cwd=project).stdout
-    small = (500, 500)  # bytes that a file may have: the same failure as a full disk
+    small = (500, 500)  # maximum bytes of a file: fails like a full disk
     result = revela(
         "chunk", "--settings", settings, "--output", tmp_path / "c.parquet",
         cwd=project, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small),
