@@ -116,7 +116,7 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
         (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field of the first row is a text: n"),
         (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: the first row has no fields"),
         (lambda: _file("x.jsonl", "{\n"), "x.jsonl: the first row has no fields"),
-        (lambda: _file("my notes/x.jsonl", "{}\n"), "holds files of rows and plain texts"),
+        (lambda: _file("my notes/x.jsonl", "{}\n"), "contains both files of rows and plain texts"),
         (lambda: notes(9, "word " * 999, "é"), "é.yaml: corpora: a name must be letters"),
     ],
 )

@@ -198,7 +198,7 @@ def test_an_export_needs_nothing_else(adapter, backbones, tmp_path):
     before = read_back(adapter)
     result = CliRunner().invoke(app, ["export", str(adapter), str(tmp_path / "out")])
     assert re.search(
-        r"out: as here in sentence-transformers, cosines ≥ (0\.9999|1\.0)", result.stdout
+        r"out: same vectors in sentence-transformers, cosines ≥ (0\.9999|1\.0)", result.stdout
     )
     assert not list((tmp_path / "out").glob("adapter*"))
     for file in (tmp_path / "out").rglob("*.json"):

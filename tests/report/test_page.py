@@ -96,5 +96,5 @@ def test_a_damaged_manifest_is_named(config):
 
 def test_a_page_without_results_is_an_error(config):
     Path("results/tables/a.csv").unlink()
-    with pytest.raises(RevelaError, match=r"none of the tables and figures of c\.yaml is made"):
+    with pytest.raises(RevelaError, match=r"no tables or figures of c\.yaml yet"):
         write_page(config, "c.yaml", Path("results"))

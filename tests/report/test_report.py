@@ -747,7 +747,7 @@ def drawn_labels(log, folder):
 def test_characters_that_no_font_has_are_replaced(rare, tmp_path, capsys):
     assert drawn_labels(rare, tmp_path) == ["a  A0", ":rocket: b ♥ ?  B1"]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == f"{rare}: no installed font has '中': drawn as ?"
+    assert line == f"{rare}: no installed font has '中': replaced by ?"
 
 
 def test_characters_are_drawn_by_a_font_that_has_them(rare, tmp_path, capsys, monkeypatch):

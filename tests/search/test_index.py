@@ -145,7 +145,7 @@ def test_texts_that_change_while_they_are_indexed(texts, backbone, tmp_path, mon
         return encode(*arguments)
 
     monkeypatch.setattr(module, "encode_corpus", and_change)
-    with pytest.raises(RevelaError, match="the texts changed while they were indexed"):
+    with pytest.raises(RevelaError, match="the texts changed during indexing"):
         build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "english", 1)
     with pytest.raises(RevelaError, match="incomplete one; run 'revela index' first"):
         Index(tmp_path / "index")

@@ -595,7 +595,7 @@ def test_too_few_rows_for_a_step(backbone, data, tmp_path, steps):
     settings = experiment(backbone, batches_per_step=96, warmup_steps=2).model_copy(
         update={"steps": steps}
     )
-    with pytest.raises(RevelaError, match="80 rows are fewer than the 96 of one step"):
+    with pytest.raises(RevelaError, match="80 rows are not enough for one step"):
         train(settings, data, tmp_path / "m")
 
 
