@@ -91,8 +91,7 @@ def ragged_batch(lengths: list[int], vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 def medians(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
-    """Return the median seconds of each run; runs are interleaved, so that noise affects all
-    equally."""
+    """Return the median seconds of each run; runs are interleaved to share noise equally."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():

@@ -207,8 +207,7 @@ class Chunking:
         return 2 + 20 * self.gigabytes
 
     def run(self) -> dict[str, Any]:
-        """Chunk a tenth of the text and all of it; return both measurements and their
-        interpretation.
+        """Chunk a tenth of the text and all of it; return both results and their interpretation.
 
         Raises:
             Skipped: the disk is too small.

@@ -1,5 +1,4 @@
-"""Time of REPLUG's B² scores: the naive implementation against one pass per prefix with reused
-keys.
+"""Time of REPLUG's B² scores: naive, and by one pass per prefix with reused keys.
 
 Naive: each pair (D_j, D_i) as one padded sequence through the whole model, all logits. A frozen
 language model of SmolLM2-135M's width, few layers, ragged lengths of real chunks.

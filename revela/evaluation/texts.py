@@ -66,8 +66,7 @@ def _titles(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def split_title(text: str) -> tuple[str, str]:
-    """Return a text's first line if it is short enough for a title, else an empty string, and the
-    rest."""
+    """Return a text's first line if it may be a title, else an empty string, and the rest."""
     line, _, rest = text.partition("\n")
     if 0 < len(line.split()) <= _TITLE_WORDS:
         return line.strip("# "), rest.strip()

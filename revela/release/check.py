@@ -105,12 +105,8 @@ def encode_alone(folders: list[Path], texts: list[str]) -> list[dict[str, Tensor
         RevelaError: it fails.
     """
     script = Path(__file__).with_name("alone.py")
-    command = [
-        sys.executable,
-        "-P",
-        str(script),
-        *map(str, folders),
-    ]  # -P: without this folder
+    # -P: this folder is not importable
+    command = [sys.executable, "-P", str(script), *map(str, folders)]
     ran = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True)
     if ran.returncode:
         why = ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"]

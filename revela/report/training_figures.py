@@ -15,7 +15,7 @@ _CURVES = {
     "loss": "training loss, relative to its start",
     "plain_loss_gain": "loss without − with in-batch attention (nats)",
     "top_similarity": "mean largest similarity weight",
-    "rows_learning": "share of chunks with a gradient",
+    "rows_learning": "share of chunks that train the retriever",
 }
 
 

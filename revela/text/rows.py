@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (`path:line`, row) of JSON lines, compressed or not; the row of a bad line is its
-    error.
+    """Yield (`path:line`, row) of JSON lines, compressed or not; a bad line has its error as row.
 
     Raises:
         RevelaError: the file cannot be read.
