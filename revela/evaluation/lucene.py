@@ -46,11 +46,7 @@ class LuceneSearch:
 
         java, jar = java_and_jar()
         self.java = _start_java(java, jar)
-        self.model, self.folder, self.threads = (
-            model,
-            folder.resolve(),
-            threads,
-        )  # absolute for Java
+        self.model, self.folder, self.threads = model, folder.resolve(), threads  # as Java sees it
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": f"revela/{name}", "revision": jar.stem}
         )

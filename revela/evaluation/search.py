@@ -17,7 +17,7 @@ from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
 
 _QUERIES_AT_A_TIME = 4_096
-_BM25_DEPTH = 1_000  # documents per query that have a BM25 score
+_BM25_DEPTH = 1_000  # documents per query whose BM25 score is used
 _NO_PROMPT = "Retrieve text based on user query."  # mteb's for a task without a prompt
 
 

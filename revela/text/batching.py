@@ -65,7 +65,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         batches = take(batches, available, settings.num_batches, settings.seed)
     written = write_parquet(output, SCHEMA, batches)
     if not written:
-        raise RevelaError("no batches")
+        raise RevelaError("there are no batches")
     return Counts(written, dropped, available)
 
 

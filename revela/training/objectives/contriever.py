@@ -61,7 +61,7 @@ class Contriever(nn.Module):
         """Return embeddings (N, D), encoded in batches of `encode_batch_size`.
 
         Each batch is encoded again in the backward pass, when the gradients of all embeddings are
-        known (as in GradCache). Texts of similar length share a batch, padded to its longest.
+        known (as in GradCache). Texts of similar length share a batch, trimmed to its longest.
         """
         size = self.settings.encode_batch_size
         if size is None or len(input_ids) <= size:
