@@ -129,7 +129,7 @@ class Index:
         if len(self.chunks) != self.described["chunks"]:
             raise RevelaError(
                 f"{folder}: {len(self.chunks)} chunks, expected {self.described['chunks']}; "
-                "index the texts again"
+                "run revela index again"
             )
         self.models = [model["name"] for model in self.described["models"]]
         self.labels = _labels(self.models)

@@ -211,7 +211,10 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
         ([], "give a query, or --queries and --output"),
         (["rivers", "--queries", "q.tsv"], "give a query, or --queries and --output"),
         (["--queries", "q.tsv"], "give a query, or --queries and --output"),
-        (["--queries", "q.tsv", "--output", "o"], r"q.tsv:2: expected an id .* got 'two words"),
+        (
+            ["--queries", "q.tsv", "--output", "o"],
+            r"q.tsv:2: expected a unique id .* got 'two words",
+        ),
         (["--queries", "empty", "--output", "o"], "empty: no queries"),
         (["--queries", "none", "--output", "o"], "none: No such file"),
     ],
