@@ -198,7 +198,7 @@ def test_a_name_that_is_a_seed_of_another():
     raw = changed("experiments/demo-revela/seeds", 2)
     raw["experiments"]["demo-revela-seed1"] = {"base": "demo-replug", "seeds": 1}
     with pytest.raises(
-        RevelaError, match=r"experiments\.demo-revela-seed1: the name is taken by seed 1 of 'demo-"
+        RevelaError, match=r"demo-revela-seed1: the name is taken by seed 1 of 'demo-"
     ):
         parse_config(raw, "x")
 
