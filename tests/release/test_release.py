@@ -231,7 +231,9 @@ def test_one_line_says_which_text_differs(adapter, tmp_path, monkeypatch):
     reference = EncoderModel(
         kind="encoder", retriever=str(adapter), encoding=EncodingKeys(passage_prefix="Text: ")
     )
-    with pytest.raises(RevelaError, match=r"gives the passage short another .* \(cosine 0\.\d+\)"):
+    with pytest.raises(
+        RevelaError, match=r"gives the passage short a different .* \(cosine 0\.\d+\)"
+    ):
         check.check_folder(adapter, reference)
     encoder, texts = read_back(adapter), list(check.texts_to_compare(256).values())
     found = {role: encoder.encode(texts, role, 256).clone() for role in ("query", "passage")}
