@@ -215,7 +215,9 @@ def look_first():
         if job.rule.name in ("train", "table")
     }
     # Of the job with the most GPUs; if their memory is not set, local runs use this machine's.
-    resources = max((job.resources for job in jobs), key=lambda of_job: of_job.get("gpu", 0))
+    resources = max(
+        (job.resources for job in jobs), key=lambda of_job: of_job.get("gpu", 0)
+    )
     if workflow.local_exec and not resources.get("gpu_memory_gb"):
         resources = {}
     gpus = resources.get("gpu") and resources["gpu"] * resources.get("nodes", 1)
