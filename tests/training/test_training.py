@@ -189,7 +189,7 @@ def test_a_retriever_that_sentence_transformers_encodes_differently_stays_unchec
         write_encoding(folder, tokenizer, encoding.model_copy(update={"pooling": "cls"}), *more)
 
     monkeypatch.setattr(training, "write_encoding", other)
-    with pytest.raises(RevelaError, match=r"retriever-unchecked: .* the query short another"):
+    with pytest.raises(RevelaError, match=r"retriever-unchecked: .* the query short a different"):
         train(settings, data, tmp_path / "m")
     assert not (tmp_path / "m" / "retriever").exists()
     assert (tmp_path / "m" / "retriever-unchecked" / "model.safetensors").exists()
