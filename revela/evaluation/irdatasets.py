@@ -27,6 +27,11 @@ def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[s
     where = f"ir_datasets {name!r}"
     try:
         found = ir_datasets.load(name)
+    except KeyError as error:
+        raise RevelaError(
+            f"{where}: no such data set; https://ir-datasets.com lists them"
+        ) from error
+    try:
         for part in ("docs", "queries", "qrels"):
             if not getattr(found, f"has_{part}")():
                 raise RevelaError(f"{where}: has no {part}; one of its subsets may have them")
@@ -38,10 +43,6 @@ def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[s
                 (one.query_id, one.doc_id, max(0, one.relevance)) for one in found.qrels_iter()
             ),
         )
-    except KeyError as error:
-        raise RevelaError(
-            f"{where}: no such data set; https://ir-datasets.com lists them"
-        ) from error
     except (OSError, RuntimeError) as error:
         raise RevelaError(f"{where}: cannot be read: {error}") from error
 

@@ -89,13 +89,7 @@ def train(
         rows = _rows(experiment, data)
         unchecked, final = output / "retriever-unchecked", output / "retriever"
         facts = _fit(
-            experiment,
-            arguments,
-            rows,
-            output,
-            checkpoint_minutes,
-            zero_stage,
-            gradient_checkpointing,
+            experiment, arguments, rows, output, checkpoint_minutes, gradient_checkpointing
         )
         gc.collect()  # the check needs the models' memory
         if facts is None:
@@ -134,11 +128,10 @@ def _fit(
     rows: Any,
     output: Path,
     checkpoint_minutes: float,
-    zero_stage: int,
     gradient_checkpointing: bool,
 ) -> dict[str, Any] | None:
     """Train and save the models; return facts for the manifest in one process."""
-    module, collate = _build(experiment, zero_stage, gradient_checkpointing)
+    module, collate = _build(experiment, bool(arguments.deepspeed), gradient_checkpointing)
     trainer = _Trainer(
         experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
     )
@@ -186,9 +179,7 @@ def _rows_per_forward(experiment: Experiment, most: int) -> int:
     return max([n for n in range(1, most + 1) if share % n == 0], default=1) if share else 1
 
 
-def _build(
-    experiment: Experiment, zero_stage: int, gradient_checkpointing: bool
-) -> tuple[Any, Any]:
+def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) -> tuple[Any, Any]:
     """Load the models of an experiment and return its objective and its collator."""
     dtype = native_dtype(experiment.precision)
     # Frozen weights may be in half precision; trained ones stay in float32 under autocast.
@@ -206,7 +197,7 @@ def _build(
             return model
         model = add_lora(model, experiment.lora, experiment.seed)
         without_casts(model)
-        if zero_stage:  # no autocast: float32 adapters would compute in float32
+        if sharded:  # no autocast: float32 adapters would compute in float32
             for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
                 weight.data = weight.data.to(dtype)
         return model

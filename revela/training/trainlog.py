@@ -115,10 +115,9 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed memory for the next step instead of returning it.
 
     A step allocates and frees the same tensors again and again; on a CPU the page faults of new
-    memory slow down a small model. Tensors of 32 MB and more are still returned: if other
-    allocations remain between them, glibc before 2.38 does not reuse their space (its bug 14581),
-    and a large model takes several times the memory. `bench/training/freed_memory.py` measures
-    both.
+    memory slow down a small model. Tensors of 32 MB and more are still returned: if they are kept,
+    the heap of a large model fragments to a multiple of what it needs.
+    `bench/training/freed_memory.py` measures both.
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         libc = ctypes.CDLL("libc.so.6")
