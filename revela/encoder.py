@@ -15,9 +15,11 @@ from revela.attention.packing import Packing, flash_takes
 from revela.common.errors import RevelaError, check_name, errors_at, reading
 from revela.common.hub import converted_revision, explained, read_model_json
 from revela.common.outputs import read_json
+from revela.config.encoding import Encoding
+from revela.config.evaluation import EncoderModel
 from revela.config.local import model_files
 from revela.config.names import ModelRef
-from revela.config.steps import EncoderModel, Encoding, Lora
+from revela.config.training import Lora
 from revela.encoding import appends_eos, read_encoding
 
 Role = Literal["query", "passage"]

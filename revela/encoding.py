@@ -10,7 +10,7 @@ from typing import Any
 from revela.attention import zero
 from revela.common.errors import RevelaError
 from revela.common.hub import read_model_json
-from revela.config.steps import Encoding
+from revela.config.encoding import Encoding
 
 _POOLING = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 # Before version 5 of sentence-transformers each mode had its own switch.

@@ -22,7 +22,7 @@ from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output, write_manifest
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.keys import print_keys
-from revela.config.steps import Settings, parse_settings
+from revela.config.settings import Settings, parse_settings
 
 Output = Annotated[Path, typer.Option("--output", help="File or folder to write.")]
 

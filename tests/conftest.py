@@ -11,7 +11,8 @@ import torch
 import transformers
 import yaml
 
-from revela.config.steps import EncoderModel, EncodingKeys
+from revela.config.encoding import EncodingKeys
+from revela.config.evaluation import EncoderModel
 from revela.encoder import Encoder, load_encoder
 from tests.attention.reference import varlen_attn
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from revela.cli import main
-from revela.config.file import load_config
+from revela.config import load_config
 from tests.conftest import TEXTS, write_choices
 
 HERE = Path(__file__).parent / "bad_input"

@@ -13,8 +13,7 @@ from mkdocs.config import load_config as load_site
 from nbclient import NotebookClient
 
 from revela.cli import app
-from revela.config import load_config
-from revela.config.file import Config
+from revela.config import Config, load_config
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs/notebooks/in-batch-attention.ipynb"

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.outputs import write_json
 from revela.config import load_config
-from revela.config.steps import Encoding, Experiment
+from revela.config.encoding import Encoding
+from revela.config.training import Experiment
 from revela.encoder import load_tokenizer
 from revela.encoding import write_encoding
 from tests.conftest import TEXTS

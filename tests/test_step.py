@@ -14,8 +14,9 @@ from revela import step
 from revela.common.errors import RevelaError
 from revela.common.outputs import sha256
 from revela.common.versions import STAGE_VERSIONS
+from revela.config.evaluation import AnyRetriever, IrDatasetsBenchmark, LmEvalBenchmark
 from revela.config.keys import type_of
-from revela.config.steps import AnyRetriever, IrDatasetsBenchmark, LmEvalBenchmark, Pairs
+from revela.config.text import Pairs
 from revela.step import Made, Output
 
 app = typer.Typer()

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import revela
 
+_SETTINGS = ["names", "settings", "text", "encoding", "training", "evaluation"]
+
 
 def _any_class(name: str) -> type:
     if name.startswith("__"):
@@ -19,7 +21,7 @@ def _any_class(name: str) -> type:
 
 
 if importlib.util.find_spec("pydantic") is None:
-    for missing in ("revela.config", "revela.config.names", "revela.config.steps"):
+    for missing in ("revela.config", *(f"revela.config.{name}" for name in _SETTINGS)):
         sys.modules[missing] = ModuleType(missing)
         vars(sys.modules[missing])["__getattr__"] = _any_class
     # The other modules are imported unchanged.

@@ -74,7 +74,7 @@ def make_plan(folder: Path) -> Plan:
     gradient would reach the retriever.
     """
     from bench.common import machine
-    from revela.config.file import load_config
+    from revela.config import load_config
 
     raw = yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8"))
     raw["experiments"] |= {name: entry for name, entry in EXPERIMENTS.items() if entry}

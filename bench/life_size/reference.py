@@ -11,7 +11,8 @@ MAX_LENGTH = 2048
 
 def by_revela(encoder: dict[str, Any], texts: list[str], precision: str) -> np.ndarray:
     """Return embeddings (N, D) of passages as in an evaluation in this precision."""
-    from revela.config.steps import EncoderModel, parse_settings
+    from revela.config.evaluation import EncoderModel
+    from revela.config.settings import parse_settings
     from revela.encoder import load_encoder
 
     model = parse_settings(EncoderModel, json.dumps(encoder))

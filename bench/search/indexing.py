@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.common import medians, real_chunks, report
-from revela.config.steps import FilesCorpus
+from revela.config.text import FilesCorpus
 from revela.search.fusion import Ranking
 from revela.search.index import Index, build
 

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from revela.config.steps import PackagesCorpus
+from revela.config.text import PackagesCorpus
 from revela.text.chunking import chunk_text, train_punkt
 from revela.text.corpora import Document, Skipped, read_documents
 

@@ -16,7 +16,8 @@ import sys
 import torch
 
 from bench.common import medians, random_model, report
-from revela.config.steps import Encoding, Lora
+from revela.config.encoding import Encoding
+from revela.config.training import Lora
 from revela.encoder import Encoder, add_lora
 from revela.training.trainlog import keep_freed_memory
 

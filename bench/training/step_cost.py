@@ -20,7 +20,7 @@ from accelerate.utils import send_to_device
 
 from bench.common import machine, medians, peak_gb, real_chunks, report
 from revela.common import outputs
-from revela.config.steps import Experiment, ReplugObjective, RevelaObjective
+from revela.config.training import Experiment, ReplugObjective, RevelaObjective
 from revela.encoder import Encoder, load_model, load_tokenizer
 from revela.training.collators import BatchCollator
 from revela.training.objectives.replug import Replug

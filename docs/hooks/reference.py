@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 from revela.cli import app
-from revela.config.file import Config
+from revela.config import Config
 from revela.config.keys import type_of
 
 CONFIG_HEAD = """\

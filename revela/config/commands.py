@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from revela.common.errors import check_name, errors_at
-from revela.config.file import load_config
+from revela.config.check import check_local
+from revela.config.read import load_config
 from revela.config.schema import written_schema
 
 app = typer.Typer()
@@ -33,7 +34,7 @@ def check(config: Path) -> None:
     """Check the keys, values, references between entries and local files of a config."""
     checked = load_config(config)
     with errors_at(str(config)):
-        checked.check_local()
+        check_local(checked)
     counts = {name: len(getattr(checked, name)) for name in type(checked).model_fields}
     print(f"{config}: valid:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
 

@@ -8,7 +8,7 @@ from typing import Any
 from revela.common.errors import RevelaError, check_name
 from revela.config.names import ModelName
 from revela.config.problems import nested
-from revela.config.steps import Experiment
+from revela.config.training import Experiment
 
 Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
 """Name of a point → its values by key, for labels; its experiment."""

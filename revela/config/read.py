@@ -1,12 +1,21 @@
-"""Reads YAML files without duplicate keys."""
+"""Reads a configuration file: YAML without duplicate keys, expanded and checked."""
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BeforeValidator, ValidationError, create_model
 
-from revela.common.errors import RevelaError, reading
+from revela.common.errors import RevelaError, errors_at, reading
+from revela.config.check import check_references
+from revela.config.expand import expand
+from revela.config.file import Config
+from revela.config.problems import first_problem
+from revela.config.settings import Settings
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,3 +51,45 @@ def read_yaml(path: Path) -> Any:
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise RevelaError(f"{where}: not valid YAML: {problem}") from error
+
+
+def load_config(path: Path) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        RevelaError: it cannot be read, has an unknown key, a bad value or an unknown name; the
+            message gives the file, the key, the value and what is allowed.
+    """
+    return parse_config(read_yaml(path), str(path))
+
+
+def parse_config(raw: Any, source: str) -> Config:
+    """Check a configuration that was already read from `source`; see `load_config`."""
+    if not isinstance(raw, dict):
+        sections = ", ".join(Config.model_fields)
+        raise RevelaError(f"{source}: expected sections: {sections}; got {type(raw).__name__}")
+    with errors_at(source):
+        try:
+            raw = expand(dict(_Written.model_validate(raw)))
+            config = Config.model_validate(raw)
+            config = Config.model_validate(raw, context=config)  # names can be looked up now
+        except ValidationError as error:
+            raise RevelaError(first_problem(error, raw)) from error
+        check_references(config)
+    return config
+
+
+def _entry_name(name: Any) -> str:
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    hint = " (quote a number)" if isinstance(name, int | float) else ""
+    raise ValueError(
+        "a name must be letters, digits, '.', '_' and '-', begin with a letter or digit and have "
+        f"at most 150 characters; got {name!r}{hint}"
+    )
+
+
+_Entries = dict[Annotated[str, BeforeValidator(_entry_name)], dict[Any, Any]]
+_SECTIONS: Any = {section: (_Entries, {}) for section in Config.model_fields}
+_Written = create_model("_Written", __base__=Settings, **_SECTIONS)
+"""A configuration as it is written, before shorthands are expanded and entries checked."""

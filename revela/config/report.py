@@ -13,7 +13,7 @@ from revela.config.names import (
     RetrievalTaskName,
     TableName,
 )
-from revela.config.steps import Settings
+from revela.config.settings import Settings
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -6,7 +6,7 @@ from typing import Any
 from revela.config.expand import grid_keys
 from revela.config.file import Config
 from revela.config.problems import nested
-from revela.config.steps import Experiment
+from revela.config.training import Experiment
 
 
 def written_schema() -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from revela.common.errors import RevelaError, check_name, reading, unknown_name
 from revela.config.catalogue import mteb_task_names
+from revela.config.evaluation import MtebBenchmark, RetrievalBenchmark
 from revela.config.local import collection_files
-from revela.config.steps import MtebBenchmark, RetrievalBenchmark
 from revela.text.rows import json_lines, parquet_rows
 
 _JUDGEMENT = ["query-id", "corpus-id", "score"]

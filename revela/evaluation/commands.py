@@ -10,7 +10,15 @@ import typer
 
 from revela.common.errors import check_name
 from revela.common.outputs import atomic_output, write_json, write_text
-from revela.config import steps
+from revela.config.evaluation import (
+    AnyRetriever,
+    IrDatasetsBenchmark,
+    LanguageModel,
+    LmEvalBenchmark,
+    MadeBenchmark,
+    PydocsBenchmark,
+    RetrievalBenchmark,
+)
 from revela.step import Made, Output, step
 
 app = typer.Typer()
@@ -23,16 +31,14 @@ Name = Annotated[str, typer.Option(help="Name of the model in the output.")]
 
 
 @step(app)
-def collection(
-    settings: steps.MadeBenchmark, task: str, inputs: dict[str, Path], output: Output
-) -> Made:
+def collection(settings: MadeBenchmark, task: str, inputs: dict[str, Path], output: Output) -> Made:
     """Write a task in BEIR layout: from a corpus, from Python's library, or of ir_datasets."""
     from revela.evaluation import irdatasets, pydocs, texts
 
     check_name("--settings", "task", task, settings.tasks)
-    if isinstance(settings, steps.PydocsBenchmark):
+    if isinstance(settings, PydocsBenchmark):
         counts = pydocs.write_task(settings, task, output)
-    elif isinstance(settings, steps.IrDatasetsBenchmark):
+    elif isinstance(settings, IrDatasetsBenchmark):
         counts = irdatasets.write_task(settings, task, output)
     else:
         counts = texts.write_task(settings, task, inputs[settings.corpus], output)
@@ -43,8 +49,8 @@ def collection(
 @step(app)
 def evaluate(
     task: str,
-    model: steps.AnyRetriever,
-    benchmark: steps.RetrievalBenchmark,
+    model: AnyRetriever,
+    benchmark: RetrievalBenchmark,
     output: Scores,
     cache: Cache,
     run: Annotated[Path | None, typer.Option(help="TREC run to write.")] = None,
@@ -104,8 +110,8 @@ def evaluate(
 @step(app)
 def evaluate_lm(
     task: str,
-    model: steps.LanguageModel,
-    benchmark: steps.LmEvalBenchmark,
+    model: LanguageModel,
+    benchmark: LmEvalBenchmark,
     output: Scores,
     name: Name = "model",
 ) -> Made:

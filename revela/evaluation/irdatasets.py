@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError
-from revela.config.steps import IrDatasetsBenchmark
+from revela.config.evaluation import IrDatasetsBenchmark
 from revela.evaluation.benchmarks import write_collection
 
 

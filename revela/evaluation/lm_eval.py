@@ -7,7 +7,7 @@ import torch
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explained
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
-from revela.config.steps import LanguageModel, LmEvalBenchmark
+from revela.config.evaluation import LanguageModel, LmEvalBenchmark
 from revela.encoder import devices, load_model, load_tokenizer, native_dtype
 
 

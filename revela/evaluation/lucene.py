@@ -17,7 +17,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from revela.common.errors import RevelaError
-from revela.config.steps import LuceneModel
+from revela.config.evaluation import LuceneModel
 from revela.evaluation.embeddings import Passages
 
 _JAVA_OPTIONS = (

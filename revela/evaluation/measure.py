@@ -16,7 +16,7 @@ import torch
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
-from revela.config.steps import (
+from revela.config.evaluation import (
     AnyRetriever,
     ApiModel,
     Bm25Model,

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from revela.config.steps import PydocsBenchmark
+from revela.config.evaluation import PydocsBenchmark
 from revela.evaluation.benchmarks import write_collection
 
 _Node = ast.FunctionDef | ast.AsyncFunctionDef

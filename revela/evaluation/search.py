@@ -11,7 +11,8 @@ from torch import Tensor
 
 from revela.common.errors import RevelaError
 from revela.config import paths
-from revela.config.steps import EncoderModel, Encoding, MtebBenchmark, RetrievalBenchmark
+from revela.config.encoding import Encoding
+from revela.config.evaluation import EncoderModel, MtebBenchmark, RetrievalBenchmark
 from revela.encoder import Encoder, devices, load_encoder, load_encoding, native_dtype
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards

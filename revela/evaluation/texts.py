@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError
-from revela.config.steps import TextsBenchmark
+from revela.config.evaluation import TextsBenchmark
 from revela.evaluation.benchmarks import write_collection
 from revela.text.rows import parquet_rows
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from revela.common.errors import RevelaError
+from revela.config.evaluation import ApiModel, LmEvalBenchmark, LuceneModel
 from revela.config.file import Config
-from revela.config.steps import ApiModel, LmEvalBenchmark, LuceneModel
 from revela.plan import estimates
 from revela.plan.costs import Plan
 from revela.plan.counts import Rows

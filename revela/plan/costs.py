@@ -8,8 +8,8 @@ from pathlib import Path
 
 from revela.common.hub import Hub
 from revela.common.outputs import read_json
+from revela.config.evaluation import MtebBenchmark
 from revela.config.file import Config
-from revela.config.steps import MtebBenchmark
 from revela.plan import estimates
 from revela.plan.counts import BYTES_PER_WORD, CHUNK_FILL, Counts, texts_per_row
 from revela.plan.estimates import GB, TFLOPS, Collection, Models, Shape

@@ -13,7 +13,7 @@ from revela.common.errors import RevelaError, reading
 from revela.config import paths
 from revela.config.file import Config
 from revela.config.local import text_files
-from revela.config.steps import (
+from revela.config.text import (
     AnyCorpus,
     Batches,
     FilesCorpus,

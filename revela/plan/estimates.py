@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from revela.config.steps import Backbone, Experiment, Lora
+from revela.config.training import Backbone, Experiment, Lora
 
 GB = 1024**3
 UNCERTAINTY = 1.4  # a factor, either way

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
+from revela.config.evaluation import LanguageModel, LmEvalBenchmark, MtebBenchmark
 from revela.config.file import Config
 from revela.config.names import ModelName, ModelRef, references
-from revela.config.steps import Experiment, LanguageModel, LmEvalBenchmark, MtebBenchmark
+from revela.config.training import Experiment
 
 RULES = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
 """The rules whose jobs take time."""

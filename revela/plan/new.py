@@ -11,9 +11,9 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.file import parse_config
 from revela.config.local import collection_files, text_files
-from revela.config.steps import FilesCorpus
+from revela.config.read import parse_config
+from revela.config.text import FilesCorpus
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine

@@ -15,7 +15,7 @@ from revela.common.hub import find_file
 from revela.common.outputs import read_json
 from revela.config.names import ModelName, ModelRef
 from revela.config.problems import OF_THE_MACHINE
-from revela.config.steps import Experiment
+from revela.config.training import Experiment
 
 _TEXT = """---
 {data}

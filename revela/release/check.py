@@ -11,8 +11,8 @@ from torch import Tensor
 
 from revela.attention import zero
 from revela.common.errors import RevelaError
+from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
-from revela.config.steps import EncoderModel
 from revela.encoder import load_encoder, load_encoding, token_ids
 
 _SAME = 0.9999  # cosine

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 from revela.common.outputs import atomic_output
+from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
-from revela.config.steps import EncoderModel
 from revela.encoder import load_encoder
 from revela.release.card import make_card
 from revela.release.check import check_folder, check_is_retriever

@@ -8,7 +8,7 @@ import typer
 
 from revela.common.errors import RevelaError, reading
 from revela.common.outputs import atomic_output, write_text
-from revela.config.file import load_config
+from revela.config.read import load_config
 from revela.config.report import AnyFigure, Listing, Table
 from revela.step import command
 

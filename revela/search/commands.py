@@ -47,9 +47,9 @@ def index(
 
     A second call resumes an interrupted one, or updates the index to texts that have changed.
     """
-    from revela.config.file import load_config
     from revela.config.local import text_files
-    from revela.config.steps import AnyCorpus, FilesCorpus
+    from revela.config.read import load_config
+    from revela.config.text import AnyCorpus, FilesCorpus
     from revela.search.index import build
     from revela.text.corpora import field_names
 

@@ -21,9 +21,11 @@ from torch import Tensor
 from revela.common.errors import RevelaError, reading
 from revela.common.hub import commit, read_model_json
 from revela.common.outputs import atomic_output, read_json, write_json
+from revela.config.encoding import EncodingKeys
+from revela.config.evaluation import EncoderModel
 from revela.config.local import fingerprint, text_files
 from revela.config.names import ModelRef
-from revela.config.steps import AnyCorpus, EncoderModel, EncodingKeys
+from revela.config.text import AnyCorpus
 from revela.encoder import Encoder, devices, load_encoder, load_encoding
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explained
-from revela.config.steps import Batches
+from revela.config.text import Batches
 from revela.text.rows import count_rows, json_lines, parquet_rows, take, write_parquet
 
 _TEXTS = pa.list_(pa.string())

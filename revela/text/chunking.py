@@ -14,7 +14,7 @@ import pyarrow as pa
 from tqdm.auto import tqdm
 
 from revela.common.errors import RevelaError
-from revela.config.steps import AnyCorpus
+from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import parquet_rows, write_parquet
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from revela.common.outputs import atomic_output
-from revela.config.steps import AnyCorpus, Batches, Pairs
+from revela.config.text import AnyCorpus, Batches, Pairs
 from revela.step import Made, Output, step
 
 app = typer.Typer()

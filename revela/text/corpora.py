@@ -15,8 +15,16 @@ from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explain, explained
-from revela.config import steps
 from revela.config.local import JSON_LINES, PLAIN_TEXT, ROWS, text_files
+from revela.config.text import (
+    AnyCorpus,
+    FieldNames,
+    FilesCorpus,
+    First,
+    HubCorpus,
+    PackagesCorpus,
+    RowCorpus,
+)
 from revela.text.rows import json_lines, parquet_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped
@@ -49,7 +57,7 @@ class Skipped:
     repeated_ids: int = 0  # documents with the id of an earlier one
 
 
-def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:
+def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     """Return an iterator over the documents of a corpus, in order and in constant memory.
 
     Bad rows skipped by `on_bad_row: skip` are counted in `skipped`.
@@ -60,14 +68,14 @@ def read_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Docume
     documents = _all_documents(corpus, skipped)
     if corpus.max_documents is None:
         return documents
-    if isinstance(corpus.max_documents, steps.First):
+    if isinstance(corpus.max_documents, First):
         return itertools.islice(documents, corpus.max_documents.first)
     # Two passes: the first one counts, so that documents are never all held in memory.
     available = sum(1 for _ in _all_documents(corpus, Skipped()))
     return take(documents, available, min(corpus.max_documents, available), corpus.seed)
 
 
-def field_names(files: list[Path]) -> steps.FieldNames:
+def field_names(files: list[Path]) -> FieldNames:
     """Return which fields hold the text, a title and an id, judging by the first row.
 
     Raises:
@@ -75,7 +83,7 @@ def field_names(files: list[Path]) -> steps.FieldNames:
     """
     rows = [file for file in files if file.suffix not in PLAIN_TEXT]
     if not rows:
-        return steps.FieldNames()
+        return FieldNames()
     if len(rows) < len(files):
         raise RevelaError(
             f"{files[0].parent}: contains both files of rows and plain texts; use one kind"
@@ -87,18 +95,18 @@ def field_names(files: list[Path]) -> steps.FieldNames:
     if not lengths:
         raise RevelaError(f"{rows[0]}: no field of the first row is a text: {', '.join(row)}")
     text = "text" if "text" in lengths else max(lengths, key=lambda key: lengths[key])
-    return steps.FieldNames(
+    return FieldNames(
         text=text,
         title=next((key for key in _TITLES if key in lengths and key != text), None),
         id=next((key for key in _IDS if key in row), None),
     )
 
 
-def _all_documents(corpus: steps.AnyCorpus, skipped: Skipped) -> Iterator[Document]:
-    if isinstance(corpus, steps.PackagesCorpus):
+def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
+    if isinstance(corpus, PackagesCorpus):
         documents = _package_documents(corpus.packages)
     else:
-        rows = _file_rows(corpus) if isinstance(corpus, steps.FilesCorpus) else _hub_rows(corpus)
+        rows = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
         documents = _checked(rows, corpus, skipped)
         documents = _joined(documents, skipped) if corpus.join_title else documents
     low, high = corpus.share
@@ -139,11 +147,11 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
 
 
 def _checked(
-    rows: Iterable[tuple[str, Any]], corpus: steps.RowCorpus, skipped: Skipped
+    rows: Iterable[tuple[str, Any]], corpus: RowCorpus, skipped: Skipped
 ) -> Iterator[Document]:
     """Turn (place, row) into documents; a row may be the error raised by reading it."""
     seen: set[str] = set()
-    local = isinstance(corpus, steps.FilesCorpus)  # ids of a hub corpus may be too many to store
+    local = isinstance(corpus, FilesCorpus)  # ids of a hub corpus may be too many to store
     for number, (place, row) in enumerate(rows, start=1):
         try:
             document = _document(place, row, corpus.fields)
@@ -170,7 +178,7 @@ def _checked(
         yield replace(document, text=text)
 
 
-def _document(place: str, row: Any, fields: steps.FieldNames) -> Document:
+def _document(place: str, row: Any, fields: FieldNames) -> Document:
     """Make a document from a row, or raise a ValueError that describes the problem."""
     if isinstance(row, Exception):
         raise row
@@ -206,7 +214,7 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
         yield replace(article[0], text=" ".join(words))
 
 
-def _file_rows(corpus: steps.FilesCorpus) -> Iterator[tuple[str, Any]]:
+def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
     names = [name for name in (corpus.fields.id, corpus.fields.title) if name]
     for file in text_files(Path(corpus.path)):
         if file.suffix not in PLAIN_TEXT:
@@ -228,7 +236,7 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:
     raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}")
 
 
-def _hub_rows(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
+def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
     """Stream a hub data set, or read one raw file of its repository."""
     import huggingface_hub
 
@@ -241,7 +249,7 @@ def _hub_rows(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
     return _rows_of(Path(local))
 
 
-def _streamed(corpus: steps.HubCorpus) -> Iterator[tuple[str, Any]]:
+def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
     """Stream a hub data set; a stream that breaks off is resumed there."""
     import datasets
 

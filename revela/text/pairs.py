@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from revela.common.errors import RevelaError
-from revela.config.steps import Pairs
+from revela.config.text import Pairs
 from revela.text.chunking import read_documents_again
 from revela.text.rows import count_rows, take, write_parquet
 

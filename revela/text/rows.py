@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from revela.common.errors import RevelaError, reading
-from revela.config.steps import First
+from revela.config.text import First
 
 _ROWS = 1024  # read or written at a time
 

@@ -21,7 +21,7 @@ from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
-from revela.config.steps import Backbone, Experiment
+from revela.config.training import Backbone, Experiment
 from revela.encoder import devices, native_dtype
 from revela.training import checkpoints, trackers, trainlog
 from revela.training.trainlog import LOG

@@ -10,7 +10,7 @@ import torch
 
 from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
-from revela.config.steps import Experiment
+from revela.config.training import Experiment
 from revela.encoder import pad, token_ids
 from revela.training.objectives.revela import chunks_to_read
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from revela.config.steps import Backbone, Experiment
+from revela.config.training import Backbone, Experiment
 from revela.step import command
 
 app = typer.Typer()

@@ -11,7 +11,7 @@ import transformers
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.config.steps import Backbone
+from revela.config.training import Backbone
 from revela.text.chunking import read_documents_again
 from revela.training.base import BaseTrainer, finish, start, training_arguments
 

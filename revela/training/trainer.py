@@ -11,7 +11,8 @@ from transformers.trainer_pt_utils import get_model_param_count
 
 from revela.common import outputs
 from revela.common.errors import RevelaError, reading
-from revela.config.steps import EncoderModel, Experiment
+from revela.config.evaluation import EncoderModel
+from revela.config.training import Experiment
 from revela.encoder import Encoder, add_lora, devices, load_model, load_tokenizer, native_dtype
 from revela.encoding import write_encoding
 from revela.release.card import make_card

@@ -27,7 +27,7 @@ from revela.text.corpora import Skipped, read_documents
 from revela.encoder import load_model, load_tokenizer
 from revela.common.errors import RevelaError
 from revela.common.hub import read_model_json
-from revela.config.steps import Batches, HubCorpus
+from revela.config.text import Batches, HubCorpus
 
 def result_of(call):
     try:

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from revela.common.errors import RevelaError
-from revela.config.file import load_config, parse_config
+from revela.config import load_config, parse_config
+from revela.config.check import check_local
 from revela.config.local import fingerprint
 from revela.config.names import ModelName, ModelRef, references
 
@@ -359,7 +360,7 @@ def local(tmp_path, monkeypatch):
 
 def test_local_models_are_known_by_their_content(local, tmp_path):
     config = parse_config(local, "c")
-    config.check_local()
+    check_local(config)
     assert config.corpora["c"].path == str(tmp_path / "texts")
     assert config.local_models("models", "x") == [Path("model"), tmp_path / "adapter"]
     weights = Path("model/model.safetensors")

@@ -24,12 +24,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela.common.errors import RevelaError
-from revela.config.file import load_config
-from revela.config.steps import (
+from revela.config import load_config
+from revela.config.encoding import Encoding
+from revela.config.evaluation import (
     ApiModel,
     Bm25Model,
     EncoderModel,
-    Encoding,
     FolderBenchmark,
     MtebBenchmark,
     PydocsBenchmark,

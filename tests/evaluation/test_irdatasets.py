@@ -4,7 +4,7 @@ import ir_datasets
 import pytest
 
 from revela.common.errors import RevelaError
-from revela.config.steps import IrDatasetsBenchmark
+from revela.config.evaluation import IrDatasetsBenchmark
 from revela.evaluation.benchmarks import local_task
 from revela.evaluation.irdatasets import write_task
 from tests.conftest import TEXTS

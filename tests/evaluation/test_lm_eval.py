@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from revela.common.errors import RevelaError
 from revela.config.catalogue import lm_eval_task_files
-from revela.config.steps import LanguageModel, LmEvalBenchmark, Lora
+from revela.config.evaluation import LanguageModel, LmEvalBenchmark
+from revela.config.training import Lora
 from revela.encoder import add_lora, load_model, load_tokenizer
 from revela.evaluation import lm_eval
 from revela.evaluation.commands import app

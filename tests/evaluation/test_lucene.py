@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset
 
 from revela.common.errors import RevelaError
-from revela.config.steps import LuceneModel
+from revela.config.evaluation import LuceneModel
 from revela.evaluation import lucene
 
 MODEL = LuceneModel(kind="lucene")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
-from revela.config.steps import EncoderModel, Encoding, FolderBenchmark
+from revela.config.encoding import Encoding
+from revela.config.evaluation import EncoderModel, FolderBenchmark
 from revela.encoder import load_encoder
 from revela.evaluation import embeddings
 from revela.evaluation.embeddings import Passages, encode_corpus

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.common.errors import RevelaError
-from revela.config.steps import TextsBenchmark
+from revela.config.evaluation import TextsBenchmark
 from revela.evaluation.benchmarks import local_task
 from revela.evaluation.texts import write_task
 from revela.text.chunking import SCHEMA

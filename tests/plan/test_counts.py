@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from revela.config.file import Config, load_config, parse_config
-from revela.config.steps import First
+from revela.config import Config, load_config, parse_config
+from revela.config.text import First
 from revela.plan.checks import check
 from revela.plan.costs import Plan
 from revela.plan.counts import CHUNK_FILL, Counts, _rows_of

@@ -13,8 +13,8 @@ import transformers
 
 from revela.common import hub
 from revela.common.errors import RevelaError
-from revela.config.file import Config, load_config, parse_config
-from revela.config.steps import Experiment, Lora
+from revela.config import Config, load_config, parse_config
+from revela.config.training import Experiment, Lora
 from revela.encoder import add_lora
 from revela.plan import checks, estimates, machine, preflight
 from revela.plan.costs import Plan
@@ -239,7 +239,7 @@ def test_sources_of_a_job_are_what_no_other_job_makes(config):
 CHECK = """
 import json, sys
 from pathlib import Path
-from revela.config.file import parse_config
+from revela.config import parse_config
 from revela.plan.checks import check
 from revela.plan.costs import Plan
 from revela.plan.jobs import Job

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from revela.config.file import Config, load_config, parse_config
+from revela.config import Config, load_config, parse_config
 from revela.config.read import read_yaml
-from revela.config.steps import parse_settings
+from revela.config.settings import parse_settings
 from revela.plan import commands
 from revela.plan.training_cost import check_claims, render, training_costs
 from tests.report.test_report import check_latex

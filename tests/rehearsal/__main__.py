@@ -19,9 +19,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela.config import paths
-from revela.config.file import Config, load_config
-from revela.config.steps import ApiModel, LanguageModel
+from revela.config import Config, load_config, paths
+from revela.config.evaluation import ApiModel, LanguageModel
 from tests.rehearsal import contents, hub, warm
 from tests.rehearsal.miniature import write_miniature
 

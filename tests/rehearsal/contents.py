@@ -6,9 +6,10 @@ from Python's own documentation and source, weights are random.
 
 from pathlib import Path
 
-from revela.config.file import Config
+from revela.config import Config
+from revela.config.evaluation import MtebBenchmark
 from revela.config.names import ModelRef, references
-from revela.config.steps import HubCorpus, MtebBenchmark
+from revela.config.text import HubCorpus
 from tests.rehearsal import corpora, models, tasks
 
 

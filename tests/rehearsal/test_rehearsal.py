@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from revela.config.file import load_config, parse_config
+from revela.config import load_config, parse_config
 from tests.rehearsal import models, warm
 from tests.rehearsal.miniature import DATA, STEP, write_miniature
 

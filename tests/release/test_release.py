@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
-from revela.config.steps import EncoderModel, Encoding, EncodingKeys, Experiment
+from revela.config.encoding import Encoding, EncodingKeys
+from revela.config.evaluation import EncoderModel
+from revela.config.training import Experiment
 from revela.encoder import (
     Encoder,
     add_lora,

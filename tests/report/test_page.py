@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from revela.common.errors import RevelaError
-from revela.config.file import parse_config
+from revela.config import parse_config
 from revela.report import commands
 from revela.report.page import write_page
 

@@ -17,7 +17,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.font_manager import fontManager
 
 from revela.common.errors import RevelaError
-from revela.config.file import load_config
+from revela.config import load_config
 from revela.config.printed import read_listing
 from revela.config.report import (
     BarsFigure,
@@ -30,7 +30,7 @@ from revela.config.report import (
     Table,
     TrendFigure,
 )
-from revela.config.steps import parse_settings
+from revela.config.settings import parse_settings
 from revela.report import commands, figures, listings, reported, tables
 from revela.report.ranking import first_ranked
 from revela.report.training_figures import learning_text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from revela.config.steps import FilesCorpus
+from revela.config.text import FilesCorpus
 from revela.search.index import Index, build
 from tests.conftest import TEXTS
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
-from revela.config.steps import Encoding
+from revela.config.encoding import Encoding
 from revela.encoder import load_tokenizer
 from revela.encoding import write_encoding
 from revela.search.fusion import Hit, fuse

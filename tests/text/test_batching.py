@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.common.errors import RevelaError
-from revela.config.steps import Batches, Pairs
+from revela.config.text import Batches, Pairs
 from revela.text import batching, chunking, pairs
 from revela.text.batching import group_consecutive, make_batches, read_batches, read_jsonl
 from revela.text.commands import export_batches

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.common.errors import RevelaError
-from revela.config.steps import FilesCorpus
+from revela.config.text import FilesCorpus
 from revela.text.chunking import chunk_corpus, chunk_text, train_punkt
 from tests.conftest import TEXTS
 

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.common.errors import RevelaError
-from revela.config.steps import AnyCorpus, parse_settings
+from revela.config.settings import parse_settings
+from revela.config.text import AnyCorpus
 from revela.text.corpora import Skipped, read_documents
 
 

@@ -21,13 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from revela.config.steps import (
-    ContrieverObjective,
-    Encoding,
-    Lora,
-    ReplugObjective,
-    RevelaObjective,
-)
+from revela.config.encoding import Encoding
+from revela.config.training import ContrieverObjective, Lora, ReplugObjective, RevelaObjective
 from revela.encoder import Encoder, add_lora, pad
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug

@@ -10,7 +10,8 @@ import transformers
 
 from revela.attention.in_batch import in_batch_loss
 from revela.attention.packing import flash_takes
-from revela.config.steps import ContrieverObjective, Encoding, ReplugObjective, RevelaObjective
+from revela.config.encoding import Encoding
+from revela.config.training import ContrieverObjective, ReplugObjective, RevelaObjective
 from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, native_dtype, pad
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug, cross_losses

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from revela.attention.zero import deepspeed_config
 from revela.common.errors import RevelaError
-from revela.config.steps import Experiment
+from revela.config.training import Experiment
 from revela.text import batching, pairs
 from revela.training.callbacks import check_adapter
 from revela.training.checkpoints import check_processes, last_checkpoint, mark_complete, step_of

@@ -24,7 +24,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
-from revela.config.steps import Experiment, Lora
+from revela.config.training import Experiment, Lora
 from revela.encoder import add_lora, load_model, load_tokenizer
 from revela.encoding import write_encoding
 from revela.release import check

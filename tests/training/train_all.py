@@ -11,7 +11,7 @@ from accelerate import PartialState
 from revela import cli
 from revela.attention import losses
 from revela.common.errors import RevelaError
-from revela.config.steps import Experiment
+from revela.config.training import Experiment
 from revela.release import check_folder
 from revela.training import trainer
 from revela.training.objectives.revela import Revela

@@ -18,19 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.common.versions import STAGE_VERSIONS
-from revela.config.report import Listing, Table
-from revela.config.steps import (
-    Batches,
+from revela.config.encoding import Encoding
+from revela.config.evaluation import (
     Bm25Model,
     EncoderModel,
-    Encoding,
-    Experiment,
-    FilesCorpus,
     FolderBenchmark,
-    Pairs,
     PydocsBenchmark,
     TextsBenchmark,
 )
+from revela.config.report import Listing, Table
+from revela.config.text import Batches, FilesCorpus, Pairs
+from revela.config.training import Experiment
 from revela.evaluation import commands as evaluation
 from revela.report import commands as report
 from revela.text import chunking

@@ -8,6 +8,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from revela.config import parse_config, paths
+from revela.config.check import check_local, check_trained
 from revela.config.local import collection_files, fingerprint, text_files
 from revela.config.read import read_yaml
 from revela.common.errors import RevelaError, errors_at
@@ -57,13 +58,13 @@ def read_config():
     source = ", ".join(map(str, used))
     checked = parse_config(config, source)
     with errors_at(source):
-        checked.check_local()
+        check_local(checked)
     return checked
 
 
 CONFIG = or_exit(read_config)
 if workflow.is_main_process:  # a running training has not written its files yet
-    or_exit(CONFIG.check_trained)
+    or_exit(check_trained, CONFIG)
 
 COMPARED = [name for name, table in CONFIG.tables.items() if table.reported]
 

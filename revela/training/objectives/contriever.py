@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from revela.attention.packing import to_device
-from revela.config.steps import ContrieverObjective
+from revela.config.training import ContrieverObjective
 from revela.encoder import Encoder
 
 

@@ -22,7 +22,7 @@ from revela.attention.packing import (
     starts_of,
     to_device,
 )
-from revela.config.steps import ReplugObjective
+from revela.config.training import ReplugObjective
 from revela.encoder import Encoder
 
 _IDENTITY = 0.99  # weight of targets on the chunks themselves: nothing to learn

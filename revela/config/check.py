@@ -1,0 +1,178 @@
+"""Checks a configuration: references between entries, and the local files that they name."""
+
+import graphlib
+import itertools
+from pathlib import Path
+
+from revela.common.errors import RevelaError, check_name, errors_at
+from revela.common.outputs import read_json
+from revela.config import paths
+from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
+from revela.config.evaluation import (
+    AnyBenchmark,
+    Benchmark,
+    FolderBenchmark,
+    LanguageModel,
+    LmEvalBenchmark,
+    MtebBenchmark,
+)
+from revela.config.file import Config
+from revela.config.local import collection_files, model_files, text_files
+from revela.config.names import references
+from revela.config.printed import read_listing, read_reported
+from revela.config.report import DynamicsFigure
+from revela.config.text import FilesCorpus
+
+_CLASHES = {
+    "experiments": ["models", "backbones"],
+    "listings": ["tables"],
+    "costs": ["tables", "listings"],
+}
+"""Sections whose entries would be written to the same files as those of others."""
+
+
+def check_references(config: Config) -> None:
+    """Check references between entries, and the files that they name."""
+    for section, others in _CLASHES.items():
+        for name, other in itertools.product(getattr(config, section), others):
+            if name in getattr(config, other):
+                taken = f"the name is taken by a {other.removesuffix('s')}"
+                raise RevelaError(f"{section}.{name}: {taken}")
+    _check_circles(config, "batches", "sample_from")
+    _check_circles(config, "experiments", "language_model")
+    for name, batches in config.batches.items():
+        for other in batches.sample_from:
+            if (size := config.batches[other].batch_size) % batches.batch_size:
+                raise RevelaError(
+                    f"batches.{name}.batch_size: {batches.batch_size} does not divide "
+                    f"batch_size {size} of batch set {other!r}"
+                )
+    benchmark_of: dict[str, str] = {}
+    for name, suite in config.benchmarks.items():
+        _check_tasks(f"benchmarks.{name}", suite)
+        for task in suite.tasks:
+            if task in benchmark_of:
+                other = benchmark_of[task]
+                where = "listed twice" if other == name else f"also a task of {other!r}"
+                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is {where}")
+            benchmark_of[task] = name
+    for name in config.tables:
+        _check_table(f"tables.{name}", config, name)
+    for name, listing in config.listings.items():
+        with errors_at(f"listings.{name}"):
+            read_listing(listing)
+    for name, cost in config.costs.items():
+        check_name(f"costs.{name}", "claims_about", cost.claims_about, dict(cost.experiments))
+        for key in ("reported", "claims"):
+            if not Path(file := getattr(cost, key)).is_file():
+                raise RevelaError(f"costs.{name}.{key}: {file}: no such file")
+    for name, figure in config.figures.items():
+        if isinstance(figure, DynamicsFigure):
+            shown = config.experiments[figure.experiment]
+            if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
+                raise RevelaError(
+                    f"figures.{name}.experiment: {figure.experiment!r} must be a revela "
+                    "experiment with similarity_snapshot_steps"
+                )
+
+
+def _check_circles(config: Config, section: str, key: str) -> None:
+    entries = getattr(config, section).items()
+    uses = {name: list(references(getattr(entry, key))) for name, entry in entries}
+    try:
+        graphlib.TopologicalSorter(uses).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1]
+        message = f"circular: {' → '.join(circle)}"
+        raise RevelaError(f"{section}.{circle[0]}.{key}: {message}") from error
+
+
+def _check_tasks(where: str, suite: AnyBenchmark) -> None:
+    what, known = "task", frozenset(suite.tasks)
+    if isinstance(suite, MtebBenchmark):
+        for task in suite.instructions:
+            check_name(f"{where}.instructions", what, task, known)
+        what, known = "mteb retrieval task", mteb_task_names()
+    if isinstance(suite, Benchmark):
+        shares = suite.shares_corpus
+        for task in [*shares, *shares.values()]:
+            check_name(f"{where}.shares_corpus", "task", task, suite.tasks)
+        if twice := shares.keys() & shares.values():
+            raise RevelaError(
+                f"{where}.shares_corpus: {min(twice)!r} itself shares the corpus of another task"
+            )
+    if isinstance(suite, LmEvalBenchmark):
+        # If lm-eval is not installed its tasks are unknown; the command reports it.
+        files = lm_eval_task_files(suite.path)
+        if files or suite.path:
+            what, known = "task of lm-eval", frozenset(files)
+    for task in suite.tasks:
+        check_name(f"{where}.tasks", what, task, known)
+
+
+def _check_table(where: str, config: Config, name: str) -> None:
+    known = [*config.tasks, *config.benchmarks]
+    for entry in (entry for _, entries in config.tables[name].columns for entry in entries):
+        task, _, subset = entry.partition(":")
+        check_name(f"{where}.columns", "task or benchmark", task, known)
+        if subset:
+            check_name(f"{where}.columns", f"subset of {task}", subset, mteb_subsets(task))
+    table, retrieval_tasks = config.table(name), config.retrieval_tasks
+    models = [model for row in config.tables[name].rows for model in row.model]
+    for model, task in itertools.product(models, table.tasks()):
+        is_language_model = isinstance(config.model(model), LanguageModel)
+        if is_language_model == (task in retrieval_tasks):
+            raise RevelaError(
+                f"{where}.rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be "
+                f"measured on model {model!r}, {'' if is_language_model else 'not '}a language "
+                "model"
+            )
+    if table.reported:
+        with errors_at(f"{where}.reported"):
+            read_reported(table)
+
+
+def check_local(config: Config) -> None:
+    """Check that the files and folders named by the entries exist.
+
+    Raises:
+        RevelaError: one is missing or incomplete; the message begins with the key.
+    """
+    if (results := Path("results")).exists() and not results.is_dir():
+        raise RevelaError(f"{results}: is a file, but results need a folder with this name")
+    for name, corpus in config.corpora.items():
+        if isinstance(corpus, FilesCorpus):
+            with errors_at(f"corpora.{name}.path"):
+                files = text_files(Path(corpus.path))
+            if bad := [file for file in files if {"{", "}"} & set(str(file))]:
+                message = "rename it: braces are Snakemake wildcards"
+                raise RevelaError(f"corpora.{name}.path: {bad[0]}: {message}")
+    for name, entry in config.batches.items():
+        if entry.file and not Path(entry.file).is_file():
+            raise RevelaError(f"batches.{name}.file: {entry.file}: no such file")
+    for name, suite in config.benchmarks.items():
+        if isinstance(suite, FolderBenchmark):
+            for task in suite.tasks:
+                with errors_at(f"benchmarks.{name}"):
+                    collection_files(Path(suite.path, task))
+    for section in ("experiments", "models"):
+        for name in getattr(config, section):
+            for folder in config.local_models(section, name):
+                with errors_at(f"{section}.{name}"):
+                    model_files(folder)
+
+
+def check_trained(config: Config) -> None:
+    """Check that all files of finished trainings exist; Snakemake checks their folders only.
+
+    Raises:
+        RevelaError: one is missing.
+    """
+    for name in config.experiments:
+        retriever = Path(paths.made("experiments", name))
+        folder = retriever.parent
+        done = retriever.is_dir() and (folder / "manifest.json").exists()
+        for file in read_json(folder / "manifest.json").get("files", []) if done else ():
+            if not (folder / file).exists():
+                advice = f"restore it, or remove {retriever} to train again"
+                raise RevelaError(f"{folder / file}: missing: {advice}")

@@ -1,0 +1,158 @@
+"""Settings of models and benchmarks."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from revela.config.encoding import EncodingKeys
+from revela.config.names import CorpusName, LanguageWeights, Weights
+from revela.config.settings import LocalPath, Natural, Positive, Precision, Settings, Tokens
+
+
+class Bm25Model(Settings):
+    """BM25 by bm25s, as mteb ships it."""
+
+    kind: Literal["bm25s"]
+
+
+class LuceneModel(Settings):
+    """BM25 by Lucene; the defaults are the parameters of BEIR's published figures."""
+
+    kind: Literal["lucene"]
+    k1: float = Field(0.9, ge=0)
+    b: float = Field(0.4, ge=0, le=1)
+
+
+class EncoderModel(Settings):
+    """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
+
+    kind: Literal["encoder"]
+    retriever: Weights
+    adapter: Weights | None = Field(
+        None, description="LoRA adapter of the retriever: a hub name or a folder"
+    )
+    revision: str | None = Field(
+        None, description="commit of the adapter or, without one, of the retriever"
+    )
+    encoding: EncodingKeys = EncodingKeys()
+    max_length: Tokens | None = Field(
+        None, description="maximum number of tokens in a text; if null, that of the model's files"
+    )
+    times_bm25: bool = Field(
+        False,
+        description="multiply scores by those of BM25, on its top 1,000 documents (LaPraDoR)",
+    )
+
+
+class ApiModel(Settings):
+    """A model behind an API, called through mteb if its key is in the environment."""
+
+    kind: Literal["api"]
+    name: str = Field(description="its name in mteb")
+    key: str = Field(description="environment variable with the API key")
+
+
+class LanguageModel(Settings):
+    """A language model, evaluated on tasks other than retrieval."""
+
+    kind: Literal["language-model"]
+    language_model: LanguageWeights
+    revision: str | None = None
+
+
+Retriever = Bm25Model | LuceneModel | EncoderModel | ApiModel
+AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
+AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
+TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
+
+
+class Benchmark(Settings):
+    """Keys of all benchmarks for retrievers."""
+
+    max_length: Tokens = Field(2048, description="maximum number of tokens in a text")
+    precision: Precision = "bfloat16"
+    shares_corpus: dict[str, str] = Field(
+        {},
+        description="task → another task with most of its passages, which is evaluated first; "
+        "common passages are encoded once",
+    )
+
+
+class PydocsBenchmark(Benchmark):
+    """Three retrieval tasks built from the source of the Python standard library."""
+
+    source: Literal["pydocs"]
+    tasks: list[
+        Literal["docstring-to-function", "function-to-docstring", "first-to-second-half"]
+    ] = Field(min_length=1)
+    max_queries: Positive = 500
+    max_documents: Positive = Field(2000, description="maximum, including the relevant ones")
+    max_length: Tokens = Field(512, description="maximum number of tokens in a text")
+    seed: Natural = 0
+
+
+class TextsBenchmark(Benchmark):
+    """Two retrieval tasks built from a corpus, which should be held out from training.
+
+    `halves`: the first half of a chunk must retrieve the second. `titles`: a document's title, or
+    its first line if that is short, must retrieve the document's chunks.
+    """
+
+    source: Literal["texts"]
+    corpus: CorpusName
+    tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
+    max_queries: Positive = 500
+    max_length: Tokens = Field(512, description="maximum number of tokens in a text")
+    seed: Natural = 0
+
+
+class IrDatasetsBenchmark(Benchmark):
+    """Test collections of ir_datasets, downloaded unless they are on disk."""
+
+    source: Literal["ir_datasets"]
+    tasks: dict[TaskName, str] = Field(
+        min_length=1, description="name of your choice → id in ir_datasets, e.g. beir/scifact/test"
+    )
+
+
+class MtebBenchmark(Benchmark):
+    """Retrieval tasks of mteb, by their names."""
+
+    source: Literal["mteb"]
+    tasks: list[str] = Field(min_length=1)
+    instructions: dict[str, str] = Field(
+        {},
+        description="task → text for `{instruction}` in a query prefix; mteb's prompt by default",
+    )
+
+
+class FolderBenchmark(Benchmark):
+    """Collections in BEIR layout, each in the folder `<path>/<task>`.
+
+    It holds `{corpus,queries}.jsonl[.gz]` and `qrels.tsv` or `qrels/test.tsv`, or, in the layout of
+    mteb's data sets, `{corpus,queries,qrels}/test-*.parquet`.
+    """
+
+    source: Literal["folder"]
+    path: LocalPath
+    tasks: list[TaskName] = Field(min_length=1)
+
+
+class LmEvalBenchmark(Settings):
+    """Tasks of lm-eval for language models, by their names."""
+
+    source: Literal["lm-eval"]
+    tasks: list[str] = Field(min_length=1)
+    path: LocalPath | None = Field(
+        None, description="folder of your own tasks (YAML), used instead of lm-eval's"
+    )
+    num_fewshot: Natural = 0
+    limit: Positive | None = Field(None, description="use only the first N examples of a task")
+    batch_size: Positive = 16
+
+
+MadeHere = PydocsBenchmark | TextsBenchmark | IrDatasetsBenchmark
+ForRetrievers = MadeHere | MtebBenchmark | FolderBenchmark
+MadeBenchmark = Annotated[MadeHere, Field(discriminator="source")]
+RetrievalBenchmark = Annotated[ForRetrievers, Field(discriminator="source")]
+AnyBenchmark = Annotated[ForRetrievers | LmEvalBenchmark, Field(discriminator="source")]

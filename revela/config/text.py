@@ -1,0 +1,165 @@
+"""Settings of corpora, batches and pairs."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from revela.config.names import BatchSetName, CorpusName, SourceName
+from revela.config.settings import LocalPath, Natural, Positive, Settings, Share
+
+
+class First(Settings):
+    """The first N in the source's order; a plain number draws a seeded sample instead."""
+
+    first: Positive
+
+
+Count = Annotated[
+    Annotated[Positive, Tag("number")] | Annotated[First, Tag("first")],
+    Discriminator(lambda given: "first" if isinstance(given, dict | First) else "number"),
+]
+
+
+class Corpus(Settings):
+    """Keys of all corpora: how documents are selected and cut into chunks."""
+
+    max_documents: Count | None = Field(
+        None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
+    )
+    exclude: list[str] = Field([], description="skip documents whose id contains one of these")
+    share: tuple[Share, Share] = Field(
+        (0.0, 1.0),
+        description="keep documents whose hashed id is in this range, e.g. [0, 0.9] for training "
+        "and [0.9, 1] for a held-out benchmark",
+    )
+    max_words: Positive = Field(120, description="maximum number of words in a chunk")
+    seed: Natural = 0
+
+    @field_validator("share")
+    @classmethod
+    def _in_order(cls, share: tuple[float, float]) -> tuple[float, float]:
+        if share[0] >= share[1]:
+            raise ValueError("the first number must be below the second")
+        return share
+
+
+class FieldNames(Settings):
+    """The names of a row's fields that hold a document's id, title and text."""
+
+    id: str | None = None
+    title: str | None = None
+    text: str = "text"
+
+
+class PackagesCorpus(Corpus):
+    """Source and documentation of installed Python packages, one document per module."""
+
+    source: Literal["python-packages"]
+    packages: list[str] = Field(min_length=1, description="import names of the packages")
+
+
+OnBadRow = Annotated[
+    Literal["error", "skip"],
+    Field(description="skip: count and skip bad rows, up to one in a hundred"),
+]
+
+
+class RowCorpus(Corpus):
+    """A corpus whose documents are rows with named fields."""
+
+    fields: FieldNames = FieldNames()
+    join_title: bool = Field(
+        False, description="join consecutive rows with the same title into one document"
+    )
+    on_bad_row: OnBadRow = "error"
+
+    @model_validator(mode="after")
+    def _title_to_join(self) -> Self:
+        if self.join_title and self.fields.title is None:
+            raise ValueError("join_title needs fields.title")
+        return self
+
+
+class FilesCorpus(RowCorpus):
+    """Local files: .jsonl[.gz|.xz] or .parquet, or a folder of those or of .txt and .md files."""
+
+    source: Literal["files"]
+    path: LocalPath
+
+
+class HubCorpus(RowCorpus):
+    """A data set on the Hugging Face hub, streamed, or one raw file of its repository."""
+
+    source: Literal["hub"]
+    on_bad_row: OnBadRow = "skip"
+    dataset: str = Field(description="its name on the hub")
+    revision: str | None = Field(None, description="commit, branch or tag of the data set")
+    subset: str | None = Field(None, description="configuration of the data set")
+    split: str = "train"
+    file: str | None = Field(
+        None, description="read this .jsonl[.gz|.xz] or .parquet file of the repository instead"
+    )
+
+
+AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discriminator="source")]
+
+
+class Batches(Settings):
+    """Batches of B consecutive chunks: from corpora, from other batch sets, or ready-made.
+
+    Give exactly one of `corpora`, `sample_from`, `file` and `hub`.
+    """
+
+    batch_size: int = Field(16, ge=2, strict=True, description="chunks per batch (B)")
+    corpora: list[CorpusName] = Field([])
+    sample_from: dict[BatchSetName, Positive] = Field(
+        {}, description="batch set → number of batches to draw"
+    )
+    oversized: Literal["split", "truncate"] = Field(
+        "split",
+        description="larger batches of `sample_from`: split into several batches, or truncate to "
+        "the first `batch_size` chunks",
+    )
+    file: LocalPath | None = Field(
+        None, description="ready-made batches in JSON lines: a list of B texts, or {src, text}"
+    )
+    hub: str | None = Field(None, description="a hub data set of such JSON lines")
+    source: str = Field("", description="corpus of ready-made batches without `src`")
+    sources: dict[str, SourceName] = Field(
+        {},
+        description="`src` of ready-made batches → corpus; a `src` that equals `source` needs no "
+        "entry",
+    )
+    run_length: Positive | None = Field(
+        None, description="consecutive chunks taken from one place; the whole batch if null"
+    )
+    num_batches: Count | None = Field(
+        None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
+    )
+    seed: Natural = 0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [k for k in ("corpora", "sample_from", "file", "hub") if getattr(self, k)]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of corpora, sample_from, file, hub; given: {given}")
+        if self.run_length and (not self.corpora or self.batch_size % self.run_length):
+            raise ValueError("run_length needs corpora and must divide batch_size")
+        return self
+
+
+class Pairs(Settings):
+    """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
+
+    corpora: list[CorpusName] = Field(min_length=1)
+    num_pairs: Positive | None = Field(
+        None, description="number of pairs; one for each chunk if null"
+    )
+    negatives: Natural = Field(15, description="negatives per pair")
+    inverse_cloze: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of pairs made by the inverse cloze task; the others are crops",
+    )
+    seed: Natural = 0

@@ -1,0 +1,235 @@
+"""Settings of backbones and experiments."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+
+from revela.config.encoding import Encoding
+from revela.config.names import CorpusName, LanguageWeights, Name, SourceName, Weights, entry_name
+from revela.config.settings import (
+    Natural,
+    Positive,
+    Precision,
+    Seed,
+    Settings,
+    Share,
+    Temperature,
+    Tokens,
+)
+
+
+class Backbone(Settings):
+    """A small Llama with its own tokenizer, pretrained on the chunks of corpora."""
+
+    corpora: list[CorpusName] = Field(min_length=1)
+    vocabulary: int = Field(
+        8192, ge=258, strict=True, description="vocabulary size of the tokenizer"
+    )
+    hidden_size: Positive = 256
+    intermediate_size: Positive = 688
+    layers: Positive = 4
+    heads: Positive = 4
+    sequence_length: Positive = 256
+    sequences_per_step: Positive = 16
+    tokens: Positive = Field(description="total number of training tokens, repetitions included")
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: Natural = 50
+    precision: Precision = "bfloat16"
+    compile: bool = Field(False, description="use torch.compile")
+    checkpoint_steps: Positive = Field(
+        200, description="steps between checkpoints and between held-out losses"
+    )
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _pairs_of_each_head(self) -> Self:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by twice the number of heads, "
+                f"{self.heads}"
+            )
+        return self
+
+
+class Lora(Settings):
+    """Low-rank adapters; the defaults are the paper's (section 4.1 and its public code)."""
+
+    rank: Positive = 256
+    alpha: Positive = 64
+    dropout: float = Field(0.1, ge=0, lt=1)
+    targets: list[str] = Field(
+        [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")], min_length=1
+    )
+
+
+class TrainingObjective(Settings):
+    """Base of the objectives."""
+
+    on_pairs: ClassVar[bool] = False  # trains on pairs of texts; else on batches of chunks
+
+
+class RevelaObjective(TrainingObjective):
+    """In-batch attention (paper, section 3)."""
+
+    name: Literal["revela"]
+    temperature: Temperature = Field(1e-4, description="temperature of the in-batch similarities")
+    value_norm: bool = Field(True, description="V-normalisation (paper, equation 8)")
+    min_similarity: float = Field(
+        1e-12, ge=0, description="pairs of chunks with a smaller weight are skipped"
+    )
+    similarity_precision: Literal["float32", "bfloat16"] = "float32"
+    plain_loss_every: Natural = Field(
+        50,
+        description="steps between measurements of plain_loss_gain and contrast; 0 never measures",
+    )
+    language_model_loss: bool = Field(
+        False, description="add the loss without in-batch attention (of the e rows)"
+    )
+    freeze_language_model: bool = False
+    similarity: Literal["retriever", "documents"] = Field(
+        "retriever",
+        description="documents: each chunk reads another chunk of its document and only the "
+        "language model is trained",
+    )
+    wrong_share: Share = Field(
+        0.2,
+        description="with similarity: documents, share of chunks that read a chunk of a different "
+        "document",
+    )
+    gather_across_devices: bool = Field(
+        False, description="chunks attend to those of all GPUs, so B grows with their number"
+    )
+
+    @model_validator(mode="after")
+    def _check_documents(self) -> Self:
+        for key in ("freeze_language_model", "gather_across_devices"):
+            if self.similarity == "documents" and getattr(self, key):
+                raise ValueError(f"{key} requires similarity: retriever")
+        return self
+
+
+class ReplugObjective(TrainingObjective):
+    """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
+
+    name: Literal["replug"]
+    retriever_temperature: Temperature = Field(
+        1e-3, description="temperature of the retriever's distribution"
+    )
+    language_model_temperature: Temperature = Field(
+        1e-3, description="temperature of the language model's target distribution"
+    )
+    include_self: bool = Field(
+        False,
+        description="include the chunk itself among the candidates; given a copy of itself, its "
+        "loss is close to zero, so it dominates the target",
+    )
+
+
+class ContrieverObjective(TrainingObjective):
+    """InfoNCE with the negatives of a pair and in-batch negatives (paper, appendix C.1)."""
+
+    on_pairs: ClassVar[bool] = True
+    name: Literal["contriever"]
+    temperature: Temperature = 0.01
+    encode_batch_size: Positive | None = Field(
+        None, description="texts encoded at a time, which bounds memory; the whole batch if null"
+    )
+
+
+Objective = RevelaObjective | ReplugObjective | ContrieverObjective
+AnyObjective = Annotated[Objective, Field(discriminator="name")]
+
+
+class Experiment(Settings):
+    """One trained retriever; the defaults are the paper's (section 4.1)."""
+
+    objective: AnyObjective
+    data: Name = Field(description="a batch set or, for Contriever, a set of pairs")
+    retriever: Weights
+    language_model: LanguageWeights | None = Field(
+        None,
+        description="required unless the objective is Contriever: an experiment (whose trained "
+        "language model is used) or a backbone of this file, a hub name or a folder",
+    )
+    encoding: Encoding = Encoding()
+    lora: Lora | None = Field(Lora(), description="null trains all weights")
+    max_length: Tokens = Field(
+        157, description="maximum number of tokens in a chunk, prefix and EOS included"
+    )
+    first_half: list[SourceName] = Field(
+        [], description="corpora in which the query is the first half of a chunk"
+    )
+    batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
+    batches_per_device: Positive = Field(
+        1, description="batches (pairs) per forward pass; only Contriever allows more than 1"
+    )
+    steps: Positive | None = Field(None, description="optimizer steps; one epoch if null")
+    learning_rate: float = Field(1e-4, gt=0)
+    warmup_steps: Annotated[
+        Annotated[Natural, Tag("steps")] | Annotated[float, Field(gt=0, lt=1), Tag("share")],
+        Discriminator(lambda given: "share" if isinstance(given, float) else "steps"),
+    ] = Field(100, description="number of steps, or a fraction of all steps")
+    warmup: Literal["logarithmic", "linear"] = Field(
+        "logarithmic", description="shape of the warm-up; DeepSpeed's WarmupDecayLR is logarithmic"
+    )
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    precision: Precision = "bfloat16"
+    checkpoint_steps: Positive = Field(
+        500, description="maximum number of steps between checkpoints"
+    )
+    checkpoints_kept: int = Field(2, ge=2, strict=True, description="newest checkpoints to keep")
+    similarity_snapshot_steps: list[Natural] = Field(
+        [], description="steps at which the log records the similarities of the first batch"
+    )
+    save_retriever_steps: list[Natural] = Field(
+        [], description="steps whose retriever is saved, as the model <experiment>@<step>"
+    )
+    seed: Seed = 0
+    # Not part of `dump`: the settings of a training do not depend on how many there are.
+    seeds: int = Field(
+        1,
+        gt=0,
+        le=100,
+        strict=True,
+        exclude=True,
+        description="number of trainings, with seeds from `seed` on; a table row shows their mean",
+    )
+
+    @field_validator("data")
+    @classmethod
+    def _of_its_kind(cls, name: Name, info: ValidationInfo) -> Name:
+        if getattr(info.data.get("objective"), "on_pairs", False):
+            return entry_name(name, info, "pairs", "set of pairs")
+        return entry_name(name, info, "batches", "batch set")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.objective.on_pairs and self.language_model is None:
+            raise ValueError(f"language_model is required by objective {self.objective.name}")
+        if self.batches_per_step % self.batches_per_device:
+            raise ValueError(
+                f"batches_per_step {self.batches_per_step} is not divisible by "
+                f"batches_per_device {self.batches_per_device}"
+            )
+        if self.steps:
+            self.check_steps(self.steps)
+        if not self.objective.on_pairs and self.batches_per_device != 1:
+            raise ValueError("batches_per_device must be 1: chunks attend only within their batch")
+        return self
+
+    def check_steps(self, steps: int) -> None:
+        """Reject a schedule that does not fit a training of so many steps.
+
+        Raises:
+            ValueError: the learning rate never reaches its value, or a step is after the last one.
+        """
+        if self.warmup_steps >= max(1, steps):
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} of {steps} steps would never reach the "
+                f"learning rate; use at most {steps - 1} or a fraction such as 0.1, or train more "
+                "steps"
+            )
+        for key in ("similarity_snapshot_steps", "save_retriever_steps"):
+            if (last := max(getattr(self, key), default=0)) > steps:
+                raise ValueError(f"{key}: step {last} is after the last step, {steps}")
