@@ -90,7 +90,11 @@ class Cluster:
 
     def finish(self, running: subprocess.Popen) -> None:
         """Wait for the end of a call and check that it succeeded."""
-        assert running.wait(timeout=600) == 0, (self.folder / "snakemake.log").read_text()[-5000:]
+        assert running.wait(timeout=600) == 0, self.log()
+
+    def log(self) -> str:
+        """Return the end of Snakemake's output."""
+        return (self.folder / "snakemake.log").read_text()[-5000:]
 
     def records(self, rule: str) -> list[dict[str, str]]:
         """Return Slurm's records of the jobs of a rule, or of one of its outputs, oldest first."""
@@ -114,7 +118,10 @@ class Cluster:
     def train_until(self, step: int, name: str, **overlay: object) -> tuple[subprocess.Popen, str]:
         """Call Snakemake for a training and wait for a step; return the call and the job."""
         running = self.start(f"results/models/{name}/retriever", **overlay)
-        slurm.wait_for(lambda: self.seen(name) >= step, 300, f"{step} steps")
+        slurm.wait_for(
+            lambda: self.seen(name) >= step or running.poll() is not None, 300, f"{step} steps"
+        )
+        assert running.poll() is None, self.log()
         (job,) = slurm.jobs()
         return running, job
 
@@ -159,7 +166,7 @@ def gpus(job: dict[str, str]) -> str:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("Snakefile", "slurm", "workflow", "envs", "revela"):
+    for name in ("Snakefile", "slurm", "workflow", "envs", "revela", "data/paper"):
         source = ROOT / name
         if source.is_dir() and not source.is_symlink():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
