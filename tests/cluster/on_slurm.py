@@ -227,7 +227,7 @@ def test_a_training_cancelled_in_its_middle_loses_no_step(cluster, name, nodes):
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("node-lost", "1"), ("one-of-two-lost", "2")])
-def test_a_training_whose_node_is_lost_goes_on_from_its_checkpoint(cluster, name, nodes):
+def test_a_training_whose_node_is_lost_resumes_from_its_checkpoint(cluster, name, nodes):
     running, job = cluster.train_until(25, name, **on_nodes(nodes))
     node = slurm.record(job)["NodeList"].replace("gpu[1-2]", "gpu2")
     with cluster.lost(node):
