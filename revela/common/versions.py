@@ -7,7 +7,7 @@ STAGE_VERSIONS = {
     "pretrain": 1,
     "train": 1,
     "collection": 1,
-    "evaluate": 1,
+    "evaluate": 2,
     "evaluate_lm": 1,
     "table": 1,
     "compare": 1,

@@ -20,13 +20,14 @@ def mteb_task_names() -> frozenset[str]:
 
 
 def mteb_subsets(task: str) -> set[str]:
-    """Return the subsets of an mteb task, named as in scores; empty for a local task."""
+    """Return the subsets of an mteb task, named as in scores; empty if there is only one."""
     import mteb
 
     if task not in mteb_task_names():
         return set()
     found = mteb.get_task(task)
-    return {f"{split}/{subset}" for split in found.eval_splits for subset in found.hf_subsets}
+    subsets = {f"{split}/{subset}" for split in found.eval_splits for subset in found.hf_subsets}
+    return subsets if len(subsets) > 1 else set()
 
 
 @functools.cache

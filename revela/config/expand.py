@@ -78,6 +78,8 @@ def _merge(base: Any, own: Any) -> Any:
         return own
     if any(own.get(tag, base.get(tag)) != base.get(tag) for tag in ("name", "source", "kind")):
         return own
+    if "prefixes" in own:  # which sets both
+        base = {key: value for key, value in base.items() if not key.endswith("_prefix")}
     return base | {key: _merge(base.get(key), value) for key, value in own.items()}
 
 

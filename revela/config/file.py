@@ -81,11 +81,13 @@ class Config(Settings):
         return [task for suite in suites for task in suite.tasks]
 
     def seeds_of(self, name: str) -> list[str]:
-        """Return a model's name, and for an experiment those of its trainings with other seeds."""
-        if name not in self.experiments:
+        """Return a model's name, and those of the same retriever trained with other seeds."""
+        model = ModelName.parse(name)
+        if name in self.models or model.training not in self.experiments:
             return [name]
-        first, count = self.experiments[name].seed, self.experiments[name].seeds
-        return [name, *(str(ModelName(name, seed)) for seed in range(first + 1, first + count))]
+        trained = self.experiments[model.training]
+        seeds = range(trained.seed + 1, trained.seed + trained.seeds)
+        return [name, *(str(ModelName(model.training, seed, model.step)) for seed in seeds)]
 
     def kept(self, training: str) -> list[str]:
         """Return the names of all retrievers that a training keeps, including the last."""
@@ -200,11 +202,16 @@ class Config(Settings):
         return {used: paths.made(used.section, used) for used in made}
 
     def _trained(self, entry: Settings) -> dict[str, str]:
-        """Return the outputs that contain the models an entry uses from this file, by its keys."""
+        """Return the outputs that contain the models an entry uses from this file, by its keys.
+
+        A model may also be given by the path of its folder below `results/`.
+        """
+        used = {key: paths.trained(ref) or ref for key, ref in _models(entry).items()}
         return {
-            key: paths.made("experiments" if name in self.experiments else "backbones", name)
-            for key, name in _models(entry).items()
-            if name.is_entry
+            key: paths.made(section, name)
+            for key, name in used.items()
+            for section in ("experiments", "backbones")
+            if name in getattr(self, section)
         }
 
     def _figure_inputs(self, name: str) -> dict[str, str]:
@@ -238,8 +245,10 @@ class Config(Settings):
         """Return the folders of models that an entry's step loads, except those made here."""
         if section == "models" and name not in self.models:
             section, name = "experiments", ModelName.parse(name).training
-        refs = _models(getattr(self, section)[name]).values()
-        return [Path(ref) for ref in refs if ref.is_folder and not paths.is_made_here(ref)]
+        entry = getattr(self, section)[name]
+        made = self._trained(entry)
+        refs = _models(entry).items()
+        return [Path(ref) for key, ref in refs if ref.is_folder and key not in made]
 
 
 def _models(entry: Settings) -> dict[str, ModelRef]:

@@ -1,5 +1,7 @@
 """Paths of results: besides the rules, the only place that defines paths below `results/`."""
 
+import re
+
 from revela.config.names import ModelName
 
 MADE = {
@@ -25,6 +27,12 @@ bench = "results/bench/{}.csv".format  # the measurements that a figure is drawn
 def is_made_here(path: str) -> bool:
     """Return whether a path is that of a result."""
     return path.startswith("results/")
+
+
+def trained(path: str) -> str | None:
+    """Return the experiment or backbone whose training writes a path, or None for other paths."""
+    found = re.match("results/models/([^/]+)/", f"{path}/")
+    return found and found[1]
 
 
 def made(section: str, name: str) -> str:

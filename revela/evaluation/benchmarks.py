@@ -44,6 +44,8 @@ def local_task(name: str, folder: Path) -> Any:
     The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), both optionally
     gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, optionally with a header);
     or Parquet files with these columns in corpus/, queries/ and qrels/, as mteb publishes them.
+    A query that is a document of the collection, with its id and its text, does not retrieve
+    itself, as in BEIR.
 
     Raises:
         RevelaError: a file is missing or broken, ids or judgements contradict each other, or more
@@ -74,6 +76,12 @@ def local_task(name: str, folder: Path) -> Any:
         "top_ranked": None,
     }
     task = LocalTask()
+    # Equal ids alone may be a coincidence, such as numbers.
+    words = {row["id"]: row["text"].split() for row in documents}
+    itself = sum(words.get(row["id"]) == row["text"].split() for row in texts)
+    if itself:
+        print(f"{itself} queries are documents of the collection; none retrieves itself")
+        task.ignore_identical_ids = True
     task.dataset = {"default": {"test": split}}
     task.data_loaded = True
     return task
@@ -165,8 +173,8 @@ def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
             for number, judged in enumerate(parquet_rows(path, _JUDGEMENT), start=1):
                 yield f"{path}:{number}", [str(judged[column]) for column in _JUDGEMENT]
             continue
-        with reading(path, "text"):
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        with reading(path, "text"), path.open(encoding="utf-8-sig") as stream:
+            lines = list(stream)
         for number, line in enumerate(lines, start=1):
             row = line.split("\t")
             if line.strip() and not (number == 1 and row[0].lower() in _QUERY_HEADINGS):

@@ -95,7 +95,7 @@ def evaluate(
             cache.parent.rmdir()  # if this was the last running task
     summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"
     if found.unjudged:
-        summary += f"; {found.unjudged} queries without a relevant document are excluded"
+        summary += f"; {found.unjudged} queries without judgements are excluded"
     facts = {
         "task": task,
         "revision": revision,

@@ -69,7 +69,7 @@ class Measured:
         scores: every measure, of the task and of each subset if it has several.
         run: lines of a TREC run; with several subsets a query is named `split/subset/query`.
         queries: CSV of each query's nDCG@10: subset, query, ndcg_at_10.
-        unjudged: number of queries without a relevant document, which are excluded.
+        unjudged: number of queries without judgements, which are excluded.
         result: mteb's result for the task.
     """
 
@@ -85,7 +85,7 @@ def evaluate(searcher: Any, task: Any) -> Measured:
 
     Raises:
         RevelaError: the task's data cannot be loaded or is not what mteb expects, or no query has
-            a relevant document.
+            judgements.
     """
     import mteb
 
@@ -99,7 +99,7 @@ def evaluate(searcher: Any, task: Any) -> Measured:
         judged = sum(bool(documents) for documents in data["relevant_docs"].values())
         if not judged:
             raise RevelaError(
-                f"task {task.metadata.name}: no query of {split}/{subset} has a relevant document"
+                f"task {task.metadata.name}: no query of {split}/{subset} has judgements"
             )
         unjudged += len(data["queries"]) - judged
     run: list[str] = []

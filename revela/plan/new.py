@@ -33,7 +33,7 @@ _TEMPLATE = """\
 corpora:
   {name}: &texts
     source: files
-    path: {texts}
+    path: {path}
     fields: {fields}
     max_words: {max_words} # of a chunk
     share: [0, {kept}] # the other documents are held out for the benchmark
@@ -123,7 +123,8 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     if collection:
         collection_files(collection)
         folder, columns = collection.resolve().parent, [*tasks, collection.name]
-        brought = f"  brought: {{source: folder, path: {folder}, tasks: [{collection.name}]}}\n"
+        path = _scalar(str(folder))
+        brought = f"  brought: {{source: folder, path: {path}, tasks: [{collection.name}]}}\n"
     given = fields.model_dump(exclude_none=True)
     language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
     schema = Path("workflow/schema.json")
@@ -135,6 +136,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         file=output,
         name=output.stem,
         texts=texts,
+        path=_scalar(str(texts)),
         documents=documents,
         words=documents * each,
         language=language,
@@ -144,7 +146,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         batches=batches,
         # Long documents: a batch from a single place would be too easy.
         run_length=", run_length: 4" if chunks > 8 * kept * documents else "",
-        backbone=backbone,
+        backbone=_scalar(backbone),
         batches_per_step=batches_per_step,
         steps=steps,
         epochs=steps / epoch,
@@ -159,6 +161,11 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         f"{texts}: {documents:,.0f} documents, {documents * each:,.0f} words, {language}; "
         f"{steps} steps from {backbone}"
     )
+
+
+def _scalar(text: str) -> str:
+    """Return a text as YAML, with quotes if it needs them."""
+    return yaml.safe_dump([text], default_flow_style=True, width=10**6, allow_unicode=True)[1:-2]
 
 
 def _small_backbone() -> str:

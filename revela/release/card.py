@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from revela.common.errors import RevelaError
 from revela.common.hub import find_file
-from revela.common.outputs import read_json
+from revela.common.outputs import read_json, sha256
 from revela.config.names import ModelName, ModelRef
 from revela.config.problems import OF_THE_MACHINE
 from revela.config.training import Experiment
@@ -87,7 +87,7 @@ def make_card(folder: Path, location: str) -> str | None:
     experiment = Experiment.model_validate(settings)
     sources = list(_sources(Path(next(iter(manifest["inputs"])))))
     data_sets = sorted({one["dataset"] for one in sources if "dataset" in one})
-    scores = list(_scores(home.parents[1] / "scores" / name))
+    scores = list(_scores(home.parents[1] / "scores" / name, sha256(folder)[:12]))
     base, encoding = experiment.retriever, experiment.encoding
     on_hub = base.is_hub_name
     hub_page = f"https://huggingface.co/{base}"
@@ -154,12 +154,14 @@ def _sources(path: Path) -> Iterator[dict[str, Any]]:
         yield from _sources(one)
 
 
-def _scores(folder: Path) -> Iterator[tuple[str, float, str]]:
-    """Yield each evaluated task with its nDCG@10 and the 95% interval in %."""
+def _scores(folder: Path, revision: str) -> Iterator[tuple[str, float, str]]:
+    """Yield each task evaluated with these weights, its nDCG@10 and the 95% interval in %."""
     from scipy.stats import bootstrap  # slow to import, and every training imports this file
 
     for file in sorted(folder.glob("*.queries.csv")):
         task = file.name.removesuffix(".queries.csv")
+        if read_json(folder / f"{task}.manifest.json").get("revision") != revision:
+            continue  # of an earlier training
         subsets = pd.read_csv(file, keep_default_na=False).groupby("subset")["ndcg_at_10"]
         interval = "–"
         if subsets.size().min() > 1:

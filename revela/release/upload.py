@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
@@ -12,6 +12,8 @@ from revela.config.names import ModelRef
 from revela.encoder import adapter_base
 from revela.release.card import make_card, must_be_called_llama
 from revela.release.check import check_folder, check_is_retriever
+
+_WEIGHTS = re.compile(r"adapter_|\.safetensors|\.bin$")
 
 
 def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[str, int]:
@@ -52,7 +54,10 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
         added = [CommitOperationAdd(name, content) for name, content in files.items()]
         with explained("model", repository):
             api.create_repo(repository, private=private, exist_ok=True)
-            api.create_commit(repository, added, commit_message="Upload a retriever")
+            # Weights of an earlier upload: an adapter that stays would be loaded on top.
+            there = [name for name in api.list_repo_files(repository) if _WEIGHTS.search(name)]
+            stale = [CommitOperationDelete(name) for name in there if name not in files]
+            api.create_commit(repository, [*added, *stale], commit_message="Upload a retriever")
     return {
         name: len(content) if isinstance(content, bytes) else content.stat().st_size
         for name, content in files.items()

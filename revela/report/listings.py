@@ -41,8 +41,7 @@ def to_csv(listing: Listing, rows: pd.DataFrame) -> str:
 
 def to_markdown(listing: Listing, rows: pd.DataFrame) -> str:
     """Return a listing as Markdown."""
-    cells = _cells(listing, rows).replace(r"\|", r"\|", regex=True)
-    return markdown(cells, listing.caption, align="left")
+    return markdown(_cells(listing, rows), listing.caption, align="left")
 
 
 def to_latex(listing: Listing, rows: pd.DataFrame) -> str:

@@ -103,7 +103,7 @@ def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[s
         subsets = [frame for (task, _), frame in strata.items() if task == first]
         if more or not subsets:
             continue
-        by_query = pd.concat(subsets).groupby("query").mean()
+        by_query = pd.concat(subsets)
         systems = {
             name: by_query.reindex(columns=row.model).mean(axis=1, skipna=False)
             for name, row in zip(table.names(), table.rows, strict=True)
@@ -113,6 +113,7 @@ def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[s
             both = pd.DataFrame({"own": systems[last], "other": systems[name]}).dropna()
             gain = (both["own"] - both["other"]).sort_values(kind="stable")
             worst, best = gain[gain < 0].head(_QUERIES), gain[gain > 0].tail(_QUERIES)[::-1]
+            shown = both.loc[[*best.index, *worst.index]]
             if len(gain):
                 yield {
                     "title": f"{heading}: {last} against {name}",
@@ -120,8 +121,8 @@ def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[s
                     "worse": (gain < 0).sum(),
                     "equal": (gain == 0).sum(),
                     "rows": [
-                        (texts.get(query, query)[:_CHARACTERS], *both.loc[query])
-                        for query in [*best.index, *worst.index]
+                        (f"{subset} {texts.get(query, query)[:_CHARACTERS]}".strip(), own, other)
+                        for (subset, query), own, other in shown.itertuples()
                     ],
                 }
 

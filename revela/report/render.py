@@ -29,8 +29,14 @@ def markdown(
     `rows` is a frame of texts whose index is the first column, or a list of dictionaries. `align`
     applies to all columns but the first.
     """
+    if hasattr(rows, "map"):  # a frame
+        rows = rows.map(_cell).rename(index=_cell, columns=_cell)
     grid = tabulate(rows, "keys", "pipe", stralign=align, colalign=["left"], disable_numparse=True)
     return "\n\n".join(text for text in (caption, grid, *notes) if text) + "\n"
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", r"\|")
 
 
 def latex(

@@ -29,12 +29,12 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
     """Return an interval and a test for each measured system and column, figures × 100.
 
     Columns: `score`; `ci_low` and `ci_high`, its 95% confidence interval by the percentile
-    bootstrap over queries, stratified by task and subset; `std`, the sample standard deviation
-    over its seeds, NaN for a single one; `compared_to`, the best ranked system of the table (of
-    its group if the table's `bold` is `group`), and `p` of the two-sided paired randomisation test
-    against it (random sign flips of the queries' differences), adjusted by Holm for the
-    comparisons of the column; `queries`, their number. The best system itself and unranked ones
-    have neither `compared_to` nor `p`. A stratum is resampled in the same way in every table.
+    bootstrap over queries, stratified by task and subset; `std`, the sample standard deviation over
+    its seeds, NaN for a single one; `compared_to`, the best ranked system of the table (of its
+    group if the table's `bold` is `group`), and `p` of the two-sided paired randomisation test
+    against it (random sign flips of the queries' differences), adjusted by Holm for the comparisons
+    with it in the column; `queries`, their number. The best system itself and unranked ones have
+    neither `compared_to` nor `p`. A stratum is resampled in the same way in every table.
 
     A system without query scores for all tasks of a column has no row for that column.
 
@@ -80,7 +80,7 @@ def read_analysis(table: Path) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
     with reading(path, "a compiled table"):
-        analysis = pd.read_csv(path, dtype={"system": str})
+        analysis = pd.read_csv(path, dtype={"system": str}, keep_default_na=False, na_values=[""])
     if "ci_low" not in analysis:
         raise RevelaError(f"{path}: no column 'ci_low': compile the table again")
     return analysis

@@ -116,7 +116,9 @@ def _read_means(path: Path) -> pd.DataFrame:
         version.
     """
     with reading(path, "a compiled table"):  # a system may be named 4
-        table = pd.read_csv(path, dtype={"system": str}, index_col="system")
+        table = pd.read_csv(
+            path, dtype={"system": str}, index_col="system", keep_default_na=False, na_values=[""]
+        )
     if table.empty or table.columns[-1] != SOURCE:
         raise RevelaError(f"{path}: not a compiled table: its last column must be {SOURCE!r}")
     analysis = read_analysis(path)

@@ -25,7 +25,7 @@ _ANALYSIS_NOTE = (
     "ci_low, ci_high: 95% confidence interval, bootstrap over queries, stratified by subset and "
     "task. std: standard deviation over the seeds that a system was trained with; its score is "
     "their mean. p: two-sided paired randomisation test against the best ranked system "
-    "(compared_to), adjusted by Holm for the comparisons of a column."
+    "(compared_to), adjusted by Holm for the comparisons with that system in a column."
 )
 
 

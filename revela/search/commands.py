@@ -130,8 +130,8 @@ def serve(
 
 def _read_queries(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    with reading(path, "queries"):
-        lines = path.read_text(encoding="utf-8").splitlines()
+    with reading(path, "queries"), path.open(encoding="utf-8-sig") as stream:
+        lines = [line.rstrip("\n") for line in stream]
     for number, line in enumerate(lines, start=1):
         name, tab, text = line.partition("\t")
         if not tab or not name or " " in name or not text.strip() or name in found:

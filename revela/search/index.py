@@ -54,7 +54,7 @@ def build(
         corpus: the corpus whose documents are cut into chunks.
         models: folders or hub names of retrievers; search uses the first one by default.
         folder: folder of the index.
-        max_length: maximum number of tokens in a chunk.
+        max_length: maximum number of tokens in a chunk; less for a retriever whose own is smaller.
         language: language of BM25's stemmer and stop words, as Snowball names it.
         workers: processes that split documents.
 
@@ -91,6 +91,7 @@ def build(
     with atomic_output(folder / "bm25") as temporary:
         _Bm25.make(texts, language, temporary)
     for number, (entry, encoder) in enumerate(zip(entries, encoders, strict=True)):
+        length = _max_length(entry, max_length)
         load: Any = functools.partial(load_encoder, entry, PRECISION)
         if len(devices()) == 1:
             load = {devices()[0]: encoder}.__getitem__
@@ -98,11 +99,11 @@ def build(
             _revision(entry.retriever),
             encoder.encoding.dump(),
             encoder.model.dtype,
-            max_length,
+            length,
         )
         made_by = "\n".join(map(str, facts))
         place = folder / "embeddings" / str(number)
-        shards = encode_corpus(load, texts, max_length, place, made_by, devices())
+        shards = encode_corpus(load, texts, length, place, made_by, devices())
         for stale in set(place.glob("*")) - {shard.path for shard in shards}:
             stale.unlink()  # from a larger version of the corpus
     if _state(corpus) != before:
@@ -189,7 +190,8 @@ class Index:
 
     def _dense(self, queries: Sequence[str], depth: int, model: int) -> list[list[Hit]]:
         encoder, blocks = self._model(model)
-        embeddings = encoder.encode(queries, "query", self.described["max_length"])
+        length = _max_length(_entries(self.models)[model], self.described["max_length"])
+        embeddings = encoder.encode(queries, "query", length)
         return self._hits(embeddings, depth, blocks)
 
     def _hits(self, queries_QD: Tensor, depth: int, blocks: list[Tensor]) -> list[list[Hit]]:
@@ -209,7 +211,8 @@ class Index:
             encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
             if _revision(name) != self.described["models"][number]["revision"]:
                 raise RevelaError(
-                    f"{name} has changed since {self.folder} was made; run revela index again"
+                    f"{name} has changed since {self.folder} was made; remove it and run revela "
+                    "index again"
                 )
             self._loaded[number] = (encoder, self._embeddings(number))
         return self._loaded[number]
@@ -247,6 +250,11 @@ def _entries(models: Sequence[str]) -> list[EncoderModel]:
     ]
 
 
+def _max_length(entry: EncoderModel, most: int) -> int:
+    """Return a model's own maximum length, at most `most`, as in evaluation."""
+    return min(most, load_encoding(entry)[2] or most)
+
+
 def _revision(model: str) -> str:
     """Return a hash of a model's folder, or the commit of a hub model."""
     return fingerprint(Path(model)) if Path(model).is_dir() else commit(model, None) or "main"
@@ -274,12 +282,15 @@ class _Bm25:
         """Index texts.
 
         Raises:
-            RevelaError: there is no stemmer for the language.
+            RevelaError: there is no stemmer for the language, or the texts have no words.
         """
         import bm25s
 
         retriever = bm25s.BM25()
-        retriever.index(_tokenizer(language)(list(texts)), show_progress=False)
+        try:
+            retriever.index(_tokenizer(language)(list(texts)), show_progress=False)
+        except ValueError as error:
+            raise RevelaError(f"BM25 finds no words in the {len(texts)} chunks") from error
         retriever.save(folder, show_progress=False)
 
     def search(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:

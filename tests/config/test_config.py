@@ -126,6 +126,18 @@ def test_prefixes_have_names():
     named = parse_config(changed("models/demo-untouched/encoding", {"prefixes": "authors"}), "c")
     encoding = named.models["demo-untouched"].encoding
     assert (encoding.query_prefix, encoding.passage_prefix) == ("query:  ", "passage:  ")
+    explicit = {"query_prefix": "Q: ", "pooling": "cls"}
+    raw = changed("models/mine", {"base": "demo-untouched", "encoding": explicit})
+    raw["models"]["renamed"] = {"base": "mine", "encoding": {"prefixes": "train"}}
+    raw["models"]["half"] = {
+        "base": "renamed",
+        "encoding": {"prefixes": "authors", "query_prefix": "Q: "},
+    }
+    models = parse_config(raw, "c").models
+    renamed, half = models["renamed"].encoding, models["half"].encoding
+    assert (renamed.query_prefix, renamed.passage_prefix) == ("query: ", "passage: ")
+    assert (half.query_prefix, half.passage_prefix) == ("Q: ", "passage:  ")
+    assert renamed.pooling == half.pooling == "cls"
     with pytest.raises(RevelaError, match=r"encoding.prefixes: .*'paper'.*'x'"):
         parse_config(changed("models/demo-untouched/encoding", {"prefixes": "x"}), "c")
 
@@ -185,6 +197,11 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
     assert [config.experiments[name].seed for name in names] == [4, 5, 6]
     same = {config.experiments[name].model_copy(update={"seed": 0}).dump() for name in names}
     assert len(same) == 1
+    assert config.seeds_of("demo-revela@12") == [
+        "demo-revela@12",
+        "demo-revela-seed5@12",
+        "demo-revela-seed6@12",
+    ]
     assert config.seeds_of("ablation") == ["ablation"]
     assert config.seeds_of("bm25") == ["bm25"]
     rows = {row.label: row.model for row in config.table("demo").rows}
@@ -376,6 +393,19 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     Path("model/special_tokens.json").touch()
     fingerprint.cache_clear()
     assert fingerprint(Path("model")) != before
+
+
+def test_a_retriever_of_this_config_may_be_given_by_its_folder(local):
+    folder = "results/models/demo-revela/steps/12"
+    raw = changed("models/again", {"kind": "encoder", "retriever": folder})
+    raw["models"]["elsewhere"] = {"kind": "encoder", "retriever": "results/models/other/retriever"}
+    config = parse_config(raw, "c")
+    trained = "results/models/demo-revela/retriever"
+    assert config.inputs("models", "again") == {"retriever": trained}
+    assert config.local_models("models", "again") == []
+    # Of another config: known by its content, as any folder.
+    assert config.inputs("models", "elsewhere") == {}
+    assert config.local_models("models", "elsewhere") == [Path("results/models/other/retriever")]
 
 
 def test_a_language_model_may_come_from_another_experiment():

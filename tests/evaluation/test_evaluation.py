@@ -287,13 +287,17 @@ def test_a_product_with_bm25(backbone, collection, tmp_path):
         assert score == pytest.approx(lexical[pair] * dense[pair], rel=1e-4, abs=1e-6)
 
 
-def test_a_query_does_not_find_itself_if_the_task_says_so(backbone, collection, tmp_path):
-    with (collection / "queries.jsonl").open("a") as stream:
-        stream.write(json.dumps({"_id": "d1", "text": TEXTS[1]}) + "\n")
+def test_a_query_that_is_a_document_does_not_find_itself(backbone, collection, tmp_path, capsys):
+    queries = (collection / "queries.jsonl").read_text()
     with (collection / "qrels.tsv").open("a") as stream:
         stream.write("d1\td0\t1\n")
+    other = json.dumps({"_id": "d1", "text": "Equal ids may be a coincidence."}) + "\n"
+    (collection / "queries.jsonl").write_text(queries + other)
+    assert not local_task("tiny-task", collection).ignore_identical_ids
+    itself = json.dumps({"_id": "d1", "text": TEXTS[1]}) + "\n"
+    (collection / "queries.jsonl").write_text(queries + itself)
     task = local_task("tiny-task", collection)
-    task.ignore_identical_ids = True
+    assert "1 queries are documents of the collection" in capsys.readouterr().out
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     assert "d1" not in [row[2] for row in rows_of(found.run) if row[0] == "d1"]
     queries = list(csv.DictReader(found.queries.splitlines()))

@@ -53,6 +53,12 @@ def test_config_for_a_folder_of_markdown(backbone):
         new("my notes")
 
 
+@pytest.mark.parametrize("folder", ["C #1 notes", "notes: old", "[draft]", "it's, well"])
+def test_a_folder_may_have_any_name(backbone, folder):
+    new(notes(20, folder=folder), "--backbone", backbone, "--output", "mine.yaml")
+    assert load_config(Path("mine.yaml")).corpora["mine"].path == folder
+
+
 def test_a_config_in_a_checkout_names_its_schema(backbone):
     Path("workflow").mkdir()
     Path("workflow/schema.json").touch()

@@ -209,6 +209,8 @@ def _write(repository: Path, body: bytes, commit: str) -> str:
             path = repository / line["value"]["path"]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(base64.b64decode(line["value"]["content"]))
+        elif line["key"] == "deletedFile":
+            (repository / line["value"]["path"]).unlink()
     return commit
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
-from revela.common.outputs import write_json
+from revela.common.outputs import sha256, write_json
 from revela.encoder import load_model, load_tokenizer
 from revela.encoding import write_encoding
 from revela.release import upload
@@ -62,7 +62,8 @@ def retriever(backbone, tmp_path, monkeypatch) -> Path:
         found = {"settings": of, "inputs": {f"results/{path}": "0" for path in inputs}}
         write_json(results / f"{name}.manifest.json", found)
     write_json(results / "scores/mine/SciFact.json", {"task": "SciFact", "ndcg_at_10": 0.5})
-    write_json(results / "scores/mine/SciFact.manifest.json", {})
+    revision = {"revision": sha256(folder)[:12]}
+    write_json(results / "scores/mine/SciFact.manifest.json", revision)
     queries = "".join(f",{number},{number % 2}\n" for number in range(100))
     (results / "scores/mine/SciFact.queries.csv").write_text("subset,query,ndcg_at_10\n" + queries)
     return folder
@@ -86,6 +87,9 @@ def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path)
     ran = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
     assert re.fullmatch(r"tensor\(\[\[\S+, +\S+\]\]\)\n", ran.stdout), ran.stderr
     assert "retriever: small" in text
+    manifest = retriever.parents[2] / "scores/mine/SciFact.manifest.json"
+    write_json(manifest, {"revision": "earlier"})
+    assert "SciFact" not in make_card(retriever, "x")
     step = shutil.copytree(retriever, retriever.parent / "steps" / "3")
     assert ModelCard(make_card(step, "x")).data.model_name == "mine@3"
     shutil.copytree(retriever, tmp_path / "elsewhere" / "copy")
@@ -179,4 +183,10 @@ def test_an_upload_loads_from_the_hub(retriever, tmp_path):
         )
         assert 'SentenceTransformer("some/mine")' in example
         assert run("", "-c", example).stdout.startswith("tensor([[")
+        # An adapter of an earlier upload would be loaded instead of the weights.
+        (there / "adapter_config.json").write_text("{}")
+        (there / "LICENSE").touch()
+        assert run("hf_right", *command).returncode == 0
+        assert not (there / "adapter_config.json").exists()
+        assert (there / "LICENSE").exists()
     assert json.loads((there / "modules.json").read_text())

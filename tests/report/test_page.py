@@ -72,6 +72,18 @@ def test_scores_show_their_command_manifest_and_interval(config):
     assert not re.search(r"(src|href)=.(?!data:)", page)
 
 
+def test_equal_ids_of_queries_in_two_subsets_are_two_queries(config):
+    for model, values in {"bm25": (0.5, 0.5), "x": (1.0, 0.0)}.items():
+        lines = "".join(
+            f"{subset},q0,{value}\n" for subset, value in zip("ab", values, strict=True)
+        )
+        path = Path("results/scores", model, "t.queries.csv")
+        path.write_text(f"subset,query,ndcg_at_10\n{lines}")
+    page = write_page(config, "c.yaml", Path("results"))
+    assert "T: X against BM25: better on 1 queries, worse on\n1, equal on 0" in page
+    assert '<td class="text">a &lt;b&gt;question 0&lt;/b&gt;</td><td>100</td><td>50</td>' in page
+
+
 def test_queries_with_the_largest_differences_are_listed(config):
     page = write_page(config, "c.yaml", Path("results"))
     assert "T: X against BM25: better on 1 queries, worse on\n1, equal on 1" in page

@@ -72,6 +72,26 @@ def test_bm25_is_lucene_s_formula(index):
     assert index.search(["zzz qqq", ""], 10, "bm25") == [[], []]
 
 
+def test_a_retriever_s_own_maximum_length_holds(texts, backbone, tmp_path):
+    retriever = tmp_path / "short"
+    shutil.copytree(backbone, retriever)
+    write_encoding(retriever, load_tokenizer(str(retriever)), Encoding(), 12, 12)
+    build(corpus_of(texts), [str(retriever)], tmp_path / "index", 64, "english", 1)
+    index, encoder = Index(tmp_path / "index"), encoder_of(retriever)
+    expected = encoder.encode(list(index.chunks["text"]), "passage", 12)
+    query = encoder.encode([TEXTS[0]], "query", 12)[0]
+    (hits,) = index.search([TEXTS[0]], len(expected), "dense")
+    found = {hit.chunk: hit.score for hit in hits}
+    assert found == pytest.approx(dict(enumerate((expected @ query).tolist())), abs=1e-5)
+
+
+def test_texts_without_words_have_no_index(backbone, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "the.txt").write_text("The a of and.")
+    with pytest.raises(RevelaError, match="BM25 finds no words in the 1 chunks"):
+        build(corpus_of(tmp_path / "texts"), [str(backbone)], tmp_path / "i", 64, "english", 1)
+
+
 def test_rankings_are_fused():
     dense = [Hit(1, 0.9), Hit(2, 0.5), Hit(3, 0.1)]
     bm25 = [Hit(3, 20.0), Hit(4, 10.0)]

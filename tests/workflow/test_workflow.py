@@ -172,6 +172,15 @@ def snakemake(folder: Path, *arguments: str, **environment: str) -> subprocess.C
     )
 
 
+def test_names_are_no_patterns(project):
+    named = {"corpora": {"c++": CONFIG["corpora"]["notes"]}}
+    (project / "named.yaml").write_text(yaml.safe_dump(named))
+    config = ("--configfile", "named.yaml", "--replace-workflow-config")
+    result = snakemake(project, "-n", *config, "--", "results/chunks/c++.parquet")
+    assert result.returncode == 0, result.stderr
+    assert "chunk" in result.stdout
+
+
 def planned(folder: Path, **environment: str) -> set[str]:
     """Return the outputs that a dry run would make."""
     result = snakemake(folder, "--dry-run", "--summary", **environment)

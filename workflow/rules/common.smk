@@ -1,6 +1,7 @@
 """Shared by all rules: the checked configuration, and the part of it that each job gets."""
 
 import itertools
+import re
 import shlex
 from glob import glob
 from pathlib import Path
@@ -71,7 +72,7 @@ COMPARED = [name for name, table in CONFIG.tables.items() if table.reported]
 
 def one_of(names):
     """Return the pattern of a wildcard that matches some names."""
-    return "|".join(sorted(names)) or "none"
+    return "|".join(map(re.escape, sorted(names))) or "none"
 
 
 wildcard_constraints:
