@@ -1,5 +1,6 @@
 """The encoder: text → token ids → vector, the same function for training and evaluation."""
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.attention import zero
 from revela.attention.decoder import causal_decoder, run_packed
 from revela.attention.packing import Packing, flash_takes
 from revela.common.errors import RevelaError, check_name, errors_at, reading
 from revela.common.hub import converted_revision, explained, read_model_json
-from revela.common.outputs import read_json
 from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel
 from revela.config.local import model_files
@@ -48,6 +49,8 @@ def token_ids(
     whole = [(prefix + text).strip() for text in texts]
     rows = tokenizer(whole, truncation=True, max_length=room)["input_ids"]
     end = [tokenizer.eos_token_id] if encoding.append_eos else []
+    if end == [None]:
+        raise RevelaError("the tokenizer has no EOS token: set encoding.append_eos: false")
     if end:
         rows = [ids[:-1] if ids[-1:] == end else ids for ids in rows]
     if first_half:
@@ -184,15 +187,16 @@ def load_model(
     revision: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """Load a backbone, without its head unless `causal`; a folder's adapter is merged into it.
+    """Load a backbone, without its head unless `causal`; an adapter is merged into its own.
 
     Raises:
         RevelaError: the model is missing, gated, broken, or the hub cannot be reached.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
-    if (Path(name) / "adapter_config.json").exists():
-        return load_adapter(load_model(adapter_base(Path(name)), causal, dtype=dtype), name)
+    if base := adapter_base(name, revision):
+        with zero.unsharded():  # merging needs whole weights
+            return load_adapter(load_model(base, causal, dtype=dtype), name, revision)
     _check_folder(name)
     loader = AutoModelForCausalLM if causal else AutoModel
     options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
@@ -212,15 +216,17 @@ def load_model(
     return model
 
 
-def adapter_base(folder: Path) -> str:
-    """Return the folder or hub name of the backbone that a folder's adapter belongs to.
+def adapter_base(name: str, revision: str | None = None) -> str | None:
+    """Return the folder or hub name of an adapter's backbone, or None if it is no adapter.
 
     Raises:
         RevelaError: the adapter's settings cannot be read.
     """
-    settings = folder / "adapter_config.json"
-    with reading(settings, "an adapter's settings"):
-        return str(read_json(settings)["base_model_name_or_path"])
+    settings = read_model_json(name, "adapter_config.json", revision)
+    if settings is None:
+        return None
+    with reading(name, "an adapter"):
+        return str(settings["base_model_name_or_path"])
 
 
 def _check_folder(name: str) -> None:
@@ -237,13 +243,17 @@ def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
     Raises:
         RevelaError: as `load_model`, or the adapter belongs to another model.
     """
+    return _adapted(model, name, revision).merge_and_unload()
+
+
+def _adapted(model: Any, name: str, revision: str | None = None, trained: bool = False) -> Any:
     from peft import PeftModel
 
     with explained("adapter", name), warnings.catch_warnings():
         # peft only warns, and leaves the backbone unchanged.
         warnings.filterwarnings("error", "Found missing adapter keys")
         try:
-            return PeftModel.from_pretrained(model, name, revision=revision).merge_and_unload()
+            return PeftModel.from_pretrained(model, name, revision=revision, is_trainable=trained)
         except UserWarning as error:
             raise RevelaError(
                 f"adapter {name!r} does not fit {type(model).__name__}: {str(error)[:150]}"
@@ -304,6 +314,36 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         raise RevelaError(f"lora.targets: {error}") from error
+
+
+def continue_lora(model: Any, name: str, lora: Lora) -> Any:
+    """Put the adapter of a folder or of the hub on its backbone, to be trained further.
+
+    Raises:
+        RevelaError: as `load_adapter`, or it was trained with other settings.
+    """
+    from peft import LoraConfig
+
+    with explained("adapter", name):
+        found = LoraConfig.from_pretrained(name)
+    theirs = (found.r, found.lora_alpha, found.lora_dropout, set(found.target_modules))
+    if theirs != (lora.rank, lora.alpha, lora.dropout, set(lora.targets)):
+        raise RevelaError(
+            f"adapter {name!r} has rank {found.r}, alpha {found.lora_alpha}, dropout "
+            f"{found.lora_dropout} and targets {', '.join(sorted(found.target_modules))}; set lora "
+            "to the same values to train it further"
+        )
+    return _adapted(model, name, trained=True)
+
+
+def positions(model: Any) -> float:
+    """Return the number of tokens that a model has positions for; infinity without a limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    for name, module in model.named_modules():
+        # RoBERTa and its relatives count positions from the padding index on.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None):
+            limit = min(limit, module.num_embeddings - module.padding_idx - 1)
+    return limit
 
 
 def devices() -> list[str]:

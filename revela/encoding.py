@@ -72,11 +72,12 @@ def read_encoding(
 
 def appends_eos(tokenizer: Any) -> bool:
     """Return whether a tokenizer itself ends every text with its end-of-sequence token."""
-    return tokenizer("")["input_ids"][-1:] == [tokenizer.eos_token_id]
+    # Not of an empty text, whose last token may be a BOS that is also the EOS.
+    return tokenizer("x")["input_ids"][-1:] == [tokenizer.eos_token_id]
 
 
 def write_encoding(
-    folder: Path, tokenizer: Any, encoding: Encoding, positions: int, longest: int
+    folder: Path, tokenizer: Any, encoding: Encoding, positions: float, longest: int
 ) -> None:
     """Add the files that make a folder of weights a sentence-transformers model.
 
@@ -84,13 +85,13 @@ def write_encoding(
         folder: weights or an adapter, as written by `save_pretrained`.
         tokenizer: the backbone's; the folder gets a copy that strips texts and appends the EOS.
         encoding: the model's.
-        positions: number of positions of the backbone.
+        positions: number of positions of the backbone, infinity without a limit.
         longest: maximum number of tokens of a training text.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
-    limit = min(positions, tokenizer.model_max_length, max(longest, _MAX_LENGTH))
+    limit = int(min(positions, tokenizer.model_max_length, max(longest, _MAX_LENGTH)))
     _standalone(tokenizer, encoding.append_eos, limit).save_pretrained(folder)
     with zero.unsharded():
         transformer = modules.Transformer(

@@ -174,7 +174,7 @@ def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
                 yield f"{path}:{number}", [str(judged[column]) for column in _JUDGEMENT]
             continue
         with reading(path, "text"), path.open(encoding="utf-8-sig") as stream:
-            lines = list(stream)
+            lines = [line.rstrip("\n") for line in stream]
         for number, line in enumerate(lines, start=1):
             row = line.split("\t")
             if line.strip() and not (number == 1 and row[0].lower() in _QUERY_HEADINGS):

@@ -31,13 +31,12 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
     token = os.environ.get("HF_TOKEN")
     if not (token or dry_run):
         raise RevelaError("set HF_TOKEN in the environment to upload")
-    if (folder / "adapter_config.json").is_file():
-        base = adapter_base(folder)
-        if not ModelRef(base).is_hub_name:
-            raise RevelaError(
-                f"{folder}: is an adapter of {base!r}, which is not on the hub: "
-                "push the output of `revela export`"
-            )
+    base = adapter_base(str(folder))
+    if base and not ModelRef(base).is_hub_name:
+        raise RevelaError(
+            f"{folder}: is an adapter of {base!r}, which is not on the hub: "
+            "push the output of `revela export`"
+        )
     check_folder(folder)
     card = make_card(folder, repository) or _card_at(folder / "README.md", repository)
     llama = must_be_called_llama(ModelCard(card).data.to_dict())

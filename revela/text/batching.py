@@ -156,6 +156,8 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
         source, texts = str(given.get("src", "")), given.get("text")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
+        if not all(text.strip() for text in texts):
+            raise RevelaError(f"{place}: a text is empty")
         if len(texts) != settings.batch_size:
             raise RevelaError(f"{place}: {len(texts)} texts, not batch_size {settings.batch_size}")
         if source not in known:

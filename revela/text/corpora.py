@@ -152,6 +152,7 @@ def _checked(
     """Turn (place, row) into documents; a row may be the error raised by reading it."""
     seen: set[str] = set()
     local = isinstance(corpus, FilesCorpus)  # ids of a hub corpus may be too many to store
+    above = f"{_folder(Path(corpus.path))}/" if isinstance(corpus, FilesCorpus) else ""
     for number, (place, row) in enumerate(rows, start=1):
         try:
             document = _document(place, row, corpus.fields)
@@ -175,7 +176,12 @@ def _checked(
         if local and corpus.fields.id:
             skipped.repeated_ids += document.id in seen
             seen.add(document.id)
-        yield replace(document, text=text)
+        # Splits by id must not depend on where the texts are.
+        yield replace(document, id=document.id.removeprefix(above), text=text)
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
 
 
 def _document(place: str, row: Any, fields: FieldNames) -> Document:
@@ -193,7 +199,8 @@ def _document(place: str, row: Any, fields: FieldNames) -> Document:
     if not text.strip():
         raise ValueError(f"field {fields.text!r} is empty")
     title = row[fields.title] if fields.title else ""
-    return Document(str(row[fields.id] if fields.id else place), text, str(title or ""))
+    own = row[fields.id] if fields.id else None
+    return Document(place if own in (None, "") else str(own), text, str(title or ""))
 
 
 def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
@@ -202,7 +209,7 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
     In files of passages of equal length an article's last passage is filled up from the article's
     beginning; that copy is removed.
     """
-    for _, group in itertools.groupby(passages, key=lambda passage: passage.title):
+    for _, group in itertools.groupby(passages, key=lambda one: (one.title, one.title or one.id)):
         article = list(group)
         words = " ".join(passage.text for passage in article).split(" ")
         longest = min(len(article[-1].text.split(" ")), len(words) - 1)
@@ -246,7 +253,8 @@ def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
         local = huggingface_hub.hf_hub_download(
             corpus.dataset, corpus.file, repo_type="dataset", revision=corpus.revision
         )
-    return _rows_of(Path(local))
+    named = f"{corpus.dataset}/{corpus.file}"
+    return ((place.replace(local, named, 1), row) for place, row in _rows_of(Path(local)))
 
 
 def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:

@@ -76,15 +76,17 @@ def record_similarities(trainer: Any, step: int) -> None:
     module, row = trainer.model, trainer.train_dataset[0]
     tensors = trainer.data_collator.tensors([row])
     inputs = send_to_device(tensors, trainer.args.device)
-    training = module.training
+    training, settings = module.training, module.settings
     module.eval()
-    # In all processes: chunks may attend to chunks of other processes.
+    # All processes have the same batch, which must not be gathered.
+    module.settings = settings.model_copy(update={"gather_across_devices": False})
     with trainer.accelerator.autocast():
         similarity = module.similarity(inputs["retriever_ids"], inputs["retriever_mask"])
         result = module(**inputs)
         ids, mask = inputs["language_model_ids"], inputs["language_model_mask"]
         plain = plain_loss(module.language_model, ids, mask)
     module.train(training)
+    module.settings = settings
     snapshot = {
         "texts": row["texts"],
         "documents": row.get("documents"),

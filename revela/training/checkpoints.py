@@ -129,7 +129,8 @@ def check_processes(checkpoint: Path, processes: dict[str, int]) -> None:
         RevelaError: it was not.
     """
     written = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))["processes"]
-    if written != processes and (written["zero"] or processes["zero"]):
+    # With gathering, B grows with the number of processes.
+    if written != processes and (written["zero"] or processes["zero"] or "gathered" in processes):
         raise RevelaError(
             f"{checkpoint}: was written with --zero {written['zero']} on {written['processes']} "
             f"processes and can only be resumed that way; remove {checkpoint.parent} to start over"

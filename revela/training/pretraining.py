@@ -188,6 +188,10 @@ def _tokenize(settings: Backbone, chunks: list[Path], folder: Path) -> None:
                     stream = training if number % _HELD_OUT_EVERY else held
                     np.array([*ids, tokenizer.eos_token_id], np.int32).tofile(stream)
                     number += 1
+            if number == 1:
+                raise RevelaError(
+                    f"{file}: has one document, but one in {_HELD_OUT_EVERY} is held out"
+                )
 
 
 def _windows(path: Path, length: int) -> np.ndarray:

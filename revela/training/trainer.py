@@ -13,7 +13,17 @@ from revela.common import outputs
 from revela.common.errors import RevelaError, reading
 from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
-from revela.encoder import Encoder, add_lora, devices, load_model, load_tokenizer, native_dtype
+from revela.encoder import (
+    Encoder,
+    adapter_base,
+    add_lora,
+    continue_lora,
+    devices,
+    load_model,
+    load_tokenizer,
+    native_dtype,
+    positions,
+)
 from revela.encoding import write_encoding
 from revela.release.card import make_card
 from revela.release.check import check_folder
@@ -142,8 +152,8 @@ def _fit(
         model, tokenizer = retriever.model, retriever.tokenizer
         save_model(model, tokenizer, path, writes)
         if writes:
-            positions = model.config.max_position_embeddings
-            write_encoding(path, tokenizer, experiment.encoding, positions, experiment.max_length)
+            limit, longest = positions(model), experiment.max_length
+            write_encoding(path, tokenizer, experiment.encoding, limit, longest)
 
     snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
     trainer.add_callback(
@@ -159,6 +169,7 @@ def _fit(
         save_model(module.language_model, tokenizer, output / "language_model", writes)
     trained = {
         "gradient_checkpointing": gradient_checkpointing,
+        "rows_per_forward": arguments.per_device_train_batch_size,  # which share dropout's seed
         "trainable_parameters": get_model_param_count(module, trainable_only=True),
     }
     return trainer.facts() | trained if writes else None
@@ -187,16 +198,20 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
     weights = dtype if experiment.lora else torch.float32
 
     def load(name: str, causal: bool, trained: bool = True) -> Any:
-        # A model that others load; `load_model` would merge a language model's adapter.
-        if experiment.lora and not causal and Path(name, "adapter_config.json").exists():
-            raise RevelaError(f"model {name!r} is an adapter: merge it with `revela export`")
-        model = load_model(name, causal=causal, dtype=weights)
+        # An adapter is trained further: a second one would be saved without it.
+        base = adapter_base(name) if experiment.lora and trained else None
+        model = load_model(base or name, causal=causal, dtype=weights)
+        if (limit := positions(model)) < experiment.max_length:
+            raise RevelaError(f"model {name!r} has {limit} positions; reduce max_length")
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
         if not (experiment.lora and trained):
             return model
-        model = add_lora(model, experiment.lora, experiment.seed)
+        if base:
+            model = continue_lora(model, name, experiment.lora)
+        else:
+            model = add_lora(model, experiment.lora, experiment.seed)
         without_casts(model)
         if sharded:  # no autocast: float32 adapters would compute in float32
             for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
@@ -225,6 +240,11 @@ class _Trainer(BaseTrainer):
         self.experiment = experiment
         self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step
         self.pulse: dict[str, torch.Tensor] = {}  # of this step's first batch
+
+    def processes(self) -> dict[str, int]:
+        """Return the number of processes, and what ties a checkpoint to it."""
+        gathers = getattr(self.experiment.objective, "gather_across_devices", False)
+        return super().processes() | ({"gathered": 1} if gathers else {})
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule of the learning rate."""

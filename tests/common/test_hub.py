@@ -9,11 +9,13 @@ import urllib.request
 from pathlib import Path
 from urllib.error import HTTPError
 
+import peft
 import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import httpx
 
 from revela.common.hub import Hub, explain
+from revela.encoder import load_model
 from tests.rehearsal import hub
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +26,7 @@ import json
 from huggingface_hub import dataset_info, get_repo_discussions, list_repo_files
 from revela.text.batching import _download
 from revela.text.corpora import Skipped, read_documents
-from revela.encoder import load_model, load_tokenizer
+from revela.encoder import adapter_base, load_model, load_tokenizer
 from revela.common.errors import RevelaError
 from revela.common.hub import read_model_json
 from revela.config.text import Batches, HubCorpus
@@ -39,6 +41,10 @@ def texts(name, **more):
     corpus = HubCorpus(source="hub", dataset=name, **more)
     return [document.text for document in read_documents(corpus, Skipped())]
 
+def ids(name, **more):
+    corpus = HubCorpus(source="hub", dataset=name, **more)
+    return [document.id for document in read_documents(corpus, Skipped())]
+
 print(json.dumps({
     "weights": result_of(lambda: sum(p.numel() for p in load_model("some/model").parameters())),
     "ids": result_of(lambda: load_tokenizer("some/model", "COMMIT")("mud")["input_ids"]),
@@ -47,6 +53,9 @@ print(json.dumps({
     "folder": result_of(lambda: read_model_json("some/sentences", "1_Pooling/config.json")),
     "streamed": result_of(lambda: texts("some/texts")),
     "file": result_of(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
+    "adapted": result_of(lambda: sum(p.numel() for p in load_model("some/adapter").parameters())),
+    "base": result_of(lambda: [adapter_base("some/adapter"), adapter_base("some/model")]),
+    "places": result_of(lambda: ids("some/texts", file="more.jsonl.gz")),
     "ready-made": result_of(lambda: _download(Batches(hub="some/batches")).read_text()),
     "files": sorted(list_repo_files("some/texts", repo_type="dataset")),
     "converted": result_of(lambda: sum(p.numel() for p in load_model("some/old").parameters())),
@@ -67,6 +76,11 @@ def address(tmp_path_factory, backbone):
     """A hub with a model, two data sets, and gated ones."""
     folder = tmp_path_factory.mktemp("hub")
     shutil.copytree(backbone, folder / "models" / "some" / "model")
+    model = peft.get_peft_model(
+        load_model(str(backbone)), peft.LoraConfig(target_modules=["q_proj"])
+    )
+    model.peft_config["default"].base_model_name_or_path = "some/model"
+    model.save_pretrained(folder / "models" / "some" / "adapter")
     pooling = folder / "models" / "some" / "sentences" / "1_Pooling"
     pooling.mkdir(parents=True)
     (pooling / "config.json").write_text('{"pooling_mode": "mean"}')
@@ -122,6 +136,9 @@ def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
     assert loaded["converted"] == loaded["weights"]
     assert loaded["streamed"] == ["One.", "Two."]
     assert loaded["file"] == ["Three."]
+    assert loaded["places"] == ["some/texts/more.jsonl.gz:1"]
+    assert loaded["base"] == ["some/model", None]
+    assert loaded["adapted"] == loaded["weights"]
     assert loaded["ready-made"] == '["a", "b"]\n'
     assert loaded["files"] == ["README.md", "more.jsonl.gz", "train.jsonl"]
     assert loaded["commit"] == COMMIT

@@ -52,6 +52,35 @@ def test_a_folder_of_texts(tmp_path):
     assert [d.text for d in documents(source="files", path=str(tmp_path))] == ["# B", "A\n\nline"]
 
 
+def test_rows_without_an_id_or_title_stay_apart(tmp_path):
+    rows = [{"id": "a", "title": "A", "text": "one"}]
+    rows += [{"id": None, "title": None, "text": text} for text in ("two", "three")]
+    path = rows_file(tmp_path / "rows.jsonl", rows)
+    for joined in (False, True):
+        found = documents(
+            source="files", path=path, fields={"id": "id", "title": "title"}, join_title=joined
+        )
+        assert [(d.id, d.text) for d in found] == [
+            ("a", "one"),
+            ("rows.jsonl:2", "two"),
+            ("rows.jsonl:3", "three"),
+        ]
+
+
+def test_ids_do_not_depend_on_where_the_texts_are(tmp_path, monkeypatch):
+    found = []
+    for home in ("a", "b"):
+        (tmp_path / home / "texts" / "sub").mkdir(parents=True)
+        rows_file(tmp_path / home / "texts" / "sub" / "rows.jsonl", [{"text": "one"}])
+        (tmp_path / home / "texts" / "note.md").write_text("two")
+        monkeypatch.chdir(tmp_path / home)
+        found += [tmp_path / home / "texts", "texts", "./texts/"]
+        found[-3:] = [
+            [d.id for d in documents(source="files", path=str(path))] for path in found[-3:]
+        ]
+    assert all(ids == ["note.md", "sub/rows.jsonl:1"] for ids in found[:2] + found[3:5]), found
+
+
 def test_consecutive_passages_of_a_title_are_joined(tmp_path):
     passages = [("A", "one"), ("A", "two"), ("B", "three"), ("A", "four")]
     rows = [{"docid": str(n), "title": t, "text": x} for n, (t, x) in enumerate(passages)]

@@ -10,9 +10,17 @@ import transformers
 
 from revela.attention.in_batch import in_batch_loss
 from revela.attention.packing import flash_takes
+from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
 from revela.config.training import ContrieverObjective, ReplugObjective, RevelaObjective
-from revela.encoder import _TOKENS_PER_BATCH, Encoder, load_tokenizer, native_dtype, pad
+from revela.encoder import (
+    _TOKENS_PER_BATCH,
+    Encoder,
+    load_tokenizer,
+    native_dtype,
+    pad,
+    positions,
+)
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug, cross_losses
 from revela.training.objectives.revela import Revela, chunks_to_read, similarity_measures
@@ -227,6 +235,35 @@ def test_token_ids_end_with_one_eos_and_keep_to_the_length(backbone):
     assert tokenizer.decode(rows[0]).startswith("Query: The")
     passage = token_ids(tokenizer, TEXTS[:1], "passage", Encoding(), 99)[0]
     assert tokenizer.decode(passage) == f"Passage: {TEXTS[0]}<|endoftext|>"
+
+
+def test_an_eos_that_begins_texts_or_is_missing(backbone):
+    from tokenizers import processors
+
+    from revela.encoder import token_ids
+
+    tokenizer = load_tokenizer(str(backbone))
+    eos = tokenizer.eos_token
+    template = processors.TemplateProcessing(
+        single=[eos, "$A"], special_tokens=[(eos, tokenizer.eos_token_id)]
+    )
+    tokenizer.backend_tokenizer.post_processor = template
+    (ids,) = token_ids(tokenizer, TEXTS[:1], "query", Encoding(), 12)
+    assert (len(ids), ids[0], ids[-1]) == (12, *[tokenizer.eos_token_id] * 2)
+    tokenizer.eos_token = None
+    with pytest.raises(RevelaError, match=r"no EOS token: set encoding\.append_eos: false"):
+        token_ids(tokenizer, TEXTS[:1], "query", Encoding(), 12)
+
+
+def test_positions_of_models():
+    small = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 9}
+    heads = {"num_attention_heads": 2}
+    roberta = transformers.RobertaConfig(**small, **heads, max_position_embeddings=42)
+    assert positions(transformers.RobertaModel(roberta)) == 40
+    bert = transformers.BertConfig(**small, **heads, max_position_embeddings=42)
+    assert positions(transformers.BertModel(bert)) == 42
+    bloom = transformers.BloomConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=9)
+    assert positions(transformers.BloomModel(bloom)) == math.inf
 
 
 def test_the_first_half_is_of_prefix_and_text(backbone):

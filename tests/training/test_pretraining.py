@@ -144,6 +144,14 @@ def test_two_processes_pretrain_the_same_weights_as_one(chunks, tmp_path):
     load_model(str(tmp_path / "two"), causal=True)
 
 
+def test_a_corpus_of_one_document_is_refused(chunks, tmp_path):
+    rows = pq.read_table(chunks[0]).to_pylist()
+    one = [row | {"document": "book"} for row in rows]
+    pq.write_table(pa.Table.from_pylist(one), tmp_path / "book.parquet")
+    with pytest.raises(RevelaError, match=r"book\.parquet: has one document"):
+        pretrain(settings(), [tmp_path / "book.parquet", *chunks], tmp_path / "m")
+
+
 def test_a_corpus_too_small_for_one_sequence(chunks, tmp_path):
     with pytest.raises(RevelaError, match=r"a\.parquet: too few tokens for 4 sequences of 99999"):
         pretrain(settings(sequence_length=99999), chunks[:1], tmp_path / "m")

@@ -311,6 +311,11 @@ def test_a_sharded_checkpoint_needs_as_many_processes(tmp_path):
         mark_complete(tmp_path, dict(zip(names, written, strict=True)))
         check_processes(tmp_path, dict(zip(names, now, strict=True)))
 
+    gathered = {"zero": 0, "processes": 2, "gathered": 1}
+    mark_complete(tmp_path, gathered)
+    check_processes(tmp_path, gathered)
+    with pytest.raises(RevelaError, match="on 2 processes and can only be resumed that way"):
+        check_processes(tmp_path, gathered | {"processes": 4})
     check((3, 2), (3, 2))
     check((0, 4), (0, 2))
     for now, written in (((3, 4), (3, 2)), ((0, 2), (3, 2)), ((2, 2), (0, 2))):

@@ -7,7 +7,6 @@ import os
 import pty
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -199,12 +198,26 @@ def test_a_retriever_that_sentence_transformers_encodes_differently_stays_unchec
     assert not (tmp_path / "m" / "retriever-unchecked").exists()
 
 
-def test_lora_on_an_adapter_is_refused(backbone, data, tmp_path):
-    shutil.copytree(backbone, tmp_path / "adapter")
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    settings = experiment(backbone, lora=LORA, retriever=str(tmp_path / "adapter"))
-    with pytest.raises(RevelaError, match="is an adapter: merge it with `revela export`"):
-        train(settings, data, tmp_path / "m")
+def test_an_adapter_is_trained_further(backbone, data, tmp_path):
+    train(experiment(backbone, lora=LORA, steps=2), data, tmp_path / "first")
+    first = {key: str(tmp_path / "first" / key) for key in ("retriever", "language_model")}
+    again = experiment(backbone, lora=LORA, steps=2, **first)
+    train(again, data, tmp_path / "again")
+    for key, causal in (("retriever", False), ("language_model", True)):
+        before, after = (flat(tmp_path / run / key, causal) for run in ("first", "again"))
+        untrained = flat(backbone, causal)
+        # From the first training's weights, not from the backbone's.
+        assert 0 < (after - before).norm() < (after - untrained).norm()
+        settings = json.loads((tmp_path / "again" / key / "adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == str(backbone)
+    other = experiment(backbone, lora=LORA | {"alpha": 5}, steps=2, **first)
+    with pytest.raises(RevelaError, match=r"has rank 4, alpha \d+, .* set lora to the same values"):
+        train(other, data, tmp_path / "other")
+
+
+def test_more_tokens_than_positions_are_refused(backbone, data, tmp_path):
+    with pytest.raises(RevelaError, match="has 512 positions; reduce max_length"):
+        train(experiment(backbone, max_length=513), data, tmp_path / "m")
 
 
 def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
@@ -239,7 +252,7 @@ def test_several_batches_in_a_forward_pass_change_nothing(backbone, data, tmp_pa
         torch.testing.assert_close(more[name], weight, atol=1e-3, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("lora", [None, LORA | {"dropout": 0.0}])
 def test_a_language_model_learns_to_read_before_there_is_a_retriever(
     backbone, data, tmp_path, lora
 ):
