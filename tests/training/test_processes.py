@@ -30,7 +30,7 @@ from tests.conftest import TEXTS, tiny_llama
 ROOT = Path(__file__).parents[2]
 # Large enough to be sharded by ZeRO-3.
 LORA = {"rank": 80, "alpha": 8, "dropout": 0.1}
-NAMES = ("lora", "all-weights", "untied", "replug", "contriever")
+NAMES = ("lora", "further", "all-weights", "untied", "replug", "contriever")
 ON_FOUR = ("lora-4-0", "replug-4-0", "contriever-4-0")
 
 
@@ -100,6 +100,13 @@ def experiments(folder: Path) -> dict[str, Experiment]:
             lora=LORA,
             similarity_snapshot_steps=[0, 2],
             save_retriever_steps=[0, 2],
+        ),
+        "further": experiment(  # one adapter is trained on, the other merged and frozen
+            folder,
+            objective={"name": "revela", "temperature": 0.1, "freeze_language_model": True},
+            retriever=str(folder / "lora-1-0/retriever"),
+            language_model=str(folder / "lora-1-0/language_model"),
+            lora=LORA,
         ),
         "all-weights": experiment(folder, weight_decay=0.1, max_gradient_norm=0.5),
         "untied": experiment(folder, language_model=str(folder / "untied"), steps=None),
@@ -200,6 +207,38 @@ def test_the_number_of_processes_changes_nothing(trained, which):
     alone = json.loads((one / "manifest.json").read_text())
     assert manifest["processes"] == int(processes)
     assert manifest["trainable_parameters"] == alone["trainable_parameters"]
+
+
+def test_a_batch_gathered_from_two_processes_is_one_of_twice_the_size(folder, tmp_path):
+    rows = pq.read_table(folder / "batches.parquet").to_pylist()[:2]
+    whole = rows[0] | {key: rows[0][key] + rows[1][key] for key in ("texts", "documents")}
+    for name, some in (("one", [whole]), ("two", rows)):
+        table = pa.Table.from_pylist(some, batching.SCHEMA)
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    objective = {"name": "revela", "temperature": 0.1, "plain_loss_every": 0}
+    single = {"steps": 1, "warmup_steps": 0}
+    settings = experiment(folder, objective=objective, batches_per_step=1, **single)
+    train(settings, tmp_path / "one.parquet", tmp_path / "one")
+    gathering = experiment(
+        folder,
+        objective=objective | {"gather_across_devices": True},
+        batches_per_step=2,
+        similarity_snapshot_steps=[0],
+        **single,
+    )
+    job = {"settings": gathering.model_dump(mode="json"), "data": str(tmp_path / "two.parquet")}
+    job |= {"output": str(tmp_path / "two"), "zero": 0, "logits_at_a_time": 2**25}
+    together(tmp_path, 2, [job])
+    (one,) = read_log(tmp_path / "one" / "log.jsonl")
+    snapshot, two = read_log(tmp_path / "two" / "log.jsonl")
+    for number in one.keys() & NUMBERS:
+        assert two[number] == pytest.approx(one[number], rel=1e-4), number
+    left, right = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    for weight, tensor in left.items():
+        torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
+    similarity = torch.tensor(snapshot["snapshot"]["similarity"])
+    assert similarity.shape == (4, 4)
+    assert not similarity.diagonal().any()
 
 
 def start(folder: Path, settings: Experiment, output: Path, stage: int) -> subprocess.Popen:
