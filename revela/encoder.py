@@ -76,11 +76,14 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tens
 class Encoder(nn.Module):
     """A backbone, optionally with an adapter, and the pooling of its output into a vector."""
 
-    def __init__(self, model: Any, tokenizer: Any, encoding: Encoding) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, encoding: Encoding, max_length: int | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
         self.encoding = encoding
+        self.max_length = max_length
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None = None
@@ -129,13 +132,15 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
 
-        Batches have a fixed number of tokens and texts of similar length, so there is little
-        padding. `on_batch` is called after each batch with its number of texts.
+        Texts are truncated at `max_length` or the model's own maximum, if that is smaller. Batches
+        have a fixed number of tokens and texts of similar length, so there is little padding.
+        `on_batch` is called after each batch with its number of texts.
 
         Raises:
             RevelaError: an embedding is not finite; the message gives the text.
         """
-        rows = token_ids(self.tokenizer, texts, role, self.encoding, max_length)
+        longest = min(max_length, self.max_length or max_length)
+        rows = token_ids(self.tokenizer, texts, role, self.encoding, longest)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
         room = _TOKENS_PER_BATCH[self.model.device.type]
@@ -266,8 +271,7 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
     backbone = load_model(model.retriever, revision=revision, dtype=native_dtype(precision))
     if model.adapter:
         backbone = load_adapter(backbone, model.adapter, model.revision)
-    tokenizer, encoding, _ = load_encoding(model)
-    return Encoder(backbone, tokenizer, encoding).to(device).eval()
+    return Encoder(backbone, *load_encoding(model)).to(device).eval()
 
 
 def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:

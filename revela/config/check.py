@@ -25,7 +25,6 @@ from revela.config.text import FilesCorpus
 
 _CLASHES = {
     "experiments": ["models", "backbones"],
-    "tables": [],
     "listings": ["tables"],
     "costs": ["tables", "listings"],
 }
@@ -41,7 +40,8 @@ def check_references(config: Config) -> None:
             if name in getattr(config, other):
                 taken = f"the name is taken by a {other.removesuffix('s')}"
                 raise RevelaError(f"{section}.{name}: {taken}")
-        if section != "experiments" and _SUMMARY in getattr(config, section):
+    for section in ("tables", "listings", "costs"):
+        if _SUMMARY in getattr(config, section):
             raise RevelaError(f"{section}.{_SUMMARY}: the name is taken by the table of GPU-hours")
     _check_circles(config, "batches", "sample_from")
     _check_circles(config, "experiments", "language_model")

@@ -77,8 +77,10 @@ def local_task(name: str, folder: Path) -> Any:
     }
     task = LocalTask()
     # Equal ids alone may be a coincidence, such as numbers.
-    words = {row["id"]: row["text"].split() for row in documents}
-    itself = sum(words.get(row["id"]) == row["text"].split() for row in texts)
+    asked = {row["id"]: row["text"].split() for row in texts}
+    itself = sum(
+        row["id"] in asked and asked[row["id"]] == row["text"].split() for row in documents
+    )
     if itself:
         print(f"{itself} queries are documents of the collection; none retrieves itself")
         task.ignore_identical_ids = True

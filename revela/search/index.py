@@ -91,7 +91,6 @@ def build(
     with atomic_output(folder / "bm25") as temporary:
         _Bm25.make(texts, language, temporary)
     for number, (entry, encoder) in enumerate(zip(entries, encoders, strict=True)):
-        length = _max_length(entry, max_length)
         load: Any = functools.partial(load_encoder, entry, PRECISION)
         if len(devices()) == 1:
             load = {devices()[0]: encoder}.__getitem__
@@ -99,11 +98,11 @@ def build(
             _revision(entry.retriever),
             encoder.encoding.dump(),
             encoder.model.dtype,
-            length,
+            max_length,
         )
         made_by = "\n".join(map(str, facts))
         place = folder / "embeddings" / str(number)
-        shards = encode_corpus(load, texts, length, place, made_by, devices())
+        shards = encode_corpus(load, texts, max_length, place, made_by, devices())
         for stale in set(place.glob("*")) - {shard.path for shard in shards}:
             stale.unlink()  # from a larger version of the corpus
     if _state(corpus) != before:
@@ -136,7 +135,6 @@ class Index:
             )
         self.models = [model["name"] for model in self.described["models"]]
         self.labels = _labels(self.models)
-        self._root = self.described["corpus"].get("path", "").rstrip("/") + "/"
         self._loaded: dict[int, tuple[Encoder, list[Tensor]]] = {}
 
     def search(
@@ -183,15 +181,14 @@ class Index:
         return {
             "chunk": hit.chunk,
             "score": hit.score,
-            "document": document.removeprefix(self._root),
+            "document": document,
             "position": int(position),
             "text": text,
         }
 
     def _dense(self, queries: Sequence[str], depth: int, model: int) -> list[list[Hit]]:
         encoder, blocks = self._model(model)
-        length = _max_length(_entries(self.models)[model], self.described["max_length"])
-        embeddings = encoder.encode(queries, "query", length)
+        embeddings = encoder.encode(queries, "query", self.described["max_length"])
         return self._hits(embeddings, depth, blocks)
 
     def _hits(self, queries_QD: Tensor, depth: int, blocks: list[Tensor]) -> list[list[Hit]]:
@@ -248,11 +245,6 @@ def _entries(models: Sequence[str]) -> list[EncoderModel]:
             for entry in others
         ),
     ]
-
-
-def _max_length(entry: EncoderModel, most: int) -> int:
-    """Return a model's own maximum length, at most `most`, as in evaluation."""
-    return min(most, load_encoding(entry)[2] or most)
 
 
 def _revision(model: str) -> str:

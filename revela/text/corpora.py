@@ -152,7 +152,8 @@ def _checked(
     """Turn (place, row) into documents; a row may be the error raised by reading it."""
     seen: set[str] = set()
     local = isinstance(corpus, FilesCorpus)  # ids of a hub corpus may be too many to store
-    above = f"{_folder(Path(corpus.path))}/" if isinstance(corpus, FilesCorpus) else ""
+    path = Path(corpus.path) if isinstance(corpus, FilesCorpus) else Path()
+    above = f"{path if path.is_dir() else path.parent}/"
     for number, (place, row) in enumerate(rows, start=1):
         try:
             document = _document(place, row, corpus.fields)
@@ -178,10 +179,6 @@ def _checked(
             seen.add(document.id)
         # Splits by id must not depend on where the texts are.
         yield replace(document, id=document.id.removeprefix(above), text=text)
-
-
-def _folder(path: Path) -> Path:
-    return path if path.is_dir() else path.parent
 
 
 def _document(place: str, row: Any, fields: FieldNames) -> Document:
