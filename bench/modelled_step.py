@@ -32,6 +32,7 @@ from revela.training.objectives.revela import Revela
 
 COLUMNS = ["kernels", "flop", "bytes", "seconds"]
 NO_KERNELS = ("prim.device", "aten.detach", "aten._unsafe_view", "aten.empty", "aten.new_empty")
+FLOP = flop_registry | {torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm]}
 _BACKWARD_FLOP = 2.5  # of flash attention, relative to its forward pass
 
 
@@ -54,7 +55,7 @@ class Counter(TorchDispatchMode):
         result = function(*args, **kwargs)
         if not (function.is_view or any(name in str(function) for name in NO_KERNELS)):
             tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
-            formula = flop_registry.get(function.overloadpacket, lambda *_, **__: 0)
+            formula = FLOP.get(function.overloadpacket, lambda *_, **__: 0)
             self.add(formula(*args, **kwargs, out_val=result), sum(x.nbytes for x in tensors))
         return result
 
@@ -77,6 +78,23 @@ class Counter(TorchDispatchMode):
         flop = 2 * pairs * query.shape[1] * (query.shape[2] + value.shape[2])
         return _Flash.apply(query, key, value, self, flop)
 
+    def rms_norm(self, x: Tensor, *_: Any) -> Tensor:
+        """Replacement for `torch.nn.functional.rms_norm` with frozen weights."""
+        return _RmsNorm.apply(x, self)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, counter: Any) -> Tensor:
+        ctx.x, ctx.counter = x, counter
+        counter.add(0, 2 * x.nbytes)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        ctx.counter.add(0, 3 * ctx.x.nbytes)
+        return torch.empty_like(ctx.x), None
+
 
 class _Flash(torch.autograd.Function):
     @staticmethod
@@ -94,13 +112,19 @@ class _Flash(torch.autograd.Function):
 
 
 def model_step(
-    shape: str, batch: int, length: int, checkpointing: bool, counter: Counter, tiny: bool = False
+    shape: str,
+    batch: int,
+    length: int,
+    checkpointing: bool,
+    counter: Counter,
+    tiny: bool = False,
+    fused: bool = True,
 ) -> pd.DataFrame:
     """Return a row of `COLUMNS` for each part of a step; retriever and LM have the same shape."""
     with torch.device("meta"):
         one, other = (random_model(shape, **(TINY if tiny else {})).bfloat16() for _ in range(2))
-        encoder = Encoder(adapted(one.model, tiny, checkpointing), None, ENCODING)
-        module = Revela(encoder, adapted(other, tiny, checkpointing), REVELA).bfloat16().train()
+        one, other = (adapted(m, tiny, checkpointing, fused) for m in (one.model, other))
+        module = Revela(Encoder(one, None, ENCODING), other, REVELA).bfloat16().train()
         ids = torch.zeros(2 * batch, length, dtype=torch.long)
         mask = torch.ones_like(ids)
     read_on_host = ~np.eye(batch, dtype=bool), [length] * batch
@@ -121,6 +145,7 @@ def model_step(
         mock.patch(
             "torch.nn.functional.dropout", lambda x, p, on, _: torch.native_dropout(x, p, on)[0]
         ),
+        mock.patch("torch.nn.functional.rms_norm", counter.rms_norm),
         mock.patch("torch.autocast", return_value=nullcontext()),  # not available for meta tensors
         counter,
     ):
@@ -139,11 +164,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=157, help="tokens of a chunk")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--unfused", action="store_true", help="adapters and norms as in peft")
     parser.add_argument("--tflops", type=float, default=989.0, help="peak; default: H200, bfloat16")
     parser.add_argument("--tb-per-second", type=float, default=4.8, help="default: H200")
     given = parser.parse_args()
     counter = Counter(given.tflops * 1e12, given.tb_per_second * 1e12)
-    found = model_step(given.shape, given.batch, given.length, given.checkpointing, counter)
+    found = model_step(
+        given.shape,
+        given.batch,
+        given.length,
+        given.checkpointing,
+        counter,
+        fused=not given.unfused,
+    )
     found.loc["all"] = found.sum()
     table = pd.DataFrame(
         {

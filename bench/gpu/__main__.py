@@ -30,6 +30,7 @@ def sections(device: torch.device, tiny: bool) -> dict[str, Callable[[], Rows]]:
     plan: dict[str, Callable[[], Rows]] = {
         "Attention against plain loops": lambda: exact.attention(device),
         "Losses and gradients against float64": lambda: exact.losses(device, tiny),
+        "Adapters and norms against float64": lambda: exact.adapters(device),
         "Matrix products": lambda: steps.matmul(device, tiny),
     }
     for shape in ("SmolLM2-135M",) if tiny else ("Llama-3.2-1B", "SmolLM2-135M"):

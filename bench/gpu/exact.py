@@ -4,6 +4,7 @@ Plain functions: no test runner is needed. A section fails if a bound is exceede
 """
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from revela.attention import packing
 from revela.attention.cross_document import Reads
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, read_packed
 from revela.attention.packing import Spans, flash, flash_takes, starts_of
+from revela.encoder import add_lora
+from revela.training.fused import fuse, without_casts
 from tests.attention.reference import varlen_attn
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of errors relative to the largest value
@@ -132,4 +135,39 @@ def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
                 }
                 | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
             )
+    return rows
+
+
+def adapters(device: torch.device) -> list[dict[str, str]]:
+    """Compare fused adapters and RMS norms with those of peft and transformers in float64."""
+    lora = SimpleNamespace(rank=32, alpha=16, dropout=0.0, targets=["q_proj", "v_proj", "up_proj"])
+    ids = torch.randint(2, 300, (4, 40), generator=torch.Generator().manual_seed(0))
+    rows = []
+    expected: list[Tensor] = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        model = add_lora(random_model("SmolLM2-135M", num_hidden_layers=2).model, lora, seed=0)
+        torch.manual_seed(1)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        for weight in trained:
+            torch.nn.init.normal_(weight, std=0.02)  # adapters start at zero
+        if expected:
+            fuse(model)
+            model.to(device, torch.float32)
+        else:
+            model.double()
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            without_casts(model)
+            states = model(input_ids=ids.to(model.device)).last_hidden_state
+        torch.manual_seed(2)
+        states.backward(torch.randn(states.shape).to(states))
+        found = [states, torch.cat([weight.grad.flatten() for weight in trained])]
+        if expected:
+            errors = [far(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
+            assert max(errors) < 3 * BOUNDS[dtype], (dtype, errors)
+            rows.append(
+                {"precision": str(dtype).removeprefix("torch.")}
+                | {"output": f"{errors[0]:.0e}", "of adapters": f"{errors[1]:.0e}"}
+            )
+        else:
+            expected = [one.detach() for one in found]
     return rows

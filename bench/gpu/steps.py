@@ -20,6 +20,7 @@ from bench.attention.dense import plain_pass
 from bench.common import medians, ragged_batch, random_model
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 from revela.encoder import Encoder, add_lora
+from revela.training.fused import fuse, without_casts
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
 
@@ -84,16 +85,16 @@ def model_of(shape: str, device: torch.device, tiny: bool) -> Any:
         return random_model(shape, **(TINY if tiny else {})).to(torch.bfloat16)
 
 
-def adapted(model: Any, tiny: bool, checkpointing: bool) -> Any:
-    """Add LoRA to a model as in training."""
+def adapted(model: Any, tiny: bool, checkpointing: bool, fused: bool = True) -> Any:
+    """Add LoRA to a model as in training, or as peft and transformers compute it."""
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     lora = SimpleNamespace(rank=8 if tiny else 256, alpha=64, dropout=0.1, targets=PARTS)
     model = add_lora(model, lora, seed=0)
-    for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False  # as in `trainer.without_casts`
+    without_casts(model)
+    if fused:
+        fuse(model)
     return model
 
 
@@ -196,14 +197,14 @@ def revela(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]
     """Measure complete batches of growing size, with one or several per forward pass."""
     rate, rows = rate_of(device, tiny), []
     grown = [(2, 1), (2, 2)] if tiny else [(16, 1), (16, 2), (16, 4), (32, 1), (64, 1), (128, 1)]
-    plans = [(size, together, False) for size, together in grown]
-    plans.insert(1, (*grown[0], True))
-    for size, together, checkpointing in plans:
+    plans = [(*one, False, True) for one in grown]
+    plans[1:1] = [(*grown[0], True, True), (*grown[0], False, False)]
+    for size, together, checkpointing, fused in plans:
         try:
-            row = _revela(shape, device, tiny, size, together, checkpointing, rate)
+            row = _revela(shape, device, tiny, size, together, checkpointing, fused, rate)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            row = _revela(shape, device, tiny, size, together, True, rate)
+            row = _revela(shape, device, tiny, size, together, True, fused, rate)
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -216,11 +217,12 @@ def _revela(
     size: int,
     together: int,
     checkpointing: bool,
+    fused: bool,
     rate: float,
 ) -> dict[str, str]:
-    retriever = adapted(model_of(shape, device, tiny).model, tiny, checkpointing)
+    retriever = adapted(model_of(shape, device, tiny).model, tiny, checkpointing, fused)
     causal = model_of(shape, device, tiny)
-    language_model = adapted(causal, tiny, checkpointing)
+    language_model = adapted(causal, tiny, checkpointing, fused)
     module = Revela(Encoder(retriever, None, ENCODING), language_model, REVELA).train()
     batches = batches_of(size, together, causal.config.vocab_size, device, tiny)
     if device.type == "cuda":
@@ -248,6 +250,7 @@ def _revela(
         "B": str(size),
         "batches a forward": str(together),
         "checkpointing": "yes" if checkpointing else "no",
+        "fused": "yes" if fused else "no",
         "ms a batch": f"{1000 * seconds / together:.1f}",
         "tokens/s": f"{sum(map(sum, tokens)) / len(batches) / seconds:,.0f}",
         "of matmul rate": f"{flops / len(batches) / seconds / rate:.0%}",

@@ -30,6 +30,7 @@ from revela.release.check import check_folder
 from revela.training.base import BaseTrainer, finish, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
 from revela.training.collators import BatchCollator, PairCollator, load_rows
+from revela.training.fused import fuse, without_casts
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
@@ -175,13 +176,6 @@ def _fit(
     return trainer.facts() | trained if writes else None
 
 
-def without_casts(model: Any) -> None:
-    """Stop adapters from casting their input to float32, which autocast would cast back."""
-    for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False
-
-
 def _rows_per_forward(experiment: Experiment, most: int) -> int:
     """Return the rows per forward pass; Revela's divide a process's share of a step."""
     objective = experiment.objective
@@ -206,14 +200,16 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
-        if not (experiment.lora and trained):
-            return model
-        if base:
-            model = continue_lora(model, name, experiment.lora)
-        else:
-            model = add_lora(model, experiment.lora, experiment.seed)
+        if experiment.lora and trained:
+            if base:
+                model = continue_lora(model, name, experiment.lora)
+            else:
+                model = add_lora(model, experiment.lora, experiment.seed)
         without_casts(model)
-        if sharded:  # no autocast: float32 adapters would compute in float32
+        if not sharded:
+            if devices()[0] != "cpu":
+                fuse(model)
+        elif experiment.lora and trained:  # no autocast: float32 adapters would compute in float32
             for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
                 weight.data = weight.data.to(dtype)
         return model

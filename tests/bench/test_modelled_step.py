@@ -8,9 +8,9 @@ BATCH, LENGTH, RANK = 3, 8, 8
 TOKENS = 2 * BATCH * LENGTH  # query and passage forms; e and h rows
 
 
-def parts(checkpointing: bool = False, flops: float = 1e12, bandwidth: float = 1e12):
+def parts(checkpointing=False, flops: float = 1e12, bandwidth: float = 1e12, fused=True):
     counter = Counter(flops, bandwidth)
-    return model_step("SmolLM2-135M", BATCH, LENGTH, checkpointing, counter, tiny=True)
+    return model_step("SmolLM2-135M", BATCH, LENGTH, checkpointing, counter, True, fused)
 
 
 def test_forward_passes_count_what_the_weights_ask_for():
@@ -40,3 +40,10 @@ def test_checkpointing_computes_the_forward_passes_again():
     forward = parts()["flop"][["retriever, forward", "cross-document attention, forward"]].sum()
     assert more["backward"] > 1.5 * forward
     assert more.drop("backward").sum() == 0
+
+
+def test_fused_adapters_and_norms_move_less_and_compute_the_same():
+    plain, fused = parts(fused=False), parts()
+    assert fused["flop"].sum() == pytest.approx(plain["flop"].sum())
+    assert fused["bytes"].sum() < 0.9 * plain["bytes"].sum()
+    assert fused["kernels"].sum() < 0.9 * plain["kernels"].sum()

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from revela.config.encoding import Encoding
 from revela.config.training import ContrieverObjective, Lora, ReplugObjective, RevelaObjective
 from revela.encoder import Encoder, add_lora, pad
+from revela.training.fused import fuse
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
@@ -110,6 +111,7 @@ def objective(name: str, layers: int, checkpointing: bool) -> Any:
         model = add_lora(load(causal), Lora(rank=4, dropout=0.1), 0)
         for weight in model.parameters():
             weight.data = weight.data.bfloat16()
+        fuse(model)
         return model
 
     retriever = Encoder(adapted(False), None, Encoding())
