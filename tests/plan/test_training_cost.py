@@ -11,7 +11,7 @@ from revela.config.read import read_yaml
 from revela.config.settings import parse_settings
 from revela.plan import commands
 from revela.plan.training_cost import check_claims, render, training_costs
-from tests.report.test_report import check_latex
+from tests.report.common import check_latex
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import scipy.stats
 
 from revela.config.report import Table
 from revela.report import significance, tables
-from tests.report.test_report import check_latex
+from tests.report.common import check_latex
 
 # Two systems; one task has one subset, the other has two of different sizes.
 QUERIES = {

@@ -1,0 +1,339 @@
+"""Figures, made from compiled tables and training logs."""
+
+import itertools
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib.font_manager import fontManager
+
+from revela.common.errors import RevelaError
+from revela.config import load_config
+from revela.config.report import (
+    BarsFigure,
+    CurvesFigure,
+    DynamicsFigure,
+    LearningFigure,
+    PretrainingFigure,
+    StepCostFigure,
+    TrendFigure,
+)
+from revela.config.settings import parse_settings
+from revela.report import figures, tables
+from revela.report.ranking import first_ranked
+from revela.report.training_figures import learning_text
+from revela.training.trainlog import append_line
+from tests.report.common import ROOT, rows_of, write_score
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for step in range(6):
+        if step:
+            append_line(
+                path,
+                {
+                    "step": step,
+                    "loss": 5 - step,
+                    "plain_loss": 5.0,
+                    "plain_loss_gain": float(step),
+                    "top_similarity": 0.1 * step,
+                },
+            )
+        if step in (0, 5):
+            snapshot = {
+                "texts": ["a", "b$ c$"],
+                "documents": ["first", "second"],
+                "similarity": [[0, 1], [1, 0]],
+                "loss": 1.0,
+                "plain_loss": 2.0,
+            }
+            append_line(path, {"step": step, "snapshot": snapshot})
+    return path
+
+
+COMPILED = """system,task,Mean,source
+Revela 1B / b4,1.0,10.0,measured
+Revela 1B / b16,1.0,30.0,reported
+Revela 2B / b4,1.0,20.0,reported
+Other 2B / b8,,,missing
+"""
+COST = """batch_size,replug_seconds,revela_seconds,replug_memory_gb,revela_memory_gb,machine
+2,1.0,1.0,0.1,0.1,some machine
+8,16.0,4.0,0.4,0.4,some machine
+"""
+
+
+@pytest.fixture
+def inputs(log, tmp_path):
+    (tmp_path / "table.csv").write_text(COMPILED)
+    (tmp_path / "cost.csv").write_text(COST)
+    return {"e": log, "t": tmp_path / "table.csv", "step-cost": tmp_path / "cost.csv"}
+
+
+FIGURES = [
+    BarsFigure(kind="bars", caption="c", tables={"t": "T"}),
+    TrendFigure(kind="trend", caption="c", tables={"t": "T"}, x_label="batch size"),
+    StepCostFigure(kind="step-cost", caption="c"),
+    CurvesFigure(kind="curves", caption="c", experiments={"e": "label"}),
+    DynamicsFigure(kind="dynamics", caption="c", experiment="e"),
+]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.kind)
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_figures_are_deterministic(inputs, tmp_path, figure, kind, magic):
+    files = [tmp_path / f"{n}.{kind}" for n in (1, 2)]
+    for file in files:
+        figures.save(figures.draw(figure, inputs), file, kind)
+    assert files[0].read_bytes().startswith(magic)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_experiments_of_a_figure_keep_their_order():
+    figure = CurvesFigure(kind="curves", caption="c", experiments={"z": "1", "a": "2"})
+    assert parse_settings(CurvesFigure, figure.dump()).experiments == [("z", "1"), ("a", "2")]
+
+
+def test_bars_show_means_and_hatch_reported_systems(inputs):
+    (axis,) = figures.draw(FIGURES[0], inputs).axes
+    bars = [patch for patch in axis.patches if patch.get_width()]
+    assert [bar.get_height() for bar in bars] == [10, 30, 20, 0]
+    assert [text.get_text() for text in axis.texts] == ["10.0", "30.0", "20.0", "–"]
+    assert [bool(bar.get_hatch()) for bar in bars] == [False, True, True, False]
+    colours = [bar.get_facecolor() for bar in bars]
+    assert colours[0] == colours[1] == colours[2] != colours[3]  # only Revela is dark
+
+
+def test_a_trend_has_one_line_per_group(inputs):
+    drawing = figures.draw(FIGURES[1], inputs)
+    (axis,) = drawing.axes
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["b4", "b16", "b8"]
+    lines = {
+        line.get_label(): list(zip(*line.get_data(), strict=True))
+        for line in axis.lines
+        if line.get_linestyle() != "None"
+    }
+    assert lines["Revela 1B"] == [(0, 10), (1, 30)]
+    assert lines["Revela 2B"] == [(0, 20)]
+    hollow = [line for line in axis.lines if line.get_markerfacecolor() == "white"]
+    assert [line.get_xydata().tolist() for line in hollow][:2] == [[[1, 30]], [[0, 20]]]
+    entries = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
+
+
+def test_a_group_looks_the_same_in_all_panels(inputs, tmp_path):
+    other = COMPILED.replace("Revela 1B / ", "").replace("b16", "b32")
+    (tmp_path / "u.csv").write_text(other)
+    tables = {"u": "U", "t": "T"}
+    figure = TrendFigure(kind="trend", caption="c", tables=tables, x_label="batch size")
+    drawing = figures.draw(figure, inputs | {"u": tmp_path / "u.csv"})
+    looks = [
+        {line.get_label(): line.get_color() for line in axis.lines if len(line.get_label()) < 10}
+        for axis in drawing.axes
+    ]
+    assert looks[0]["Revela 2B"] == looks[1]["Revela 2B"]
+    assert len({*looks[0].values(), *looks[1].values()}) == 4
+
+
+def test_systems_may_be_named_by_numbers(tmp_path):
+    table = "system,task,Mean,source\n4,1.0,10.0,measured\n16,1.0,30.0,measured\n"
+    (tmp_path / "t.csv").write_text(table)
+    beside = "system,column,ci_low,ci_high\n4,Mean,8,13\n16,Mean,25,31\n"
+    (tmp_path / "t_significance.csv").write_text(beside)
+    for figure in FIGURES[:2]:
+        (axis,) = figures.draw(figure, {"t": tmp_path / "t.csv"}).axes
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["4", "16"]
+    bars = [bar for lines in axis.collections for bar in lines.get_segments() if len(bar)]
+    assert [bar.tolist() for bar in bars] == [[[0, 8], [0, 13]], [[1, 25], [1, 31]]]
+
+
+def test_a_trend_shows_the_intervals_of_its_table(inputs):
+    beside = "system,column,ci_low,ci_high\nRevela 1B / b4,Mean,8,13\nRevela 1B / b4,task,0,2\n"
+    inputs["t"].with_name("table_significance.csv").write_text(beside)
+    (axis,) = figures.draw(FIGURES[1], inputs).axes
+    bars = [bar for lines in axis.collections for bar in lines.get_segments() if len(bar)]
+    assert [bar.tolist() for bar in bars if not np.isnan(bar).any()] == [[[0, 8], [0, 13]]]
+
+
+def test_a_single_point_is_drawn_as_a_marker(inputs, tmp_path):
+    append_line(tmp_path / "short.jsonl", {"step": 1, "loss": 5.0, "top_similarity": 0.1})
+    drawing = figures.draw(FIGURES[3], {"e": tmp_path / "short.jsonl"})
+    (point,) = drawing.axes[0].lines
+    assert point.get_marker() == "o"
+    (line, *_) = figures.draw(FIGURES[3], inputs).axes[0].lines
+    assert line.get_marker() == ""
+
+
+def test_a_short_pretraining_is_drawn_in_full(tmp_path):
+    path, figure = (
+        tmp_path / "short.jsonl",
+        PretrainingFigure(kind="pretraining", caption="c", backbone="b"),
+    )
+    for name, loss in (("loss", 5.0), ("held_out_loss", 5.5)):
+        append_line(path, {"step": 1, "tokens": 1000, name: loss})
+    (axis,) = figures.draw(figure, {"b": path}).axes
+    lowest, highest = axis.get_ylim()
+    assert lowest < 5.0 < 5.5 < highest
+
+
+def test_a_learning_curve_shows_mean_and_range_of_seeds(inputs, tmp_path):
+    figure = LearningFigure(kind="learning", caption="c", task="t", experiments={"e": "E"})
+    scores = {"e@0": 0.1, "e": 0.5, "e-seed1@0": 0.2, "e-seed1": 0.3, "e-other": 0.9}
+    paths = {"e.log": inputs["e"]}
+    for name, value in scores.items():
+        write_score(tmp_path, name, "t", value)
+        paths[name] = tmp_path / name / "t.json"
+    (axis,) = figures.draw(figure, paths).axes
+    (line,) = axis.lines
+    assert line.get_xydata() == pytest.approx(np.array([[0, 15], [5, 40]]))
+    assert not line.get_clip_on()  # a score of 0 is on the frame
+    (band,) = axis.collections
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6).tolist()}
+    assert corners == {(0, 10), (0, 20), (5, 30), (5, 50)}
+
+
+def test_a_learning_curve_starts_at_the_untouched_model(inputs, tmp_path):
+    figure = LearningFigure(
+        kind="learning", caption="c", task="t", experiments={"e": "E"}, start="untouched"
+    )
+    paths = {"e.log": inputs["e"]}
+    for name, value in {"e": 0.5, "untouched": 0.1}.items():
+        write_score(tmp_path, name, "t", value)
+        paths[name] = tmp_path / name / "t.json"
+    (line,) = figures.draw(figure, paths).axes[0].lines
+    assert line.get_xydata() == pytest.approx(np.array([[0, 10], [5, 50]]))
+    title, *rows = learning_text(figure, paths).splitlines()
+    assert title == "nDCG@10 × 100 on t"
+    assert [row.split() for row in rows] == [
+        ["step", "0", "5", "curve"],
+        ["E", "10.0", "50.0", "▂█"],
+    ]
+
+
+def test_ranking_prints_the_first_documents_and_marks_relevant_ones(tmp_path):
+    rows = {"corpus": ["a mountain", "a  river\nwith mud", "x" * 200], "queries": ["mud?"]}
+    for file, texts in rows.items():
+        lines = [json.dumps({"_id": f"{file[0]}{n}", "text": t}) for n, t in enumerate(texts)]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "qrels.tsv").write_text("q0\tc1\t1\n")
+    runs = {"bm25": ["c2", "c0", "c1"], "dense": ["c1", "c2"]}
+    for name, documents in runs.items():
+        (tmp_path / name).mkdir()
+        lines = [f"q0 Q0 {one} {n} {9 - n} {name}" for n, one in enumerate(documents, 1)]
+        (tmp_path / name / "t.trec").write_text("\n".join(lines))
+    paths = [tmp_path / name / "t.trec" for name in runs]
+    assert first_ranked(tmp_path, paths, None, 2).split("\n") == [
+        "query: mud?",
+        "bm25:",
+        f"    {'x' * 88} …",
+        "    a mountain",
+        "dense:",
+        "  ✓ a river with mud",
+        f"    {'x' * 88} …",
+    ]
+    with pytest.raises(RevelaError, match=r"queries\.jsonl: unknown query 'q7'"):
+        first_ranked(tmp_path, paths, "q7", 2)
+
+
+def test_step_cost_is_drawn_with_the_growth_derived_in_the_paper(inputs):
+    time, memory = figures.draw(FIGURES[2], inputs).axes
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in time.lines}
+    assert drawn["REPLUG"] == [1, 16] == drawn["growth with B²"]
+    assert drawn["Revela"] == [1, 4] == drawn["growth with B"]
+    assert {line.get_label() for line in memory.lines} == {"REPLUG", "Revela", "growth with B"}
+
+
+@pytest.mark.parametrize("name", ["bright-beir", "batch-sizes", "lm-sizes"])
+def test_figures_of_the_paper_are_drawn_from_its_scores(paper, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    figure = load_config(Path("config.yaml")).figures[name]
+    compiled = {}
+    for table, _ in figure.tables:
+        compiled[table] = tmp_path / f"{table}.csv"
+        frame = tables.compile_table(paper[table], tmp_path)
+        compiled[table].write_text(tables.to_csv(frame))
+    drawing = figures.draw(figure, compiled)
+    shown = {text.get_text() for axis in drawing.axes for text in axis.texts}
+    printed = {mean for table in compiled for *_, mean in rows_of(table)[1].values()}
+    assert shown == printed
+    assert drawing.legends[0].get_texts()[-1].get_text() == "as reported"
+
+
+def test_dynamics_have_a_panel_per_recorded_step(log):
+    figure = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
+    drawing = figures.draw(figure, {"e": log})
+    titles = [axis.get_title() for axis in drawing.axes if axis.get_title()]
+    assert [title.split("\n")[0] for title in titles] == ["step 0", "step 5"]
+
+
+def test_dynamics_label_chunks_by_document(log):
+    figure = DynamicsFigure(kind="dynamics", caption="c", experiment="e")
+    drawing = figures.draw(figure, {"e": log})
+    labels = drawing.axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == ["a  A0", "b\\$ c\\$  B1"]
+    assert labels[0].get_color() != labels[1].get_color()
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["first", "second"]
+    text = log.read_text().replace('"documents": ["first", "second"]', '"documents": null')
+    log.write_text(text)
+    drawing = figures.draw(figure, {"e": log})
+    assert drawing.axes[0].get_yticklabels()[0].get_text() == "a  0"
+    assert not drawing.legends
+
+
+def test_labels_of_a_small_batch_do_not_overlap(log):
+    drawing = figures.draw(FIGURES[4], {"e": log})
+    drawing.canvas.draw()
+    *panels, bar = drawing.axes
+    boxes = [panel.title.get_window_extent() for panel in panels]
+    boxes.append(bar.yaxis.label.get_window_extent())
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
+
+
+@pytest.fixture
+def rare(log):
+    """A log whose second text has characters missing in the default font."""
+    log.write_text(log.read_text().replace('"b$ c$"', json.dumps("\N{ROCKET} b ♥ 中")))
+    return log
+
+
+def drawn_labels(log, folder):
+    """Draw the figure, with warnings as errors; return its labels."""
+    drawing = figures.draw(FIGURES[4], {"e": log})
+    with warnings.catch_warnings(action="error"):
+        figures.save(drawing, folder / "figure.png", "png")
+    return [label.get_text() for label in drawing.axes[0].get_yticklabels()]
+
+
+def test_characters_that_no_font_has_are_replaced(rare, tmp_path, capsys):
+    assert drawn_labels(rare, tmp_path) == ["a  A0", ":rocket: b ♥ ?  B1"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"{rare}: no installed font has '中': replaced by ?"
+
+
+def test_characters_are_drawn_by_a_font_that_has_them(rare, tmp_path, capsys, monkeypatch):
+    builder = FontBuilder(1000)
+    builder.setupGlyphOrder([".notdef", "middle"])
+    builder.setupCharacterMap({ord("中"): "middle"})
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    pen.lineTo((500, 900))
+    pen.lineTo((900, 0))
+    pen.closePath()
+    builder.setupGlyf({".notdef": pen.glyph(), "middle": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (1000, 0), "middle": (1000, 0)})
+    builder.setupHorizontalHeader(ascent=900, descent=-100)
+    builder.setupNameTable({"familyName": "Rare", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "rare.ttf")
+    monkeypatch.setattr(fontManager, "ttflist", fontManager.ttflist[:])
+    fontManager.addfont(tmp_path / "rare.ttf")
+    assert drawn_labels(rare, tmp_path) == ["a  A0", ":rocket: b ♥ 中  B1"]
+    assert not capsys.readouterr().out

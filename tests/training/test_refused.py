@@ -1,0 +1,129 @@
+"""Trainings that cannot start or continue say why in one line."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+from revela.common.errors import RevelaError
+from revela.encoder import load_model
+from revela.training.trainer import train
+from tests.training.common import (
+    LORA,
+    experiment,
+)
+
+
+def test_more_tokens_than_positions_are_refused(backbone, data, tmp_path):
+    with pytest.raises(RevelaError, match="has 512 positions; reduce max_length"):
+        train(experiment(backbone, max_length=513), data, tmp_path / "m")
+
+
+def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path):
+    pq.write_table(pq.read_table(data).drop_columns("documents"), tmp_path / "nameless.parquet")
+    reading = {"name": "revela", "similarity": "documents"}
+    with pytest.raises(RevelaError, match="its chunks have no document ids"):
+        train(
+            experiment(backbone, objective=reading), tmp_path / "nameless.parquet", tmp_path / "m"
+        )
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
+    with pytest.raises(RevelaError, match=r"step \d+: .*(nan|inf|not finite); lower learning_rate"):
+        train(experiment(backbone, learning_rate=1e30, warmup_steps=0), data, tmp_path / "m")
+    assert not (tmp_path / "m" / "retriever").exists()
+
+
+def test_a_full_disk_is_one_line_of_error(backbone, data, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "revela", "train", "--settings", experiment(backbone).dump(),
+         "--data", str(data), "--output", str(tmp_path / "m")],
+        capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "cannot write" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "m" / "retriever").exists()
+
+
+@pytest.mark.parametrize("steps", [8, None])
+def test_too_few_rows_for_a_step(backbone, data, tmp_path, steps):
+    settings = experiment(backbone, batches_per_step=96, warmup_steps=2).model_copy(
+        update={"steps": steps}
+    )
+    with pytest.raises(RevelaError, match="80 rows are not enough for one step"):
+        train(settings, data, tmp_path / "m")
+
+
+def test_two_trainings_in_one_folder(backbone, data, tmp_path):
+    import fcntl
+
+    (tmp_path / "m" / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RevelaError, match="another training is using this folder"):
+            train(experiment(backbone), data, tmp_path / "m")
+
+
+def test_a_disk_without_locks_is_an_error(backbone, data, tmp_path, monkeypatch):
+    def flock(stream, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(RevelaError, match=r"cannot lock .*No locks available; .* with flock"):
+        train(experiment(backbone), data, tmp_path / "m")
+
+
+def test_models_that_cannot_be_loaded(backbone, data, tmp_path, monkeypatch):
+    def message(name: str) -> str:
+        with pytest.raises(RevelaError) as caught:
+            train(experiment(name), data, tmp_path / "m")
+        return str(caught.value)
+
+    def raising(name: str):
+        import huggingface_hub.errors as errors
+        import requests
+
+        def load(*_, **__):
+            response = requests.Response()
+            response.status_code = 403 if name == "GatedRepoError" else 404
+            response.request = requests.Request("GET", "https://huggingface.co").prepare()
+            raise getattr(errors, name)("Access denied", response=response)
+
+        return load
+
+    assert "hub cannot be reached" in message("somebody/model")
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("GatedRepoError"))
+    assert "is gated: accept its terms" in message("somebody/model")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("RepositoryNotFoundError"))
+    assert "check the spelling" in message("somebody/model")
+
+
+def test_an_adapter_of_another_model_is_refused(backbone, data, tmp_path):
+    train(experiment(backbone, steps=1, lora=LORA), data, tmp_path / "m")
+    folder = tmp_path / "m" / "retriever"
+    weights = load_file(folder / "adapter_model.safetensors")
+    head = {f"base_model.model.{key.removeprefix('base_model.')}": w for key, w in weights.items()}
+    save_file(head, folder / "adapter_model.safetensors")
+    with pytest.raises(RevelaError, match=r"adapter '.*retriever' does not fit LlamaModel"):
+        load_model(str(folder))
+
+
+def test_a_read_only_folder(backbone, data, tmp_path):
+    if os.geteuid() == 0:
+        folder = Path("/proc/revela")  # not writable even by root
+    else:
+        folder = tmp_path / "sealed"
+        folder.mkdir(mode=0o500)
+    with pytest.raises((RevelaError, FileNotFoundError)) as caught:
+        train(experiment(backbone), data, folder / "m")
+    assert "cannot write" in str(caught.value)

@@ -1,0 +1,209 @@
+"""Trainings that are stopped resume, and end with the same weights."""
+
+import math
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from revela.common.errors import RevelaError
+from revela.config.training import Experiment
+from revela.training import trainer as training
+from revela.training.base import BaseTrainer
+from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
+from revela.training.trainer import train
+from revela.training.trainlog import read_log
+from tests.training.common import LORA, as_in_a_terminal, assert_same_weights, experiment
+
+
+def count_forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that receives an entry at each forward pass of a training."""
+    calls: list[int] = []
+    original = training._Trainer.compute_loss
+    monkeypatch.setattr(
+        training._Trainer,
+        "compute_loss",
+        lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs),
+    )
+    return calls
+
+
+AS_WITH_A_GPU = """
+from revela import cli
+from revela.training import trainer
+trainer.devices = lambda: ["cuda:0"]
+cli.main()
+"""
+
+
+def run_until(
+    settings: Experiment, data: Path, output: Path, step: int, how: int, workers: int = 0
+) -> str:
+    """Train in a separate process and send it a signal after it has logged a step.
+
+    Its loader workers receive the signal too, except SIGKILL.
+    """
+    program = ["-c", AS_WITH_A_GPU] if workers else ["-m", "revela"]
+    process = subprocess.Popen(
+        [sys.executable, *program, "train", "--settings", settings.dump(), "--data", str(data),
+         "--output", str(output), "--loader-workers", str(workers)],
+        stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.rglob("log.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) >= step:
+            children = psutil.Process(process.pid).children()
+            assert len(children) == workers
+            for child in children if how != signal.SIGKILL else ():
+                child.send_signal(how)
+            process.send_signal(how)
+            break
+        time.sleep(0.01)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0, "the training ended before it could be stopped"
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("how", "lora"),
+    [
+        (signal.SIGKILL, None),
+        (signal.SIGKILL, LORA),
+        (signal.SIGTERM, None),
+        (signal.SIGINT, None),
+        (signal.SIGUSR1, None),
+        (signal.SIGHUP, None),
+    ],
+)
+def test_a_killed_training_resumes_and_ends_with_the_same_weights(
+    backbone, data, tmp_path, monkeypatch, how, lora
+):
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=lora)
+    train(settings, data, tmp_path / "undisturbed")
+    errors = run_until(settings, data, tmp_path / "killed", 7, how)
+    if how != signal.SIGKILL:
+        assert f"stopped by {how.name} at step" in errors
+        assert "Traceback" not in errors
+    assert not (tmp_path / "killed" / "retriever").exists()
+    (work,) = (tmp_path / "killed" / "checkpoints").glob("*/")
+    assert last_checkpoint(work) is not None
+    calls = count_forward_passes(monkeypatch)
+    train(settings, data, tmp_path / "killed")
+    assert len(calls) < 25, "it started over"
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "killed")
+    for name in ("step", "loss", "learning_rate", "gradient_norm"):
+        logs = [read_log(tmp_path / kind / "log.jsonl") for kind in ("undisturbed", "killed")]
+        assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_training_resumes_with_other_options_of_the_machine(
+    backbone, data, tmp_path, monkeypatch, how
+):
+    """With other values of options that do not change results."""
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=LORA)
+    monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])  # a CPU uses no workers
+    train(settings, data, tmp_path / "undisturbed", loader_workers=0)
+    errors = run_until(settings, data, tmp_path / "moved", 7, how, workers=2)
+    if how == signal.SIGTERM:
+        assert "stopped by SIGTERM at step" in errors
+    assert "Traceback" not in errors
+    calls = count_forward_passes(monkeypatch)
+    train(settings, data, tmp_path / "moved", gradient_checkpointing=True, loader_workers=0)
+    assert len(calls) < 25, "it started over"
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "moved")
+
+
+def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
+    settings = experiment(backbone, steps=10_000, checkpoint_steps=10_000)
+    command = [sys.executable, "-m", "revela", "train", "--settings", settings.dump()]
+    child, terminal = pty.fork()
+    if not child:
+        as_in_a_terminal()
+        os.execv(command[0], [*command, "--data", str(data), "--output", str(tmp_path / "m")])
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        while select.select([terminal], [], [], 0.01)[0]:
+            os.read(terminal, 4096)
+        logs = list((tmp_path / "m").rglob("log.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) >= 5:
+            break
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFEXITED(status)  # not killed by the signal
+    (work,) = (tmp_path / "m" / "checkpoints").glob("*/")
+    assert step_of(last_checkpoint(work)) == len(read_log(work / "log.jsonl")) >= 5
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
+    backbone, data, tmp_path, capsys
+):
+    settings = experiment(backbone, steps=25, checkpoint_steps=3, checkpoints_kept=4)
+    train(settings, data, tmp_path / "undisturbed")
+    run_until(settings, data, tmp_path / "m", 14, signal.SIGKILL)
+    checkpoints = sorted((tmp_path / "m").rglob("checkpoint-*"), key=step_of)
+    (checkpoints[-1] / COMPLETE).unlink(missing_ok=True)  # cut off
+    weights = next(checkpoints[-2].rglob("model.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # of the same length
+    weights.write_bytes(content)
+    train(settings, data, tmp_path / "m")
+    printed = capsys.readouterr().out
+    assert f"{checkpoints[-1].name}: is incomplete" in printed
+    assert f"{checkpoints[-2].name}: model.safetensors is damaged" in printed
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "m")
+
+
+def test_a_training_stops_before_its_job_ends(backbone, data, tmp_path, monkeypatch):
+    settings = experiment(backbone, steps=25, checkpoint_steps=20)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 30))  # less than the reserve
+    with pytest.raises(RevelaError, match=r"stopped by the job's time limit at step 1 of 25"):
+        train(settings, data, tmp_path / "m")
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    train(settings, data, tmp_path / "m")
+    assert len(read_log(tmp_path / "m" / "log.jsonl")) == 25
+
+
+def test_the_end_of_the_job_is_read_from_slurm(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert end_of_job() == math.inf
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert end_of_job() == math.inf  # no squeue on this node
+    squeue = tmp_path / "squeue"
+    for end, expected in (("2026-11-21T20:34:14", datetime(2026, 11, 21, 20, 34, 14)), ("N/A", 0)):
+        squeue.write_text(f'#!/bin/sh\n[ "$4" = 7 ] && echo {end}\n')
+        squeue.chmod(0o755)
+        assert end_of_job() == (expected.timestamp() if expected else math.inf)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1795293097")
+    assert end_of_job() == 1795293097
+
+
+def test_checkpoints_every_few_minutes(backbone, data, tmp_path, monkeypatch):
+    saved = []
+    original = BaseTrainer._save_checkpoint
+    monkeypatch.setattr(
+        BaseTrainer,
+        "_save_checkpoint",
+        lambda self, *a: saved.append(self.state.global_step) or original(self, *a),
+    )
+    train(experiment(backbone, steps=4, checkpoint_steps=99), data, tmp_path / "m", 0)
+    assert saved == [1, 2, 3, 4]
+
+
+def test_other_settings_start_at_step_0_and_keep_these_checkpoints(backbone, data, tmp_path):
+    settings = experiment(backbone, steps=40)
+    run_until(settings, data, tmp_path / "m", 5, signal.SIGTERM)
+    train(experiment(backbone, steps=4, learning_rate=1e-3), data, tmp_path / "m")
+    assert [entry["step"] for entry in read_log(tmp_path / "m" / "log.jsonl")] == [1, 2, 3, 4]
+    assert list((tmp_path / "m" / "checkpoints").rglob(COMPLETE)), "the others' were lost"
