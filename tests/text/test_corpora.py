@@ -152,6 +152,7 @@ def test_a_hub_set_from_a_folder(tmp_path):
         (b'{"text": "  "}', r"rows\.jsonl:2: field 'text' is empty"),
         (b'{"text": 7}', r"rows\.jsonl:2: field 'text' must be a string; got int"),
         (b'{"text": "\\ud800"}', r"rows\.jsonl:2: invalid UTF-8: surrogates"),
+        (b'{"text": "\xed\xa0\x80"}', r"rows\.jsonl:2: invalid UTF-8: invalid continuation byte"),
         (b"[1, 2]", r"rows\.jsonl:2: expected an object with fields; got list"),
     ],
 )
