@@ -211,7 +211,8 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
         words = " ".join(passage.text for passage in article).split(" ")
         longest = min(len(article[-1].text.split(" ")), len(words) - 1)
         for count in range(longest, _CHANCE, -1):
-            if words[-count:] == words[:count]:
+            # Slices would make this quadratic for long documents.
+            if all(words[n - count] == words[n] for n in range(count)):
                 skipped.copied_beginnings += 1
                 words = words[:-count]
                 break

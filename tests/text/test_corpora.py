@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import time
 
 import datasets
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from revela.common.errors import RevelaError
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus
-from revela.text.corpora import Skipped, read_documents
+from revela.text.corpora import Document, Skipped, _joined, read_documents
 
 
 def documents(skipped=None, **settings):
@@ -214,6 +215,14 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
     assert found[0].text.split() == words
     assert skipped.copied_beginnings == (count % 100 > 0)
     assert found[1].text == "b c d"
+
+
+def test_the_time_to_join_is_linear_in_the_length_of_an_article():
+    words = [str(n) for n in range(100_000)]
+    start = time.perf_counter()
+    (joined,) = _joined(iter([Document("0", " ".join(words + words[:40]), "A")]), Skipped())
+    assert time.perf_counter() - start < 5
+    assert joined.text.split() == words
 
 
 def test_the_first_documents(tmp_path):
