@@ -230,6 +230,8 @@ def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
             yield str(file), dict.fromkeys(names, str(file)) | {corpus.fields.text: text}
         except UnicodeDecodeError as error:
             yield str(file), error
+        except OSError as error:
+            raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:

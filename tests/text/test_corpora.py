@@ -3,7 +3,10 @@
 import gzip
 import json
 import lzma
+import os
 import time
+from pathlib import Path
+from unittest import mock
 
 import datasets
 import pyarrow as pa
@@ -51,6 +54,17 @@ def test_a_folder_of_texts(tmp_path):
     (tmp_path / "sub" / "a.txt").write_text("A\n\nline")
     (tmp_path / "picture.png").write_bytes(b"\x89")
     assert [d.text for d in documents(source="files", path=str(tmp_path))] == ["# B", "A\n\nline"]
+
+
+def test_a_text_that_cannot_be_read_and_a_name_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("A")
+    with monkeypatch.context() as denied:
+        denied.setattr(Path, "read_text", mock.Mock(side_effect=PermissionError(13, "denied")))
+        with pytest.raises(RevelaError, match=r"a\.txt: cannot be read: denied"):
+            documents(source="files", path=str(tmp_path), on_bad_row="skip")
+    Path(os.fsdecode(b"%s/caf\xe9.txt" % bytes(tmp_path))).write_text("B")
+    with pytest.raises(RevelaError, match=r"caf\\udce9\.txt': rename it: its name is not UTF-8"):
+        documents(source="files", path=str(tmp_path))
 
 
 def test_rows_without_an_id_or_title_stay_apart(tmp_path):
