@@ -170,6 +170,13 @@ def test_the_authors_format_is_read_and_written(tmp_path):
     assert list(read_jsonl(tmp_path / "again.jsonl", settings)) == batches
 
 
+def test_a_ready_made_batch_with_an_empty_src_is_from_the_source(tmp_path):
+    path = tmp_path / "batches.jsonl"
+    path.write_text('{"src": null, "text": ["a", "b"]}\n{"src": "", "text": ["c", "d"]}\n')
+    batches, _ = made(tmp_path, {}, file=str(path), batch_size=2, source="wiki")
+    assert [batch["source"] for batch in batches] == ["wiki", "wiki"]
+
+
 # ---------------------------------------------------------------------------- pairs
 
 
