@@ -66,7 +66,8 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
 
         counts.chunks = write_parquet(output, SCHEMA, rows())
     if not counts.chunks:
-        raise RevelaError("the corpus has no documents")
+        first = counts.skipped.examples[:1]
+        raise RevelaError("; ".join(["the corpus has no documents", *first]))
     return counts
 
 

@@ -128,11 +128,13 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
         spec = None
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
+        if spec is None:
             raise RevelaError(
                 f"package {package!r} is not installed; install it or remove it "
                 "from the configuration"
             )
+        if not spec.submodule_search_locations:
+            raise RevelaError(f"{package!r} is a single module, not a package")
         root = Path(spec.submodule_search_locations[0])
         for distribution in metadata.packages_distributions().get(package, [])[:1]:
             description = (metadata.metadata(distribution)["Description"] or "").strip()

@@ -60,5 +60,10 @@ def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
 def test_an_empty_corpus_is_an_error(tmp_path):
     (tmp_path / "corpus.jsonl").write_text("")
     corpus = FilesCorpus(source="files", path=str(tmp_path / "corpus.jsonl"))
-    with pytest.raises(RevelaError, match="has no documents"):
+    with pytest.raises(RevelaError, match=r"has no documents$"):
+        chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
+    # A few bad rows are skipped, even if these are all.
+    (tmp_path / "corpus.jsonl").write_text('{"body": "A river."}\n')
+    corpus = corpus.model_copy(update={"on_bad_row": "skip"})
+    with pytest.raises(RevelaError, match=r"no documents; .*corpus\.jsonl:1: unknown field 'text'"):
         chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
