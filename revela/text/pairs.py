@@ -109,10 +109,13 @@ def _negatives(
     document: str, pool: list[tuple[str, str]], count: int, choose: random.Random
 ) -> list[str]:
     """Draw texts of other documents; raise a RevelaError if there are none."""
-    draws = (choose.choice(pool) for _ in range(1000 * count))
+    draws = (choose.choice(pool) for _ in range(100 * count))
     found = list(islice((text for other, text in draws if other != document), count))
-    if len(found) < count:
-        raise RevelaError("negatives need chunks of at least two documents")
+    if len(found) < count:  # nearly all of the pool is from this document
+        others = [text for other, text in pool if other != document]
+        if not others:
+            raise RevelaError("negatives need chunks of at least two documents")
+        found = choose.choices(others, k=count)
     return found
 
 

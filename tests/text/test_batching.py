@@ -279,6 +279,22 @@ def test_pairs_need_two_documents(tmp_path):
         pairs.make_pairs(Pairs(corpora=["c"]), chunks, tmp_path / "pairs.parquet")
 
 
+def test_negatives_of_a_document_that_is_nearly_the_whole_corpus(tmp_path):
+    documents = ["book"] * 3000 + ["note"]
+    rows = [
+        {"document": document, "position": n, "text": f"{document} {document}. {document}."}
+        for n, document in enumerate(documents)
+    ]
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    settings = Pairs(corpora=["c"], num_pairs=20)
+    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
+    made_pairs = pq.read_table(tmp_path / "pairs.parquet").to_pylist()
+    negatives = [negative for row in made_pairs for negative in row["negatives"]]
+    assert len(negatives) == 20 * 15
+    assert all("note" in negative for negative in negatives)
+
+
 def test_pairs_without_negatives(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 20)}
     settings = Pairs(corpora=["c"], negatives=0)
