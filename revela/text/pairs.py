@@ -23,7 +23,8 @@ SCHEMA = pa.schema(
 """Columns of a pair file."""
 
 _WORD = re.compile(r"\S+")
-_SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+|\n+|$)")
+# A sentence ends with its line, or with a mark and closing quotes before a space.
+_SENTENCE = re.compile(r"""\S.*?(?:[.!?]["'”’»)\]]*(?=\s)|$)""", re.MULTILINE)
 _POOL = 50_000  # chunks that negatives are drawn from
 _CROP = (0.2, 0.6)  # length of a crop relative to its chunk's
 
@@ -122,7 +123,7 @@ def _negatives(
 def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
     """Remove a random sentence from a chunk; None if it has fewer than two."""
     text = chunk.text
-    spans = [m.span() for m in _SENTENCE.finditer(text) if m.group().strip()]
+    spans = [m.span() for m in _SENTENCE.finditer(text) if any(map(str.isalnum, m.group()))]
     if len(spans) < 2:
         return None
     start, end = choose.choice(spans)

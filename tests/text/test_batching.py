@@ -222,6 +222,25 @@ def test_inverse_cloze_takes_one_sentence_out():
     assert pairs.inverse_cloze(chunk_of("Only one here."), random.Random(0)) is None
 
 
+def test_the_sentence_of_an_inverse_cloze_is_whole():
+    text = '"Is it 3.5 m?" she said. (Nobody.)\nself.x = np.sum(x)\n)\n\n"Yes … it is!" End'
+    sentences = {pairs.inverse_cloze(chunk_of(text), random.Random(n))[0] for n in range(100)}
+    assert sentences == {
+        '"Is it 3.5 m?"',
+        "she said.",
+        "(Nobody.)",
+        "self.x = np.sum(x)",
+        '"Yes … it is!"',
+        "End",
+    }
+
+
+@given(st.text(alphabet='ab.!") \n', max_size=80), st.integers(0, 99))
+def test_inverse_cloze_loses_no_word(text, seed):
+    if pair := pairs.inverse_cloze(chunk_of(text), random.Random(seed)):
+        assert sorted(" ".join(pair).split()) == sorted(text.split())
+
+
 @given(st.text(alphabet="ab \n", min_size=1, max_size=80), st.integers(0, 99))
 def test_crops_are_spans_of_whole_words(text, seed):
     crops = pairs.independent_crops(chunk_of(text), random.Random(seed))
