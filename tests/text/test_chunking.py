@@ -1,6 +1,10 @@
 """Chunking: whole sentences, a maximum length, nothing lost, reproducible."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -55,6 +59,27 @@ def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
         assert counts.documents == 30
         assert counts.chunks == tables[-1].num_rows
     assert tables[0].equals(tables[1])
+
+
+def test_workers_end_with_a_killed_process(tmp_path):
+    """They would keep its output open, so that a job would wait for its log forever."""
+    os.mkfifo(tmp_path / "corpus.jsonl")
+    settings = json.dumps({"source": "files", "path": str(tmp_path / "corpus.jsonl")})
+    command = ["chunk", "--settings", settings, "--output", str(tmp_path / "c"), "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "revela", *command],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        with (tmp_path / "corpus.jsonl").open("w") as stream:
+            while not workers.read_text():
+                stream.write(json.dumps({"text": " ".join(TEXTS) * 1000}) + "\n")
+            process.kill()
+            process.communicate(timeout=30)
+    finally:
+        process.kill()
 
 
 def test_an_empty_corpus_is_an_error(tmp_path):
