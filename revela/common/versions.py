@@ -3,7 +3,7 @@
 STAGE_VERSIONS = {
     "chunk": 4,
     "batch": 1,
-    "pair": 1,
+    "pair": 2,
     "pretrain": 1,
     "train": 1,
     "collection": 1,

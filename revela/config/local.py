@@ -17,7 +17,8 @@ def text_files(path: Path) -> list[Path]:
     """Return the files that a corpus reads, in order.
 
     Raises:
-        RevelaError: the path does not exist, its format is unknown, or a folder has no such files.
+        RevelaError: the path does not exist, its format is unknown, a folder has no such files, or
+            a file's name is not UTF-8.
     """
     if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
@@ -29,6 +30,12 @@ def text_files(path: Path) -> list[Path]:
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
     if not files:
         raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
+    # Ids of documents are written as UTF-8, and so are the file lists of manifests and Snakemake.
+    for file in files:
+        try:
+            str(file).encode()
+        except UnicodeEncodeError as error:
+            raise RevelaError(f"{str(file)!r}: rename it: its name is not UTF-8") from error
     return files
 
 

@@ -141,8 +141,9 @@ class Counts:
         if len(texts) < len(corpora):
             return None
         chunks = sum(text.chunks for text in texts)
+        rows = sum(text.chunks // size for text in texts)  # none has chunks of two corpora
         exact = all(text.documents is None for text in texts)
-        return Rows(chunks, chunks / size, asked, exact)
+        return Rows(chunks, rows, asked, exact)
 
     def _sampled(self, entry: Batches, asked: int | None) -> Rows | None:
         """Return the rows of samples of other sets; the scarcest set limits their number."""

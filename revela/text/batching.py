@@ -153,7 +153,7 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
         given = row if isinstance(row, dict) else {"text": row}
-        source, texts = str(given.get("src", "")), given.get("text")
+        source, texts = str(given.get("src") or ""), given.get("text")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
         if not all(text.strip() for text in texts):

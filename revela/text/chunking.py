@@ -1,8 +1,10 @@
 """Chunks: whole sentences of a document, up to a number of words (paper, section 4.1)."""
 
 import itertools
+import multiprocessing
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -66,7 +68,8 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
 
         counts.chunks = write_parquet(output, SCHEMA, rows())
     if not counts.chunks:
-        raise RevelaError("the corpus has no documents")
+        first = counts.skipped.examples[:1]
+        raise RevelaError("; ".join(["the corpus has no documents", *first]))
     return counts
 
 
@@ -185,6 +188,15 @@ _splitter_of_worker: Any = None
 def _initialize(splitter: Any) -> None:
     global _splitter_of_worker
     _splitter_of_worker = splitter
+    # If the main process is killed, a worker would wait forever and keep its output open, and with
+    # it the pipe that the rule reads.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def _chunk_group(group: list[Document], max_words: int) -> tuple[list[dict[str, Any]], Counts]:

@@ -128,11 +128,13 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
         spec = None
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
+        if spec is None:
             raise RevelaError(
                 f"package {package!r} is not installed; install it or remove it "
                 "from the configuration"
             )
+        if not spec.submodule_search_locations:
+            raise RevelaError(f"{package!r} is a single module, not a package")
         root = Path(spec.submodule_search_locations[0])
         for distribution in metadata.packages_distributions().get(package, [])[:1]:
             description = (metadata.metadata(distribution)["Description"] or "").strip()
@@ -211,7 +213,8 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
         words = " ".join(passage.text for passage in article).split(" ")
         longest = min(len(article[-1].text.split(" ")), len(words) - 1)
         for count in range(longest, _CHANCE, -1):
-            if words[-count:] == words[:count]:
+            # Slices would make this quadratic for long documents.
+            if all(words[n - count] == words[n] for n in range(count)):
                 skipped.copied_beginnings += 1
                 words = words[:-count]
                 break
@@ -229,6 +232,8 @@ def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
             yield str(file), dict.fromkeys(names, str(file)) | {corpus.fields.text: text}
         except UnicodeDecodeError as error:
             yield str(file), error
+        except OSError as error:
+            raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:

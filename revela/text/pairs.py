@@ -23,7 +23,8 @@ SCHEMA = pa.schema(
 """Columns of a pair file."""
 
 _WORD = re.compile(r"\S+")
-_SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?]+|\n+|$)")
+# A sentence ends with its line, or with a mark and closing quotes before a space.
+_SENTENCE = re.compile(r"""\S.*?(?:[.!?]["'”’»)\]]*(?=\s)|$)""", re.MULTILINE)
 _POOL = 50_000  # chunks that negatives are drawn from
 _CROP = (0.2, 0.6)  # length of a crop relative to its chunk's
 
@@ -109,17 +110,20 @@ def _negatives(
     document: str, pool: list[tuple[str, str]], count: int, choose: random.Random
 ) -> list[str]:
     """Draw texts of other documents; raise a RevelaError if there are none."""
-    draws = (choose.choice(pool) for _ in range(1000 * count))
+    draws = (choose.choice(pool) for _ in range(100 * count))
     found = list(islice((text for other, text in draws if other != document), count))
-    if len(found) < count:
-        raise RevelaError("negatives need chunks of at least two documents")
+    if len(found) < count:  # nearly all of the pool is from this document
+        others = [text for other, text in pool if other != document]
+        if not others:
+            raise RevelaError("negatives need chunks of at least two documents")
+        found = choose.choices(others, k=count)
     return found
 
 
 def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
     """Remove a random sentence from a chunk; None if it has fewer than two."""
     text = chunk.text
-    spans = [m.span() for m in _SENTENCE.finditer(text) if m.group().strip()]
+    spans = [m.span() for m in _SENTENCE.finditer(text) if any(map(str.isalnum, m.group()))]
     if len(spans) < 2:
         return None
     start, end = choose.choice(spans)

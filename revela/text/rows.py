@@ -32,7 +32,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    row = json.loads(str(line, "utf-8-sig"))
                     if rb"\ud" in line.lower():  # half a surrogate pair cannot be written
                         json.dumps(row, ensure_ascii=False).encode()
                 except (UnicodeDecodeError, UnicodeEncodeError) as error:

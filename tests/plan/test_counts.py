@@ -192,6 +192,19 @@ def test_existing_chunks_are_counted(folder):
     assert verdicts(enough + 1) == ["error"]
 
 
+def test_no_batch_has_chunks_of_two_corpora(folder):
+    names = ["one", "other"]
+    write(folder / "mine.jsonl", [{"text": "A river."}] * 24)
+    corpora = {name: CONFIG["corpora"]["mine"] for name in names}
+    config = parse_config({"corpora": corpora, "batches": {"both": {"corpora": names}}}, "config")
+    inputs = {name: folder / f"results/chunks/{name}.parquet" for name in names}
+    inputs["one"].parent.mkdir(parents=True)
+    for name, path in inputs.items():
+        chunk_corpus(config.corpora[name], path, workers=1)
+    made = make_batches(config.batches["both"], inputs, folder / "b.parquet")
+    assert counts_of(config, []).data("batches", "both").available == made.batches == 2
+
+
 def test_sampled_set_is_limited_by_the_sets_it_samples_from(folder):
     write(folder / "mine.jsonl", documents(2_000, 150))
     config = parse_config(CONFIG, "config")

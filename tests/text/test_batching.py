@@ -170,6 +170,13 @@ def test_the_authors_format_is_read_and_written(tmp_path):
     assert list(read_jsonl(tmp_path / "again.jsonl", settings)) == batches
 
 
+def test_a_ready_made_batch_with_an_empty_src_is_from_the_source(tmp_path):
+    path = tmp_path / "batches.jsonl"
+    path.write_text('{"src": null, "text": ["a", "b"]}\n{"src": "", "text": ["c", "d"]}\n')
+    batches, _ = made(tmp_path, {}, file=str(path), batch_size=2, source="wiki")
+    assert [batch["source"] for batch in batches] == ["wiki", "wiki"]
+
+
 # ---------------------------------------------------------------------------- pairs
 
 
@@ -213,6 +220,25 @@ def test_inverse_cloze_takes_one_sentence_out():
         assert query not in rest
         assert sorted((query + " " + rest).split()) == sorted(text.split())
     assert pairs.inverse_cloze(chunk_of("Only one here."), random.Random(0)) is None
+
+
+def test_the_sentence_of_an_inverse_cloze_is_whole():
+    text = '"Is it 3.5 m?" she said. (Nobody.)\nself.x = np.sum(x)\n)\n\n"Yes … it is!" End'
+    sentences = {pairs.inverse_cloze(chunk_of(text), random.Random(n))[0] for n in range(100)}
+    assert sentences == {
+        '"Is it 3.5 m?"',
+        "she said.",
+        "(Nobody.)",
+        "self.x = np.sum(x)",
+        '"Yes … it is!"',
+        "End",
+    }
+
+
+@given(st.text(alphabet='ab.!") \n', max_size=80), st.integers(0, 99))
+def test_inverse_cloze_loses_no_word(text, seed):
+    if pair := pairs.inverse_cloze(chunk_of(text), random.Random(seed)):
+        assert sorted(" ".join(pair).split()) == sorted(text.split())
 
 
 @given(st.text(alphabet="ab \n", min_size=1, max_size=80), st.integers(0, 99))
@@ -270,6 +296,22 @@ def test_pairs_need_two_documents(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 5)}
     with pytest.raises(RevelaError, match="at least two documents"):
         pairs.make_pairs(Pairs(corpora=["c"]), chunks, tmp_path / "pairs.parquet")
+
+
+def test_negatives_of_a_document_that_is_nearly_the_whole_corpus(tmp_path):
+    documents = ["book"] * 3000 + ["note"]
+    rows = [
+        {"document": document, "position": n, "text": f"{document} {document}. {document}."}
+        for n, document in enumerate(documents)
+    ]
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    settings = Pairs(corpora=["c"], num_pairs=20)
+    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
+    made_pairs = pq.read_table(tmp_path / "pairs.parquet").to_pylist()
+    negatives = [negative for row in made_pairs for negative in row["negatives"]]
+    assert len(negatives) == 20 * 15
+    assert all("note" in negative for negative in negatives)
 
 
 def test_pairs_without_negatives(tmp_path):

@@ -1,6 +1,10 @@
 """Chunking: whole sentences, a maximum length, nothing lost, reproducible."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -57,8 +61,34 @@ def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
     assert tables[0].equals(tables[1])
 
 
+def test_workers_end_with_a_killed_process(tmp_path):
+    """They would keep its output open, so that a job would wait for its log forever."""
+    os.mkfifo(tmp_path / "corpus.jsonl")
+    settings = json.dumps({"source": "files", "path": str(tmp_path / "corpus.jsonl")})
+    command = ["chunk", "--settings", settings, "--output", str(tmp_path / "c"), "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "revela", *command],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        with (tmp_path / "corpus.jsonl").open("w") as stream:
+            while not workers.read_text():
+                stream.write(json.dumps({"text": " ".join(TEXTS) * 1000}) + "\n")
+            process.kill()
+            process.communicate(timeout=30)
+    finally:
+        process.kill()
+
+
 def test_an_empty_corpus_is_an_error(tmp_path):
     (tmp_path / "corpus.jsonl").write_text("")
     corpus = FilesCorpus(source="files", path=str(tmp_path / "corpus.jsonl"))
-    with pytest.raises(RevelaError, match="has no documents"):
+    with pytest.raises(RevelaError, match=r"has no documents$"):
+        chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
+    # A few bad rows are skipped, even if these are all.
+    (tmp_path / "corpus.jsonl").write_text('{"body": "A river."}\n')
+    corpus = corpus.model_copy(update={"on_bad_row": "skip"})
+    with pytest.raises(RevelaError, match=r"no documents; .*corpus\.jsonl:1: unknown field 'text'"):
         chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)

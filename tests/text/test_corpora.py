@@ -3,6 +3,10 @@
 import gzip
 import json
 import lzma
+import os
+import time
+from pathlib import Path
+from unittest import mock
 
 import datasets
 import pyarrow as pa
@@ -12,7 +16,7 @@ import pytest
 from revela.common.errors import RevelaError
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus
-from revela.text.corpora import Skipped, read_documents
+from revela.text.corpora import Document, Skipped, _joined, read_documents
 
 
 def documents(skipped=None, **settings):
@@ -50,6 +54,17 @@ def test_a_folder_of_texts(tmp_path):
     (tmp_path / "sub" / "a.txt").write_text("A\n\nline")
     (tmp_path / "picture.png").write_bytes(b"\x89")
     assert [d.text for d in documents(source="files", path=str(tmp_path))] == ["# B", "A\n\nline"]
+
+
+def test_a_text_that_cannot_be_read_and_a_name_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("A")
+    with monkeypatch.context() as denied:
+        denied.setattr(Path, "read_text", mock.Mock(side_effect=PermissionError(13, "denied")))
+        with pytest.raises(RevelaError, match=r"a\.txt: cannot be read: denied"):
+            documents(source="files", path=str(tmp_path), on_bad_row="skip")
+    Path(os.fsdecode(b"%s/caf\xe9.txt" % bytes(tmp_path))).write_text("B")
+    with pytest.raises(RevelaError, match=r"caf\\udce9\.txt': rename it: its name is not UTF-8"):
+        documents(source="files", path=str(tmp_path))
 
 
 def test_rows_without_an_id_or_title_stay_apart(tmp_path):
@@ -135,6 +150,8 @@ def test_installed_packages():
     assert not [i for i in ids if "/test/" in i]
     with pytest.raises(RevelaError, match="package 'nltkk' is not installed"):
         documents(source="python-packages", packages=["nltkk"])
+    with pytest.raises(RevelaError, match="'six' is a single module, not a package"):
+        documents(source="python-packages", packages=["six"])
 
 
 def test_a_hub_set_from_a_folder(tmp_path):
@@ -152,6 +169,7 @@ def test_a_hub_set_from_a_folder(tmp_path):
         (b'{"text": "  "}', r"rows\.jsonl:2: field 'text' is empty"),
         (b'{"text": 7}', r"rows\.jsonl:2: field 'text' must be a string; got int"),
         (b'{"text": "\\ud800"}', r"rows\.jsonl:2: invalid UTF-8: surrogates"),
+        (b'{"text": "\xed\xa0\x80"}', r"rows\.jsonl:2: invalid UTF-8: invalid continuation byte"),
         (b"[1, 2]", r"rows\.jsonl:2: expected an object with fields; got list"),
     ],
 )
@@ -213,6 +231,14 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
     assert found[0].text.split() == words
     assert skipped.copied_beginnings == (count % 100 > 0)
     assert found[1].text == "b c d"
+
+
+def test_the_time_to_join_is_linear_in_the_length_of_an_article():
+    words = [str(n) for n in range(100_000)]
+    start = time.perf_counter()
+    (joined,) = _joined(iter([Document("0", " ".join(words + words[:40]), "A")]), Skipped())
+    assert time.perf_counter() - start < 5
+    assert joined.text.split() == words
 
 
 def test_the_first_documents(tmp_path):
