@@ -1,6 +1,8 @@
 """Writes a configuration for the user's texts, adapted to their size and to this machine."""
 
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,7 +33,7 @@ _TEMPLATE = """\
 #   revela run {file}      trains a retriever on them and prints the table
 
 corpora:
-  {name}: &texts
+  {key}: &texts
     source: files
     path: {path}
     fields: {fields}
@@ -40,12 +42,12 @@ corpora:
   {name}-aside: {{<<: *texts, share: [{kept}, 1]}}
 
 batches: # chunks that attend to each other: about {chunks:,.0f} chunks are {batches:,} batches
-  {name}: {{corpora: [{name}], batch_size: 16{run_length}}}
+  {key}: {{corpora: [{key}], batch_size: 16{run_length}}}
 
 experiments:
   {name}-revela:
     objective: {{name: revela{temperature}}}
-    data: {name}
+    data: {key}
     retriever: {backbone}
     language_model: {backbone}{experiment}
     batches_per_step: {batches_per_step}
@@ -57,14 +59,14 @@ models:
   {name}-untouched: {{kind: encoder, retriever: {backbone}{encoding}}}
 
 benchmarks:
-  {name}: # from the held-out documents: half a chunk, or a title, must retrieve the rest
+  {key}: # from the held-out documents: half a chunk, or a title, must retrieve the rest
     source: texts
     corpus: {name}-aside
     tasks: [{tasks}]
     max_length: {max_length}
 {collection}
 tables:
-  {name}:
+  {key}:
     caption: Retrieval on {name} (nDCG@10, %).
     columns: {{{columns}}}
     rows:
@@ -91,7 +93,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
 
     Args:
         texts: a folder or file.
-        output: the file to write; its name is used for the entries.
+        output: the file to write; the entries are named after it.
         backbone: a folder or hub name; by default one that this machine can train.
         collection: folder of an additional test collection in BEIR layout.
 
@@ -128,13 +130,15 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     given = fields.model_dump(exclude_none=True)
     language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
     schema = Path("workflow/schema.json")
+    name = _entry_name(output.stem)
     text = _TEMPLATE.format(
         # Only in a checkout, where an editor finds the schema.
         schema=f"# yaml-language-server: $schema={os.path.relpath(schema, output.parent)}\n"
         if schema.exists()
         else "",
         file=output,
-        name=output.stem,
+        name=name,
+        key=_scalar(name),  # with quotes if it is a number
         texts=texts,
         path=_scalar(str(texts)),
         documents=documents,
@@ -166,6 +170,12 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
 def _scalar(text: str) -> str:
     """Return a text as YAML, with quotes if it needs them."""
     return yaml.safe_dump([text], default_flow_style=True, width=10**6, allow_unicode=True)[1:-2]
+
+
+def _entry_name(stem: str) -> str:
+    """Return the nearest name that an entry of a config may have."""
+    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
+    return re.sub(r"[^\w.-]+", "-", plain).strip("-._") or "texts"
 
 
 def _small_backbone() -> str:
