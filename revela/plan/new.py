@@ -19,7 +19,7 @@ from revela.config.text import FilesCorpus
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
-from revela.text.corpora import field_names
+from revela.text.corpora import field_names, place
 
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10
@@ -99,7 +99,8 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         collection: folder of an additional test collection in BEIR layout.
 
     Raises:
-        RevelaError: the texts cannot be read or are too few for a batch, or the file exists.
+        RevelaError: the texts cannot be read or are too few for a batch or to hold some out, or the
+            file exists.
     """
     if output.exists():
         raise RevelaError(f"{output}: already exists; give another --output")
@@ -115,6 +116,11 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     if not batches:
         raise RevelaError(
             f"{texts}: {documents * each:.0f} words give about {chunks:.0f} chunks; a batch has 16"
+        )
+    if len({place(one.id) < kept for one in sample}) < 2:
+        raise RevelaError(
+            f"{texts}: too few documents to hold out a tenth ({len(sample)}); split them into more "
+            "files"
         )
     batches_per_step = max(1, min(4 if small else 32, batches // _MIN_STEPS))
     epoch = batches // batches_per_step

@@ -144,6 +144,7 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
         (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: the first row has no fields"),
         (lambda: _file("x.jsonl", "{\n"), "x.jsonl: the first row has no fields"),
         (lambda: _file("my notes/x.jsonl", "{}\n"), "contains both files of rows and plain texts"),
+        (lambda: notes(1, "word " * 9999), r"too few documents to hold out a tenth \(1\)"),
     ],
 )
 def test_unusable_texts_are_refused_in_one_line(make, message, backbone):
