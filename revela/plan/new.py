@@ -1,6 +1,8 @@
 """Writes a configuration for the user's texts, adapted to their size and to this machine."""
 
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +19,7 @@ from revela.config.text import FilesCorpus
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
-from revela.text.corpora import field_names
+from revela.text.corpora import field_names, place
 
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10
@@ -31,21 +33,22 @@ _TEMPLATE = """\
 #   revela run {file}      trains a retriever on them and prints the table
 
 corpora:
-  {name}: &texts
+  {key}: &texts
     source: files
     path: {path}
     fields: {fields}
+    on_bad_row: skip # such as empty files, up to one in a hundred
     max_words: {max_words} # of a chunk
     share: [0, {kept}] # the other documents are held out for the benchmark
   {name}-aside: {{<<: *texts, share: [{kept}, 1]}}
 
 batches: # chunks that attend to each other: about {chunks:,.0f} chunks are {batches:,} batches
-  {name}: {{corpora: [{name}], batch_size: 16{run_length}}}
+  {key}: {{corpora: [{key}], batch_size: 16{run_length}}}
 
 experiments:
   {name}-revela:
     objective: {{name: revela{temperature}}}
-    data: {name}
+    data: {key}
     retriever: {backbone}
     language_model: {backbone}{experiment}
     batches_per_step: {batches_per_step}
@@ -57,14 +60,14 @@ models:
   {name}-untouched: {{kind: encoder, retriever: {backbone}{encoding}}}
 
 benchmarks:
-  {name}: # from the held-out documents: half a chunk, or a title, must retrieve the rest
+  {key}: # from the held-out documents: half a chunk, or a title, must retrieve the rest
     source: texts
     corpus: {name}-aside
     tasks: [{tasks}]
     max_length: {max_length}
 {collection}
 tables:
-  {name}:
+  {key}:
     caption: Retrieval on {name} (nDCG@10, %).
     columns: {{{columns}}}
     rows:
@@ -91,12 +94,13 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
 
     Args:
         texts: a folder or file.
-        output: the file to write; its name is used for the entries.
+        output: the file to write; the entries are named after it.
         backbone: a folder or hub name; by default one that this machine can train.
         collection: folder of an additional test collection in BEIR layout.
 
     Raises:
-        RevelaError: the texts cannot be read or are too few for a batch, or the file exists.
+        RevelaError: the texts cannot be read or are too few for a batch or to hold some out, or the
+            file exists.
     """
     if output.exists():
         raise RevelaError(f"{output}: already exists; give another --output")
@@ -113,6 +117,11 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         raise RevelaError(
             f"{texts}: {documents * each:.0f} words give about {chunks:.0f} chunks; a batch has 16"
         )
+    if len({place(one.id) < kept for one in sample}) < 2:
+        raise RevelaError(
+            f"{texts}: too few documents to hold out a tenth ({len(sample)}); split them into more "
+            "files"
+        )
     batches_per_step = max(1, min(4 if small else 32, batches // _MIN_STEPS))
     epoch = batches // batches_per_step
     steps = max(epoch, min(_MIN_STEPS, _MAX_EPOCHS * epoch))
@@ -128,13 +137,15 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     given = fields.model_dump(exclude_none=True)
     language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
     schema = Path("workflow/schema.json")
+    name = _entry_name(output.stem)
     text = _TEMPLATE.format(
         # Only in a checkout, where an editor finds the schema.
         schema=f"# yaml-language-server: $schema={os.path.relpath(schema, output.parent)}\n"
         if schema.exists()
         else "",
         file=output,
-        name=output.stem,
+        name=name,
+        key=_scalar(name),  # with quotes if it is a number
         texts=texts,
         path=_scalar(str(texts)),
         documents=documents,
@@ -166,6 +177,12 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
 def _scalar(text: str) -> str:
     """Return a text as YAML, with quotes if it needs them."""
     return yaml.safe_dump([text], default_flow_style=True, width=10**6, allow_unicode=True)[1:-2]
+
+
+def _entry_name(stem: str) -> str:
+    """Return the nearest name that an entry of a config may have."""
+    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
+    return re.sub(r"[^\w.-]+", "-", plain).strip("-._") or "texts"
 
 
 def _small_backbone() -> str:

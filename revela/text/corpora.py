@@ -112,11 +112,11 @@ def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     low, high = corpus.share
     for document in documents:
         excluded = any(part in document.id for part in corpus.exclude)
-        if low <= _place(document.id) < high and not excluded:
+        if low <= place(document.id) < high and not excluded:
             yield document
 
 
-def _place(name: str) -> float:
+def place(name: str) -> float:
     """Return a number in [0, 1) that depends only on a document's id."""
     digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64

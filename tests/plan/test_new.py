@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import load_config
-from revela.text.corpora import Document
+from revela.text.corpora import Document, Skipped, read_documents
 from tests.conftest import TEXTS
 
 
@@ -59,6 +59,26 @@ def test_a_folder_may_have_any_name(backbone, folder):
     assert load_config(Path("mine.yaml")).corpora["mine"].path == folder
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("Été à Genève", "Ete-a-Geneve"), ("2024", "2024"), ("日本語", "texts"), (".notes", "notes")],
+)
+def test_entries_are_named_after_the_folder_as_far_as_names_allow(backbone, folder, name):
+    new(notes(20, folder=folder), "--backbone", backbone)
+    (file,) = Path().glob("*.yaml")
+    config = load_config(file)
+    assert list(config.corpora) == [name, f"{name}-aside"]
+    assert config.experiments[f"{name}-revela"].data == name
+
+
+def test_an_empty_file_does_not_stop_a_run(backbone):
+    folder = notes(20)
+    (folder / "empty.md").touch()
+    new(folder, "--backbone", backbone)
+    corpus = load_config(Path("my-notes.yaml")).corpora["my-notes"]
+    assert len(list(read_documents(corpus, Skipped()))) > 9
+
+
 def test_a_config_in_a_checkout_names_its_schema(backbone):
     Path("workflow").mkdir()
     Path("workflow/schema.json").touch()
@@ -82,7 +102,8 @@ def test_small_corpora_get_smaller_steps_and_more_epochs(
 ):
     from revela.plan import new as module
 
-    monkeypatch.setattr(module, "look", lambda _: (words / 1000, 1000, [Document("a", "A text.")]))
+    sample = [Document(str(n), "A text.") for n in range(50)]
+    monkeypatch.setattr(module, "look", lambda _: (words / 1000, 1000, sample))
     new(notes(1), "--backbone", backbone)
     experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
     assert experiment.batches_per_step == per_step
@@ -123,7 +144,7 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
         (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: the first row has no fields"),
         (lambda: _file("x.jsonl", "{\n"), "x.jsonl: the first row has no fields"),
         (lambda: _file("my notes/x.jsonl", "{}\n"), "contains both files of rows and plain texts"),
-        (lambda: notes(9, "word " * 999, "é"), "é.yaml: corpora: a name must be letters"),
+        (lambda: notes(1, "word " * 9999), r"too few documents to hold out a tenth \(1\)"),
     ],
 )
 def test_unusable_texts_are_refused_in_one_line(make, message, backbone):
