@@ -82,8 +82,8 @@ Generated text in each corpus's row format, streamed from a hub on this machine 
 `config.yaml`; samples keep their share. Hours are for the whole corpus, without its download:
 additional processor time per row, times the published rows. One process reads and writes, twice if
 a sample is drawn; more cores reduce only the hours of its workers. The sum assumes no overlap of
-the two. Memory is flat except for Parquet: pyarrow keeps what it has read of a file until the file's
-end, about 2 GB in FineWeb-edu's."""
+the two. Memory is flat except for Parquet: pyarrow keeps what it has read of a file until its end,
+about 2 GB in FineWeb-edu's."""
 
 
 def _table(heading: list[str], rows: list[list[str]]) -> str:
