@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
-from revela.common.outputs import sha256, write_json
+from revela.common.outputs import read_json, sha256, write_json
 from revela.encoder import load_model, load_tokenizer
 from revela.encoding import write_encoding
 from revela.release import upload
@@ -45,6 +45,7 @@ def retriever(backbone, tmp_path, monkeypatch) -> Path:
         {
             # A manifest of an earlier version has this key.
             "settings": settings.model_dump(mode="json") | {"gradient_checkpointing": True},
+            "output": "results/models/mine",
             "inputs": {"results/batches/b.parquet": "0"},
             "steps": 7,
             "gpus": 2,
@@ -94,6 +95,16 @@ def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path)
     assert ModelCard(make_card(step, "x")).data.model_name == "mine@3"
     shutil.copytree(retriever, tmp_path / "elsewhere" / "copy")
     assert make_card(tmp_path / "elsewhere" / "copy", "x") is None
+
+
+def test_a_card_is_the_same_from_any_folder(retriever, monkeypatch):
+    here = make_card(retriever, "x")
+    monkeypatch.chdir("backbone")
+    assert make_card(retriever, "x") == here
+    monkeypatch.chdir("..")
+    manifest = retriever.parent / "manifest.json"
+    write_json(manifest, read_json(manifest) | {"output": str(retriever.parent)})
+    assert make_card(retriever, "x") == here
 
 
 def test_licences_and_the_duties_that_come_with_them(retriever, tmp_path):
