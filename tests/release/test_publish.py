@@ -141,6 +141,9 @@ def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
     assert printed[-1] == f"some/mine: {len(printed) - 1} files would be uploaded"
     with pytest.raises(RevelaError, match="set HF_TOKEN in the environment to upload"):
         push(retriever, "some/mine")
+    for name in ("my model", "a/b/c"):
+        with pytest.raises(RevelaError, match=f"{name}': not ORGANISATION/NAME"):
+            push(retriever, name, "--dry-run")
 
 
 def test_what_others_could_not_load_is_not_pushed(retriever, tmp_path):
@@ -178,6 +181,10 @@ def test_an_upload_loads_from_the_hub(retriever, tmp_path):
             )
 
         command = ["-m", "revela", "push", str(retriever), "some/mine"]
+        environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
+        nowhere = run("hf_right", *command).stderr.splitlines()[-1]
+        assert nowhere == "revela: error: http://127.0.0.1:1 cannot be reached"
+        environment["HF_ENDPOINT"] = address
         refused = run("hf_wrong", *command)
         assert refused.returncode == 1
         assert refused.stderr.splitlines()[-1].startswith("revela: error: model 'some/mine'")
