@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import os
 from pathlib import Path
 
 from revela.common.errors import RevelaError
@@ -17,18 +18,26 @@ def text_files(path: Path) -> list[Path]:
     """Return the files that a corpus reads, in order.
 
     Raises:
-        RevelaError: the path does not exist, its format is unknown, or a folder has no such files.
+        RevelaError: the path does not exist, its format is unknown, a folder has no such files, or
+            a name is not UTF-8.
     """
     if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
     if not path.is_dir():
         if not path.name.endswith(ROWS):
             raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}, a folder")
-        return [path]
+        return _with_utf8_names([path])
     read = (*PLAIN_TEXT, *ROWS)
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
     if not files:
         raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
+    return _with_utf8_names(files)
+
+
+def _with_utf8_names(files: list[Path]) -> list[Path]:
+    for file in files:
+        if str(file).encode(errors="ignore") != os.fsencode(file):
+            raise RevelaError(f"{file}: its name is not UTF-8; rename it")
     return files
 
 
