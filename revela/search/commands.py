@@ -59,7 +59,13 @@ def index(
         corpus: AnyCorpus = corpora[texts]
     else:
         fields = field_names(text_files(Path(texts)))
-        corpus = FilesCorpus(source="files", path=texts, max_words=max_words, fields=fields)
+        corpus = FilesCorpus(
+            source="files",
+            path=str(Path(texts).resolve()),  # an index is updated from any folder
+            max_words=max_words,
+            fields=fields,
+            on_bad_row="skip",
+        )
     made = build(corpus, model, output, max_length, language, workers)
     print(f"{output}: {made['documents']} documents, {made['chunks']} chunks")
 
