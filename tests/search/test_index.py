@@ -238,6 +238,8 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
     ("arguments", "message"),
     [
         ([], "give a query, or --queries and --output"),
+        ([" "], "the query is empty"),
+        (["\udce9t\udce9"], r"the query is not UTF-8: '\\udce9t\\udce9'"),
         (["rivers", "--queries", "q.tsv"], "give a query, or --queries and --output"),
         (["--queries", "q.tsv"], "give a query, or --queries and --output"),
         (
