@@ -25,6 +25,9 @@ app = typer.Typer()
 @step.step(app)
 def pair(settings: Pairs, inputs: dict[str, Path], output: Output, word: str = "made") -> Made:
     """Write a word."""
+    if word == "folder":
+        output.mkdir()
+        return Made("made a folder", {}, [])
     output.write_text(word)
     if word == "broken":
         raise RevelaError("broken")
@@ -72,6 +75,15 @@ def test_a_step_that_fails_leaves_nothing(files):
     call(files, *given)
     call(files, *given, "--word", "broken")
     assert (files / "out").read_text() == "made"
+
+
+def test_a_step_replaces_only_a_folder_of_its_own(files):
+    options = ["--input", f"a={files / 'input'}", "--word", "folder"]
+    assert call(files, *options).exit_code == 0
+    assert call(files, *options).exit_code == 0
+    (files / "out" / "manifest.json").rename(files / "out" / "thesis.tex")
+    assert "exists but is not an output of revela" in str(call(files, *options).exception)
+    assert (files / "out" / "thesis.tex").exists()
 
 
 def test_the_function_itself_is_as_it_was(files):

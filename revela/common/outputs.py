@@ -36,6 +36,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
     Raises:
         RevelaError: the folder cannot be written, or the disk is full.
     """
+    if path.name in {"", ".."}:
+        raise RevelaError(f"cannot write {path}: a folder with this name exists")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,18 +18,22 @@ def text_files(path: Path) -> list[Path]:
 
     Raises:
         RevelaError: the path does not exist, its format is unknown, a folder has no such files, or
-            a file's name is not UTF-8.
+            a name is not UTF-8.
     """
     if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
     if not path.is_dir():
         if not path.name.endswith(ROWS):
             raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}, a folder")
-        return [path]
+        return _with_utf8_names([path])
     read = (*PLAIN_TEXT, *ROWS)
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
     if not files:
         raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
+    return _with_utf8_names(files)
+
+
+def _with_utf8_names(files: list[Path]) -> list[Path]:
     # Ids of documents are written as UTF-8, and so are the file lists of manifests and Snakemake.
     for file in files:
         try:

@@ -85,13 +85,19 @@ def make_card(folder: Path, location: str) -> str | None:
     manifest = read_json(home / "manifest.json")
     settings = {k: v for k, v in manifest["settings"].items() if k not in OF_THE_MACHINE}
     experiment = Experiment.model_validate(settings)
-    sources = list(_sources(Path(next(iter(manifest["inputs"])))))
+    root = _working_folder(home, manifest)
+    sources = list(_sources(root, next(iter(manifest["inputs"]))))
     data_sets = sorted({one["dataset"] for one in sources if "dataset" in one})
     scores = list(_scores(home.parents[1] / "scores" / name, sha256(folder)[:12]))
     base, encoding = experiment.retriever, experiment.encoding
-    on_hub = base.is_hub_name
+    local = {
+        key
+        for key, used in experiment
+        if isinstance(used, ModelRef) and (not used.is_hub_name or (root / used).is_dir())
+    }
+    on_hub = "retriever" not in local
     hub_page = f"https://huggingface.co/{base}"
-    licence = licence_of(base)
+    licence = licence_of(base if on_hub else str(root / base))
     data = ModelCardData(
         base_model=base if on_hub else None,
         base_model_relation=("adapter" if experiment.lora else "finetune") if on_hub else None,
@@ -109,9 +115,8 @@ def make_card(folder: Path, location: str) -> str | None:
     )
     spent = f"{manifest['gpu_hours']:.2f} GPU-hours" if manifest.get("gpus") else "no GPU"
     dumped = experiment.model_dump(mode="json", exclude_defaults=True)
-    for key, used in experiment:
-        if isinstance(used, ModelRef) and not used.is_hub_name:
-            dumped[key] = Path(used).name  # local paths are of no use to others
+    for key in local:
+        dumped[key] = Path(getattr(experiment, key)).name  # local paths are of no use to others
     rows = [f"| {task} | {100 * score:.1f} | {interval} |\n" for task, score, interval in scores]
     head = "\n## Evaluation\n\n| Task | nDCG@10 | 95% interval |\n|---|---:|---:|\n"
     licences = [f"- The backbone: {_named(licence)}."]
@@ -138,20 +143,29 @@ def make_card(folder: Path, location: str) -> str | None:
     )
 
 
-def _sources(path: Path) -> Iterator[dict[str, Any]]:
+def _working_folder(home: Path, manifest: Mapping[str, Any]) -> Path:
+    """Return the folder in which a training ran, to which the paths in manifests are relative."""
+    output, home = Path(manifest["output"]), home.resolve()
+    depth = len(output.parts)
+    known = not output.is_absolute() and home.parts[-depth:] == output.parts
+    return home.parents[depth - 1] if known else Path()
+
+
+def _sources(root: Path, name: str) -> Iterator[dict[str, Any]]:
     """Yield the corpora that a file was made from, as recorded in the manifests behind it."""
+    path = root / name
     file = path.with_suffix(".manifest.json")
     if not file.is_file():
         return
     manifest = read_json(file)
-    settings, inputs = manifest["settings"], [Path(name) for name in manifest["inputs"]]
+    settings = manifest["settings"]
     if "source" in settings and "corpora" not in settings:
         found = {"name": path.stem, "what": settings.get("dataset") or settings["source"]}
         yield found | ({"dataset": settings["dataset"]} if settings.get("dataset") else {})
     elif settings.get("hub"):
         yield {"name": path.stem, "what": settings["hub"], "dataset": settings["hub"]}
-    for one in inputs:
-        yield from _sources(one)
+    for one in manifest["inputs"]:
+        yield from _sources(root, one)
 
 
 def _scores(folder: Path, revision: str) -> Iterator[tuple[str, float, str]]:

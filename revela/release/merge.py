@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
@@ -19,10 +20,14 @@ def export(model: Path, output: Path) -> dict[str, float]:
         one here.
 
     Raises:
-        RevelaError: the folder is not a retriever, or sentence-transformers encodes differently;
-            nothing is written then.
+        RevelaError: the folder is not a retriever, the output is the same folder or exists and is
+            not a retriever, or sentence-transformers encodes differently; nothing is written then.
     """
     check_is_retriever(model)
+    if output.exists() and not (output / "modules.json").is_file():
+        raise RevelaError(f"{output}: exists but is not a retriever; give another output")
+    if output.resolve() == model.resolve():
+        raise RevelaError(f"{output}: is the folder to export; give another output")
     trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
     merged = load_encoder(trained, "float32", "cpu").model
     with atomic_output(output) as folder:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub.utils import HFValidationError, httpx, validate_repo_id
 
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
@@ -28,6 +29,10 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
             denies access.
     """
     check_is_retriever(folder)
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise RevelaError(f"{repository!r}: not ORGANISATION/NAME: {error}") from error
     token = os.environ.get("HF_TOKEN")
     if not (token or dry_run):
         raise RevelaError("set HF_TOKEN in the environment to upload")
@@ -52,7 +57,10 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
         api = HfApi(token=token)
         added = [CommitOperationAdd(name, content) for name, content in files.items()]
         with explained("model", repository):
-            api.create_repo(repository, private=private, exist_ok=True)
+            try:
+                api.create_repo(repository, private=private, exist_ok=True)
+            except httpx.TransportError as error:
+                raise RevelaError(f"{api.endpoint} cannot be reached") from error
             # Weights of an earlier upload: an adapter that stays would be loaded on top.
             there = [name for name in api.list_repo_files(repository) if _WEIGHTS.search(name)]
             stale = [CommitOperationDelete(name) for name in there if name not in files]

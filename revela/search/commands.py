@@ -59,7 +59,13 @@ def index(
         corpus: AnyCorpus = corpora[texts]
     else:
         fields = field_names(text_files(Path(texts)))
-        corpus = FilesCorpus(source="files", path=texts, max_words=max_words, fields=fields)
+        corpus = FilesCorpus(
+            source="files",
+            path=str(Path(texts).resolve()),  # an index is updated from any folder
+            max_words=max_words,
+            fields=fields,
+            on_bad_row="skip",
+        )
     made = build(corpus, model, output, max_length, language, workers)
     print(f"{output}: {made['documents']} documents, {made['chunks']} chunks")
 
@@ -87,6 +93,8 @@ def search(
 
     if (query is None) == (queries is None) or bool(queries) != bool(output):
         raise RevelaError("give a query, or --queries and --output")
+    if query is not None:
+        _check_query(query)
     opened = Index(folder)
     asked = _read_queries(queries) if queries else {"": query or ""}
     rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight)
@@ -126,6 +134,15 @@ def serve(
     except ModuleNotFoundError as error:
         raise RevelaError(f"{error.name} is missing: pip install 'revela[serve]'") from error
     run(Index(folder), host, port, os.environ.get("REVELA_TOKEN"))
+
+
+def _check_query(query: str) -> None:
+    if not query.strip():
+        raise RevelaError("the query is empty")
+    try:
+        query.encode()
+    except UnicodeEncodeError as error:
+        raise RevelaError(f"the query is not UTF-8: {query[:80]!r}") from error
 
 
 def _read_queries(path: Path) -> dict[str, str]:

@@ -87,6 +87,8 @@ def build(
     before = _state(corpus)
     with atomic_output(folder / "chunks.parquet") as temporary:
         counts = chunk_corpus(corpus, temporary, workers)
+    if counts.skipped.count:
+        print(f"skipped {counts.skipped.count} bad rows, first: {counts.skipped.examples[0]}")
     texts = _texts(folder)
     with atomic_output(folder / "bm25") as temporary:
         _Bm25.make(texts, language, temporary)

@@ -1,11 +1,13 @@
 """Outputs are complete or absent, and manifests record their origin."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output, sha256, write_manifest, write_text
 
 
@@ -37,6 +39,13 @@ def test_a_folder_replaces_a_folder(tmp_path):
             folder.mkdir()
             (folder / content).touch()
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["two"]
+
+
+def test_a_folder_without_a_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (Path(), Path("..")):
+        with pytest.raises(RevelaError, match="a folder with this name exists"):
+            write_text(path, "")
 
 
 def test_others_may_read_what_is_written(tmp_path):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
-from revela.common.outputs import sha256, write_json
+from revela.common.outputs import read_json, sha256, write_json
 from revela.encoder import load_model, load_tokenizer
 from revela.encoding import write_encoding
 from revela.release import upload
@@ -45,6 +45,7 @@ def retriever(backbone, tmp_path, monkeypatch) -> Path:
         {
             # A manifest of an earlier version has this key.
             "settings": settings.model_dump(mode="json") | {"gradient_checkpointing": True},
+            "output": "results/models/mine",
             "inputs": {"results/batches/b.parquet": "0"},
             "steps": 7,
             "gpus": 2,
@@ -96,6 +97,16 @@ def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path)
     assert make_card(tmp_path / "elsewhere" / "copy", "x") is None
 
 
+def test_a_card_is_the_same_from_any_folder(retriever, monkeypatch):
+    here = make_card(retriever, "x")
+    monkeypatch.chdir("backbone")
+    assert make_card(retriever, "x") == here
+    monkeypatch.chdir("..")
+    manifest = retriever.parent / "manifest.json"
+    write_json(manifest, read_json(manifest) | {"output": str(retriever.parent)})
+    assert make_card(retriever, "x") == here
+
+
 def test_licences_and_the_duties_that_come_with_them(retriever, tmp_path):
     own = "---\nlicense: other\nlicense_name: own\nlicense_link: https://example.org/own\n---\n"
     (tmp_path / "backbone" / "small" / "README.md").write_text(own)
@@ -130,6 +141,9 @@ def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
     assert printed[-1] == f"some/mine: {len(printed) - 1} files would be uploaded"
     with pytest.raises(RevelaError, match="set HF_TOKEN in the environment to upload"):
         push(retriever, "some/mine")
+    for name in ("my model", "a/b/c"):
+        with pytest.raises(RevelaError, match=f"{name}': not ORGANISATION/NAME"):
+            push(retriever, name, "--dry-run")
 
 
 def test_what_others_could_not_load_is_not_pushed(retriever, tmp_path):
@@ -167,6 +181,10 @@ def test_an_upload_loads_from_the_hub(retriever, tmp_path):
             )
 
         command = ["-m", "revela", "push", str(retriever), "some/mine"]
+        environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
+        nowhere = run("hf_right", *command).stderr.splitlines()[-1]
+        assert nowhere == "revela: error: http://127.0.0.1:1 cannot be reached"
+        environment["HF_ENDPOINT"] = address
         refused = run("hf_wrong", *command)
         assert refused.returncode == 1
         assert refused.stderr.splitlines()[-1].startswith("revela: error: model 'some/mine'")

@@ -221,6 +221,20 @@ def test_what_is_no_retriever_or_encodes_otherwise_is_not_exported(adapter, back
     assert not (tmp_path / "out").exists()
 
 
+def test_an_export_replaces_retrievers_only(adapter, tmp_path, monkeypatch):
+    mine = tmp_path / "thesis"
+    mine.mkdir()
+    (mine / "one.tex").touch()
+    monkeypatch.chdir(mine)
+    for output in (mine, Path(), Path("one.tex")):
+        with pytest.raises(RevelaError, match="exists but is not a retriever"):
+            export(adapter, output)
+    with pytest.raises(RevelaError, match="is the folder to export"):
+        export(adapter, adapter)
+    assert (mine / "one.tex").exists()
+    assert (adapter / "adapter_config.json").exists()
+
+
 def with_file(folder: Path, name: str, change: dict) -> Path:
     """Change keys of a JSON file of a folder."""
     content = json.loads((folder / name).read_text()) | change

@@ -135,6 +135,15 @@ def test_from_the_shell(texts, backbone, tmp_path):
     assert lines[2][2] == "text%203.md#0"
 
 
+def test_an_index_is_updated_from_any_folder(texts, backbone, tmp_path, monkeypatch):
+    (texts / "empty.md").touch()
+    out, _ = run("index", f"{texts}/", "--model", backbone, "--output", tmp_path / "index")
+    assert "skipped 1 bad rows, first: " in out
+    monkeypatch.chdir(texts)
+    out, _ = run("index", ".", "--model", backbone, "--output", "../index")
+    assert "1 of 1 shards exist" in out
+
+
 def test_rows_are_read_as_their_fields_look(backbone, tmp_path):
     rows = [{"_id": f"d{n}", "body": text} for n, text in enumerate(TEXTS)]
     file = tmp_path / "rows.jsonl"
@@ -229,6 +238,8 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
     ("arguments", "message"),
     [
         ([], "give a query, or --queries and --output"),
+        ([" "], "the query is empty"),
+        (["\udce9t\udce9"], r"the query is not UTF-8: '\\udce9t\\udce9'"),
         (["rivers", "--queries", "q.tsv"], "give a query, or --queries and --output"),
         (["--queries", "q.tsv"], "give a query, or --queries and --output"),
         (
