@@ -55,12 +55,9 @@ def step(app: typer.Typer) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def recorded(**given: Any) -> None:
             output = given["output"]
-            if (
-                output.is_dir()
-                and not (output / "manifest.json").exists()
-                and any(output.iterdir())
-            ):
-                raise RevelaError(f"{output}: exists but is not an output of revela; give another")
+            ours = (output / "manifest.json").exists()
+            if output.is_dir() and not ours and any(output.iterdir()):
+                raise RevelaError(f"cannot write {output}: a folder with this name exists")
             with atomic_output(output) as temporary:
                 made: Made = function(**given | {"output": temporary})
             settings = {

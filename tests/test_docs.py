@@ -149,6 +149,7 @@ def prepared(tmp_path_factory, backbone) -> Path:
         write_encoding(model, load_tokenizer(str(model)), Encoding(), 512, 157)
         manifest = {"settings": trained.model_dump(mode="json"), "steps": 1}
         manifest |= {"inputs": {"results/batches/mine.parquet": "0"}}
+        manifest |= {"output": f"results/models/{name}"}
         manifest |= {"gpus": 0, "gpu_hours": 0.1, "revela": "0", "git_commit": "0", "files": []}
         write_json(model.parent / "manifest.json", manifest)
     unfinished = folder / "results/models/revela-code-1b/checkpoints/0/checkpoint-1"

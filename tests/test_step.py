@@ -82,7 +82,7 @@ def test_a_step_replaces_only_a_folder_of_its_own(files):
     assert call(files, *options).exit_code == 0
     assert call(files, *options).exit_code == 0
     (files / "out" / "manifest.json").rename(files / "out" / "thesis.tex")
-    assert "exists but is not an output of revela" in str(call(files, *options).exception)
+    assert "a folder with this name exists" in str(call(files, *options).exception)
     assert (files / "out" / "thesis.tex").exists()
 
 
