@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
+from revela.common.workers import end_with_parent
 from revela.encoder import Encoder
 
 SHARD_SIZE = 16_384
@@ -95,7 +96,7 @@ def encode_corpus(
         shares = [missing[place::count] for place in range(count)]
         spawn = multiprocessing.get_context("spawn")
         try:
-            with ProcessPoolExecutor(count, mp_context=spawn) as pool:
+            with ProcessPoolExecutor(count, spawn, end_with_parent) as pool:
                 list(pool.map(job.encode, shares, devices, range(count)))
         except BrokenProcessPool as error:
             raise RevelaError(

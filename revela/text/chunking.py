@@ -1,10 +1,8 @@
 """Chunks: whole sentences of a document, up to a number of words (paper, section 4.1)."""
 
 import itertools
-import multiprocessing
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,6 +14,7 @@ import pyarrow as pa
 from tqdm.auto import tqdm
 
 from revela.common.errors import RevelaError
+from revela.common.workers import end_with_parent
 from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import parquet_rows, write_parquet
@@ -188,15 +187,7 @@ _splitter_of_worker: Any = None
 def _initialize(splitter: Any) -> None:
     global _splitter_of_worker
     _splitter_of_worker = splitter
-    # If the main process is killed, a worker would wait forever and keep its output open, and with
-    # it the pipe that the rule reads.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
+    end_with_parent()
 
 
 def _chunk_group(group: list[Document], max_words: int) -> tuple[list[dict[str, Any]], Counts]:

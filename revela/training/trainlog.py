@@ -117,7 +117,8 @@ def keep_freed_memory() -> None:
     A step allocates and frees the same tensors again and again; on a CPU the page faults of new
     memory slow down a small model. Large tensors are returned: if they are kept, as glibc by
     default does up to 32 MB, the heap of a large model with gradient checkpointing fragments to
-    2.5 times its size, which makes its steps a tenth faster (`bench/training/freed_memory.py`).
+    nearly three times its size; keeping them saves an eighth of its time
+    (`bench/training/freed_memory.py`).
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         libc = ctypes.CDLL("libc.so.6")
