@@ -1,47 +1,17 @@
 """Configuration: every mistake gives one line with file, key, value and allowed values."""
 
-import copy
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from revela.common.errors import RevelaError
 from revela.config import load_config, parse_config
 from revela.config.check import check_local
 from revela.config.local import fingerprint
 from revela.config.names import ModelName, ModelRef, references
-
-ROOT = Path(__file__).parents[2]
-DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
-DEMO["backbones"] = {"small": {"corpora": ["python-packages"], "tokens": 1}}
-DEMO["models"]["lm"] = {"kind": "language-model", "language_model": "data/backbone"}
-SHARED = {"source": "mteb", "tasks": ["NQ", "FEVER"]}
-LM = {"source": "lm-eval", "tasks": ["copa"]}
-DEMO["benchmarks"]["lm"] = LM
-
-PRINTED = {
-    "caption": "c",
-    "reported": "data/paper/coir.csv",
-    "rows": [{"label": "BM25", "reported": "BM25"}],
-}
-
-
-def changed(path: str, value: object) -> dict:
-    config = copy.deepcopy(DEMO)
-    *parents, last = path.split("/")
-    entry = config
-    for key in parents:
-        entry = entry[int(key)] if isinstance(entry, list) else entry[key]
-    entry[last] = value
-    return config
-
-
-@pytest.fixture(autouse=True)
-def _root(monkeypatch):
-    monkeypatch.chdir(ROOT)  # paths in configs are relative to it
+from tests.config.common import DEMO, ROOT, changed
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("config*.yaml")))
@@ -153,75 +123,6 @@ def test_an_api_is_measured_only_with_its_key(monkeypatch):
     assert "a key" not in config.table("coir").dump()
 
 
-def test_columns_are_spelt_out():
-    raw = yaml.safe_load((ROOT / "config.yaml").read_text())
-    subset = {"Pony": ["BrightRetrieval:standard/pony", "beir"]}
-    raw["tables"]["mine"] = {
-        "caption": "c",
-        "columns": subset,
-        "rows": [{"label": "BM25", "model": "bm25"}],
-    }
-    table = parse_config(raw, "x").table("mine")
-    assert dict(table.columns)["Pony"][:2] == ["BrightRetrieval:standard/pony", "ArguAna"]
-    assert table.tasks()[:2] == ["BrightRetrieval", "ArguAna"]
-    subset["Pony"] = ["BrightRetrieval:standard/poni"]
-    with pytest.raises(RevelaError, match=r"subset of BrightRetrieval .*'standard/pony'"):
-        parse_config(raw, "x")
-
-
-def test_base_inherits_all_but_what_is_given():
-    config = parse_config(DEMO, "demo.yaml")
-    revela, replug = (config.experiments[f"demo-{name}"] for name in ("revela", "replug"))
-    assert replug.max_length == revela.max_length != 157
-    assert replug.objective.name == "replug"
-
-
-def test_base_merges_within_the_same_objective():
-    raw = changed(
-        "experiments/ablation", {"base": "demo-revela", "objective": {"value_norm": False}}
-    )
-    config = parse_config(raw, "demo.yaml")
-    ablation, original = config.experiments["ablation"], config.experiments["demo-revela"]
-    assert not ablation.objective.value_norm
-    assert ablation.objective.temperature == original.objective.temperature
-    assert ablation.model_copy(update={"objective": original.objective}) == original
-
-
-def test_seeds_are_trainings_of_their_own_and_one_row():
-    raw = changed("experiments/demo-revela/seeds", 3)
-    raw["experiments"]["demo-revela"]["seed"] = 4
-    raw["experiments"]["ablation"] = {"base": "demo-revela", "seeds": 1}
-    config = parse_config(raw, "demo.yaml")
-    names = ["demo-revela", "demo-revela-seed5", "demo-revela-seed6"]
-    assert config.seeds_of("demo-revela") == names
-    assert [config.experiments[name].seed for name in names] == [4, 5, 6]
-    same = {config.experiments[name].model_copy(update={"seed": 0}).dump() for name in names}
-    assert len(same) == 1
-    assert config.seeds_of("demo-revela@12") == [
-        "demo-revela@12",
-        "demo-revela-seed5@12",
-        "demo-revela-seed6@12",
-    ]
-    assert config.seeds_of("ablation") == ["ablation"]
-    assert config.seeds_of("bm25") == ["bm25"]
-    rows = {row.label: row.model for row in config.table("demo").rows}
-    assert rows["Revela"] == names
-    # The settings of the first seed do not depend on the number of seeds.
-    raw["experiments"]["demo-revela"]["seeds"] = 1
-    alone = parse_config(raw, "x").experiments["demo-revela"]
-    assert alone.dump() == config.experiments["demo-revela"].dump()
-    assert alone.model_dump() == config.experiments["demo-revela"].model_dump()  # in manifests
-
-
-def test_a_name_that_is_a_seed_of_another():
-    raw = changed("experiments/demo-revela/seeds", 2)
-    raw["experiments"]["demo-revela-seed1"] = {"base": "demo-replug", "seeds": 1}
-    with pytest.raises(
-        RevelaError, match=r"demo-revela-seed1: the name is taken by seed 1 of 'demo-"
-    ):
-        parse_config(raw, "x")
-
-
 def test_settings_do_not_depend_on_the_order_of_keys():
     turned = dict(reversed(DEMO["experiments"]["demo-revela"].items()))
     for name in DEMO["experiments"]:
@@ -289,70 +190,6 @@ def test_an_entry_knows_what_it_uses():
     assert config.resolved("models", "demo-revela@8").retriever.endswith("demo-revela/steps/8")
     contriever = config.inputs("experiments", "demo-contriever")
     assert contriever["data"] == "results/pairs/python-packages.parquet"
-
-
-def test_a_grid_is_an_entry_a_point():
-    raw = changed("experiments/sweep", {"base": "demo-revela"})
-    raw["experiments"]["sweep"]["grid"] = {"temperature": [1.0e-4, 0.5], "seed": [1, 2]}
-    raw["tables"]["sweep"] = {
-        "caption": "c",
-        "benchmark": "pydocs",
-        "rows": [
-            {"label": "BM25", "model": "bm25"},
-            {"label": "τ {temperature}", "group": "seed {seed}", "model": "sweep"},
-        ],
-    }
-    config = parse_config(raw, "demo.yaml")
-    points = [f"sweep-temperature-{t}-seed-{s}" for t in ("0.0001", "0.5") for s in (1, 2)]
-    assert [name for name in config.experiments if name.startswith("sweep")] == points
-    point = config.experiments["sweep-temperature-0.5-seed-2"]
-    assert (point.objective.temperature, point.seed) == (0.5, 2)
-    assert point.learning_rate == config.experiments["demo-revela"].learning_rate
-    rows = config.table("sweep").rows
-    assert [(row.label, row.group, row.model) for row in rows[1:]] == [
-        (f"τ {t}", f"seed {s}", [f"sweep-temperature-{t}-seed-{s}"])
-        for t in ("0.0001", "0.5")
-        for s in (1, 2)
-    ]
-    del raw["tables"]["sweep"]["rows"][1]["group"]
-    raw["tables"]["sweep"]["rows"][1]["label"] = "Revela"
-    labels = [row.label for row in parse_config(raw, "x").table("sweep").rows]
-    assert labels[1:3] == ["Revela 0.0001 1", "Revela 0.0001 2"]
-
-
-def test_rows_of_a_pattern_are_a_row_a_model():
-    raw = copy.deepcopy(DEMO)
-    raw["experiments"]["demo-revela-warm"] = {"base": "demo-revela", "seeds": 2}
-    raw["experiments"]["demo-sweep"] = {"base": "demo-revela", "grid": {"seed": [3, 4]}}
-    raw["tables"]["demo"]["rows"] = [
-        "bm25",
-        {"label": "Ours, {model}", "model": "demo-revela*"},
-        "demo-sweep*",
-    ]
-    rows = parse_config(raw, "demo.yaml").tables["demo"].rows
-    assert [(row.label, row.model) for row in rows] == [
-        ("bm25", ["bm25"]),
-        ("Ours, demo-revela", ["demo-revela"]),
-        ("Ours, demo-revela-warm", ["demo-revela-warm"]),
-        ("demo-sweep-seed-3", ["demo-sweep-seed-3"]),
-        ("demo-sweep-seed-4", ["demo-sweep-seed-4"]),
-    ]
-    raw["tables"]["demo"]["rows"] = ["demo-revel-*"]
-    with pytest.raises(RevelaError, match="rows: no experiment or model matches 'demo"):
-        parse_config(raw, "demo.yaml")
-    raw["tables"]["demo"]["rows"] = ["demo-revel"]
-    with pytest.raises(RevelaError, match="unknown model or experiment 'demo-revel'; did you"):
-        parse_config(raw, "demo.yaml")
-
-
-def test_a_mistake_that_others_inherit_counts_once():
-    raw = changed("experiments/demo-revela/steps", 0)
-    raw["experiments"]["a"] = raw["experiments"]["b"] = {"base": "demo-revela"}
-    with pytest.raises(RevelaError, match=r"demo-revela.steps: .*; got 0$"):
-        parse_config(raw, "c")
-    raw["experiments"]["a"] = {"base": "demo-revela", "seed": -1}
-    with pytest.raises(RevelaError, match=r"demo-revela.steps: .*; got 0 \(and 1 more\)$"):
-        parse_config(raw, "c")
 
 
 @pytest.fixture

@@ -1,93 +1,33 @@
-"""Evaluation by mteb of encoders, BM25 and APIs; collections in BEIR layout; pydocs."""
+"""Evaluation by mteb of encoders and BM25."""
 
 import csv
-import gzip
 import json
-import math
 import shutil
-import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
-import datasets
 import mteb
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
-from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from revela.common.errors import RevelaError
-from revela.config import load_config
 from revela.config.encoding import Encoding
 from revela.config.evaluation import (
-    ApiModel,
     Bm25Model,
-    EncoderModel,
-    FolderBenchmark,
     MtebBenchmark,
-    PydocsBenchmark,
 )
 from revela.encoder import load_tokenizer
 from revela.encoding import write_encoding
 from revela.evaluation import commands
 from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task, local_task
-from revela.evaluation.pydocs import standard_library_functions, write_task
 from revela.evaluation.search import encoding_for
 from tests.conftest import TEXTS, encoder_of
-
-
-@pytest.fixture
-def collection(tmp_path):
-    """Five documents and three queries in BEIR layout, the corpus gzipped."""
-    with gzip.open(tmp_path / "corpus.jsonl.gz", "wt") as stream:
-        for n, text in enumerate(TEXTS):
-            stream.write(json.dumps({"_id": f"d{n}", "title": f"Title {n}", "text": text}) + "\n")
-    queries = ["rivers and mud", "jobs and workers", "transpose of a matrix"]
-    (tmp_path / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": f"q{n}", "text": q}) + "\n" for n, q in enumerate(queries))
-    )
-    (tmp_path / "qrels.tsv").write_text(
-        "query-id\tcorpus-id\tscore\nq0\td2\t1\nq1\td3\t2\nq1\td0\t1\nq2\td4\t1\n"
-    )
-    return tmp_path
-
-
-def model_of(backbone, **changes):
-    return EncoderModel(kind="encoder", retriever=str(backbone), **changes)
-
-
-SUITE = FolderBenchmark(
-    source="folder", path="-", tasks=["tiny-task"], max_length=64, precision="float32"
-)
-
-
-def searcher_of(model, folder):
-    return evaluation.load_searcher(model, "tiny", "r1", SUITE, folder)
-
-
-def rows_of(run):
-    return [line.split() for line in run.splitlines()]
-
-
-def ndcg(ranked, relevant, depth=10):
-    """Return nDCG by plain loops, with the gains of trec_eval."""
-
-    def discounted(gains):
-        return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:depth], start=1))
-
-    found = discounted([relevant.get(document, 0) for document in ranked])
-    return found / discounted(sorted(relevant.values(), reverse=True))
-
-
-QRELS = {"q0": {"d2": 1}, "q1": {"d3": 2, "d0": 1}, "q2": {"d4": 1}}
+from tests.evaluation.common import QRELS, SUITE, model_of, ndcg, rows_of, searcher_of
 
 
 def test_scores_match_the_saved_run_and_the_saved_queries(backbone, collection, tmp_path):
@@ -350,159 +290,8 @@ def test_the_query_prefix_has_the_instruction_of_the_task():
     assert "Retrieve text" in prefix(instructed, Without, own)
 
 
-def test_an_api_needs_its_key_and_its_package(tmp_path, monkeypatch):
-    monkeypatch.delenv("SOME_KEY", raising=False)
-    model = ApiModel(kind="api", name="Cohere/Cohere-embed-english-v3.0", key="SOME_KEY")
-    with pytest.raises(RevelaError, match="needs the environment variable SOME_KEY"):
-        searcher_of(model, tmp_path)
-    monkeypatch.setenv("SOME_KEY", "-")
-    monkeypatch.setitem(sys.modules, "cohere", None)
-    with pytest.raises(RevelaError, match=r"^model 'tiny': .* missing .*cohere") as caught:
-        searcher_of(model, tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-CONFIG = load_config(Path(__file__).parents[2] / "config.yaml")
-APIS = [model for model in CONFIG.models.values() if isinstance(model, ApiModel)]
-
-
-@pytest.mark.parametrize("model", APIS, ids=lambda model: model.name)
-def test_api_models_distinguish_queries_from_documents(model):
-    """OpenAI's API is the exception: it has no input types."""
-    described = mteb.get_model_meta(model.name)
-    assert described.modalities == ["text"]
-    prompts = described.loader_kwargs.get("model_prompts", {})
-    if not model.name.startswith("openai/"):
-        assert {"query", "document"} <= prompts.keys()
-        assert prompts["query"] != prompts["document"]
-
-
-def test_cohere_gets_the_type_of_its_input(collection, tmp_path, monkeypatch):
-    asked = {}
-
-    class Client:
-        def tokenize(self, text, model):
-            return SimpleNamespace(tokens=text.split())
-
-        def embed(self, texts, input_type, **_):
-            asked.setdefault(input_type, []).extend(texts)
-            vectors = [[1.0, len(text)] for text in texts]
-            return SimpleNamespace(embeddings=SimpleNamespace(float=vectors))
-
-    monkeypatch.setenv("COHERE_API_KEY", "-")
-    monkeypatch.setattr("mteb.models.model_meta.ModelMeta._check_requirements", lambda _: None)
-    monkeypatch.setitem(sys.modules, "cohere", SimpleNamespace(Client=Client))
-    task = local_task("tiny-task", collection)
-    evaluation.evaluate(searcher_of(CONFIG.models["cohere-v3"], tmp_path), task)
-    assert asked["search_query"] == ["rivers and mud", "jobs and workers", "transpose of a matrix"]
-    assert asked["search_document"] == [f"Title {n} {text}" for n, text in enumerate(TEXTS)]
-    assert len(asked) == 2
-
-
-@pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
-def test_judgements_are_read_with_or_without_a_header(collection, heading):
-    (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
-    task = local_task("tiny-task", collection)
-    assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d2": 1}, "q1": {"d3": 2}}
-
-
-def test_a_collection_as_beir_publishes_it(collection):
-    (collection / "qrels").mkdir()
-    (collection / "qrels.tsv").rename(collection / "qrels/test.tsv")
-    rows = [{"_id": "d0", "title": None, "text": "x", "metadata": {"url": "u"}}]
-    rows += [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS) if n]
-    (collection / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = local_task("tiny-task", collection).dataset["default"]["test"]
-    assert data["corpus"][0] == {"id": "d0", "title": "", "text": "x"}
-    assert data["relevant_docs"] == QRELS
-
-
-def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
-    """As written by mteb itself, in two shards."""
-    plain = local_task("tiny-task", collection).dataset["default"]["test"]
-    published = tmp_path / "published"
-
-    def push(self, repo, config_name, **_):
-        for split, rows in self.items():
-            for n in range(2):
-                name = f"{split}-{n:05d}-of-00002.parquet"
-                rows.shard(2, n).to_parquet(published / repo / config_name / name)
-
-    monkeypatch.setattr(datasets.DatasetDict, "push_to_hub", push)
-    local_task("tiny-task", collection)._push_dataset_to_hub("tiny")
-    found = local_task("tiny-task", published / "tiny").dataset["default"]["test"]
-    assert [*found["corpus"]] == [*plain["corpus"]]
-    assert [*found["queries"]] == [*plain["queries"]]
-    assert found["relevant_docs"] == QRELS
-
-    described = {
-        "configs": [
-            {"config_name": name, "data_files": f"{name}/test-*"}
-            for name in ("corpus", "queries", "qrels")
-        ]
-    }
-    (published / "tiny/README.md").write_text(f"---\n{yaml.safe_dump(described)}---\n")
-    theirs = RetrievalDatasetLoader(str(published / "tiny"), None).load()
-    assert [*theirs["corpus"]] == [*found["corpus"]]
-    assert theirs["relevant_docs"] == QRELS
-
-    pq.write_table(pa.table({"query-id": ["q0"]}), published / "tiny/qrels/test-0.parquet")
-    with pytest.raises(RevelaError, match=r"qrels/test-0\.parquet: .*corpus-id"):
-        local_task("tiny-task", published / "tiny")
-
-
-def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, capsys):
-    queries = [json.dumps({"_id": f"q{n}", "text": f"query {n}"}) for n in range(200)]
-    (collection / "queries.jsonl").write_text("\n".join([*queries, queries[0]]))
-    lines = [f"q{n}\td1\t1" for n in range(200)]
-    (collection / "qrels.tsv").write_text("\n".join([*lines, lines[7], "q8\tlost\t1"]))
-    data = local_task("tiny-task", collection).dataset["default"]["test"]
-    assert len(data["queries"]) == 200
-    # As in trec_eval, a relevant document that is missing counts in the ideal ranking.
-    assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
-    printed = capsys.readouterr().out
-    for line in (
-        "jsonl: 1 duplicate rows count once",
-        "tsv: 1 repeated judge",
-        "tsv: 1 unknown ids",
-    ):
-        assert line in printed
-
-
 def test_an_mteb_task_by_name():
     suite = MtebBenchmark(source="mteb", tasks=["CosQA"])
     assert load_task(suite, "CosQA", None).metadata.name == "CosQA"
     with pytest.raises(RevelaError, match=r"unknown mteb retrieval task 'CosQAA'.*'CosQA'"):
         load_task(suite, "CosQAA", None)
-
-
-# ---------------------------------------------------------------------------- pydocs
-
-TASKS = ["docstring-to-function", "function-to-docstring", "first-to-second-half"]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_pydocs_is_deterministic_and_complete(tmp_path, task):
-    settings = PydocsBenchmark(source="pydocs", tasks=TASKS)
-    for name in ("a", "b"):
-        counts = write_task(settings, task, tmp_path / name)
-    for file in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert counts["queries"] >= 500
-    split = local_task(task, tmp_path / "a")
-    split.load_data()
-    data = split.dataset["default"]["test"]
-    assert len(data["queries"]) == len(data["relevant_docs"]) == counts["queries"]
-
-
-def test_pydocs_functions_have_no_docstring():
-    functions = list(standard_library_functions())
-    assert len(functions) > 1000
-    assert len({function.id for function in functions}) == len(functions)
-    for function in functions:
-        assert function.docstring not in function.code
-        assert function.code.lstrip("@").split()[0] != '"""'
-    by_id = {function.id.rpartition(":")[0]: function for function in functions}
-    function = by_id["textwrap.dedent"]
-    assert function.docstring.startswith("Remove any common leading whitespace")
-    assert function.code.startswith("def dedent(text):\n    # Look for")

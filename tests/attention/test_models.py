@@ -1,0 +1,141 @@
+"""In-batch attention and what libraries do to a model: adapters, autocast, compiling, saving."""
+
+import pytest
+import torch
+import transformers
+
+from revela.attention import decoder
+from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
+from revela.encoder import pad
+from tests.attention.common import random_chunks
+from tests.conftest import tiny_llama
+
+
+def test_recomputation_leaves_no_state_behind(both_ways):
+    """Checkpointing ends a recomputation early, which must not affect the next call."""
+    ids, mask = pad(random_chunks([5, 2, 4]), 0)
+    model = tiny_llama(vocab_size=50).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    before = plain_loss(model, ids, mask)
+    logits = model(input_ids=ids[:1]).logits
+    similarity = in_batch_similarity(torch.rand(3, 3), 0.5)
+    for after in (
+        lambda: plain_loss(model, ids, mask) == before,
+        lambda: torch.equal(model(input_ids=ids[:1]).logits, logits),
+    ):
+        in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+        assert after()
+
+
+def test_plain_loss_equals_the_library(both_ways):
+    chunks = random_chunks([5, 8, 3])
+    ids, mask = pad(chunks, 0)
+    model = tiny_llama(vocab_size=50).double()
+    ours = plain_loss(model, ids, mask)
+    model.set_attn_implementation("eager")
+    labels = ids.masked_fill(mask == 0, -100)
+    theirs = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    torch.testing.assert_close(ours, theirs.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_checkpointing_and_lora_change_nothing(both_ways):
+    from peft import LoraConfig, get_peft_model
+
+    ids, mask = pad(random_chunks([5, 2, 4]), 0)
+    cosine = torch.rand(3, 3, dtype=torch.float64)
+    gradients = []
+    for checkpointing in (False, True):
+        model = get_peft_model(
+            tiny_llama(vocab_size=50).double(),
+            LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
+        ).double()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora" in name:
+                    parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        model.train()
+        scores = cosine.clone().requires_grad_()
+        similarity = in_batch_similarity(scores, 0.5)
+        in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+        gradients.append(scores.grad)
+    assert gradients[0].abs().max() > 0
+    assert torch.equal(*gradients)
+
+
+def test_autocast_in_bfloat16_stays_close(both_ways):
+    ids, mask = pad(random_chunks([9, 8, 12, 4]), 0)
+    similarity = in_batch_similarity(torch.rand(4, 4), 0.2)
+    model = tiny_llama(vocab_size=50)
+    exact = in_batch_loss(model, ids, mask, similarity, value_norm=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        coarse = in_batch_loss(model, ids, mask, similarity, value_norm=True)
+    torch.testing.assert_close(coarse, exact, rtol=2e-2, atol=2e-2)
+
+
+def test_a_prepared_model_behaves_as_before(both_ways):
+    """Left padding, generation and a cache, after in-batch attention and between two uses of it."""
+    ids, mask = pad(random_chunks([5, 2, 4]), 0)
+    similarity = in_batch_similarity(torch.rand(3, 3), 0.5)
+    model = tiny_llama(vocab_size=50).eval()
+    prompts, prompt_mask = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]]), torch.ones(2, 4)
+    prompt_mask[0, :2] = 0
+
+    def observed() -> list[torch.Tensor]:
+        logits = model(input_ids=prompts, attention_mask=prompt_mask).logits[:, -1]
+        new = model.generate(prompts, attention_mask=prompt_mask, max_new_tokens=4, do_sample=False)
+        return [logits, new.float()]
+
+    before = observed()
+    found_losses = []
+    for _ in range(2):
+        found_losses.append(in_batch_loss(model, ids, mask, similarity, value_norm=True))
+        assert model.config._attn_implementation == decoder.NAME
+        for expected, found in zip(before, observed(), strict=True):
+            torch.testing.assert_close(found, expected)
+        model.set_attn_implementation("sdpa")
+    assert torch.equal(*found_losses)
+
+
+def test_compiled_layers_change_nothing():
+    cosine = torch.rand(4, 4, generator=torch.Generator().manual_seed(4))
+    gradients = []
+    for compiled in (False, True):
+        model = tiny_llama(vocab_size=50)
+        if compiled:
+            for layer in model.model.layers:
+                layer.compile(dynamic=True, backend="aot_eager")
+        for lengths in ([9, 8, 12, 4], [3, 5, 2, 7]):
+            ids, mask = pad(random_chunks(lengths), 0)
+            scores = cosine.clone().requires_grad_()
+            similarity = in_batch_similarity(scores, 0.2)
+            in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+            gradients.append(scores.grad)
+    for plain, other in zip(gradients[:2], gradients[2:], strict=True):
+        torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_a_saved_model_has_its_own_attention(tmp_path):
+    ids, mask = pad(random_chunks([5, 4]), 0)
+    model = tiny_llama(vocab_size=50)
+    in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
+    model.save_pretrained(tmp_path)
+    assert decoder.NAME not in (tmp_path / "config.json").read_text()
+
+
+def test_models_whose_attention_cannot_be_replaced_are_refused():
+    ids, mask = pad(random_chunks([9, 2]), 0)
+    shape = {"vocab_size": 50, "hidden_size": 8}
+    bloom = transformers.BloomConfig(**shape, n_layer=1, n_head=2)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 8}
+    mistral = transformers.MistralConfig(**shape, **heads, num_hidden_layers=1, sliding_window=4)
+    gemma = transformers.Gemma2Config(**shape, **heads, num_hidden_layers=1)
+    for model, message in (
+        (transformers.BloomForCausalLM(bloom), "attention interface"),
+        (transformers.MistralForCausalLM(mistral), "attends to 4 tokens only"),
+        (transformers.Gemma2ForCausalLM(gemma), "has attn_logit_softcapping"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)

@@ -1,0 +1,39 @@
+"""Models, and rankings of a small collection."""
+
+import math
+
+from revela.config.evaluation import (
+    EncoderModel,
+    FolderBenchmark,
+)
+from revela.evaluation import measure as evaluation
+
+
+def model_of(backbone, **changes):
+    return EncoderModel(kind="encoder", retriever=str(backbone), **changes)
+
+
+SUITE = FolderBenchmark(
+    source="folder", path="-", tasks=["tiny-task"], max_length=64, precision="float32"
+)
+
+
+def searcher_of(model, folder):
+    return evaluation.load_searcher(model, "tiny", "r1", SUITE, folder)
+
+
+def rows_of(run):
+    return [line.split() for line in run.splitlines()]
+
+
+def ndcg(ranked, relevant, depth=10):
+    """Return nDCG by plain loops, with the gains of trec_eval."""
+
+    def discounted(gains):
+        return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:depth], start=1))
+
+    found = discounted([relevant.get(document, 0) for document in ranked])
+    return found / discounted(sorted(relevant.values(), reverse=True))
+
+
+QRELS = {"q0": {"d2": 1}, "q1": {"d3": 2, "d0": 1}, "q2": {"d4": 1}}

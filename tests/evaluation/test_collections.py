@@ -1,0 +1,119 @@
+"""Collections in BEIR layout and those of pydocs."""
+
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
+
+from revela.common.errors import RevelaError
+from revela.config.evaluation import (
+    PydocsBenchmark,
+)
+from revela.evaluation.benchmarks import local_task
+from revela.evaluation.pydocs import standard_library_functions, write_task
+from tests.conftest import TEXTS
+from tests.evaluation.common import QRELS
+
+
+@pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
+def test_judgements_are_read_with_or_without_a_header(collection, heading):
+    (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
+    task = local_task("tiny-task", collection)
+    assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d2": 1}, "q1": {"d3": 2}}
+
+
+def test_a_collection_as_beir_publishes_it(collection):
+    (collection / "qrels").mkdir()
+    (collection / "qrels.tsv").rename(collection / "qrels/test.tsv")
+    rows = [{"_id": "d0", "title": None, "text": "x", "metadata": {"url": "u"}}]
+    rows += [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS) if n]
+    (collection / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = local_task("tiny-task", collection).dataset["default"]["test"]
+    assert data["corpus"][0] == {"id": "d0", "title": "", "text": "x"}
+    assert data["relevant_docs"] == QRELS
+
+
+def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
+    """As written by mteb itself, in two shards."""
+    plain = local_task("tiny-task", collection).dataset["default"]["test"]
+    published = tmp_path / "published"
+
+    def push(self, repo, config_name, **_):
+        for split, rows in self.items():
+            for n in range(2):
+                name = f"{split}-{n:05d}-of-00002.parquet"
+                rows.shard(2, n).to_parquet(published / repo / config_name / name)
+
+    monkeypatch.setattr(datasets.DatasetDict, "push_to_hub", push)
+    local_task("tiny-task", collection)._push_dataset_to_hub("tiny")
+    found = local_task("tiny-task", published / "tiny").dataset["default"]["test"]
+    assert [*found["corpus"]] == [*plain["corpus"]]
+    assert [*found["queries"]] == [*plain["queries"]]
+    assert found["relevant_docs"] == QRELS
+
+    described = {
+        "configs": [
+            {"config_name": name, "data_files": f"{name}/test-*"}
+            for name in ("corpus", "queries", "qrels")
+        ]
+    }
+    (published / "tiny/README.md").write_text(f"---\n{yaml.safe_dump(described)}---\n")
+    theirs = RetrievalDatasetLoader(str(published / "tiny"), None).load()
+    assert [*theirs["corpus"]] == [*found["corpus"]]
+    assert theirs["relevant_docs"] == QRELS
+
+    pq.write_table(pa.table({"query-id": ["q0"]}), published / "tiny/qrels/test-0.parquet")
+    with pytest.raises(RevelaError, match=r"qrels/test-0\.parquet: .*corpus-id"):
+        local_task("tiny-task", published / "tiny")
+
+
+def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, capsys):
+    queries = [json.dumps({"_id": f"q{n}", "text": f"query {n}"}) for n in range(200)]
+    (collection / "queries.jsonl").write_text("\n".join([*queries, queries[0]]))
+    lines = [f"q{n}\td1\t1" for n in range(200)]
+    (collection / "qrels.tsv").write_text("\n".join([*lines, lines[7], "q8\tlost\t1"]))
+    data = local_task("tiny-task", collection).dataset["default"]["test"]
+    assert len(data["queries"]) == 200
+    # As in trec_eval, a relevant document that is missing counts in the ideal ranking.
+    assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
+    printed = capsys.readouterr().out
+    for line in (
+        "jsonl: 1 duplicate rows count once",
+        "tsv: 1 repeated judge",
+        "tsv: 1 unknown ids",
+    ):
+        assert line in printed
+
+
+TASKS = ["docstring-to-function", "function-to-docstring", "first-to-second-half"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_pydocs_is_deterministic_and_complete(tmp_path, task):
+    settings = PydocsBenchmark(source="pydocs", tasks=TASKS)
+    for name in ("a", "b"):
+        counts = write_task(settings, task, tmp_path / name)
+    for file in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert counts["queries"] >= 500
+    split = local_task(task, tmp_path / "a")
+    split.load_data()
+    data = split.dataset["default"]["test"]
+    assert len(data["queries"]) == len(data["relevant_docs"]) == counts["queries"]
+
+
+def test_pydocs_functions_have_no_docstring():
+    functions = list(standard_library_functions())
+    assert len(functions) > 1000
+    assert len({function.id for function in functions}) == len(functions)
+    for function in functions:
+        assert function.docstring not in function.code
+        assert function.code.lstrip("@").split()[0] != '"""'
+    by_id = {function.id.rpartition(":")[0]: function for function in functions}
+    function = by_id["textwrap.dedent"]
+    assert function.docstring.startswith("Remove any common leading whitespace")
+    assert function.code.startswith("def dedent(text):\n    # Look for")
