@@ -6,7 +6,7 @@ STAGE_VERSIONS = {
     "pair": 2,
     "pretrain": 1,
     "train": 1,
-    "collection": 1,
+    "collection": 2,
     "evaluate": 2,
     "evaluate_lm": 1,
     "table": 2,

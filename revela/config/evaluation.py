@@ -79,7 +79,7 @@ class Benchmark(Settings):
 
 
 class PydocsBenchmark(Benchmark):
-    """Three retrieval tasks built from the source of the Python standard library."""
+    """Three retrieval tasks built from functions of the Python standard library."""
 
     source: Literal["pydocs"]
     tasks: list[

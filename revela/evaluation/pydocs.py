@@ -8,38 +8,31 @@ The tasks resemble CodeSearchNet and CodeSearchNet-CC. The embedded training cor
 installed packages and contains none of this text.
 """
 
-import ast
-import inspect
+import json
+import lzma
 import random
-import sysconfig
-import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import revela
+from revela.common.errors import reading
 from revela.config.evaluation import PydocsBenchmark
 from revela.evaluation.benchmarks import write_collection
 
-_Node = ast.FunctionDef | ast.AsyncFunctionDef
-_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo"}
-_MIN_DOCSTRING_WORDS = 6
-_MIN_LINES = 6  # of a function, without its docstring
-
-
-@dataclass(frozen=True)
-class Function:
-    """A documented function of the standard library."""
-
-    id: str
-    docstring: str
-    code: str  # without the docstring
+# In the repository, since the libraries of two Pythons differ in a few functions.
+FUNCTIONS = Path(revela.__file__).parents[1] / "data/pydocs/functions.jsonl.xz"
 
 
 def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, int]:
-    """Write a task in BEIR layout; return its sizes."""
-    functions = list(standard_library_functions())
-    random.Random(settings.seed).shuffle(functions)
-    texts = {one.id: _query_and_document(one, task) for one in functions[: settings.max_documents]}
+    """Write a task in BEIR layout; return its sizes.
+
+    Raises:
+        RevelaError: the functions are not in the repository, or not readable.
+    """
+    with reading(FUNCTIONS, "a file of functions"), lzma.open(FUNCTIONS) as lines:
+        functions = [json.loads(line) for line in lines]
+        random.Random(settings.seed).shuffle(functions)
+        drawn = functions[: settings.max_documents]
+        texts = {function["id"]: _query_and_document(function, task) for function in drawn}
     asked = list(texts.items())[: settings.max_queries]
     return write_collection(
         folder,
@@ -49,54 +42,11 @@ def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, 
     )
 
 
-def _query_and_document(function: Function, task: str) -> tuple[str, str]:
+def _query_and_document(function: dict[str, str], task: str) -> tuple[str, str]:
     if task == "docstring-to-function":
-        return function.docstring, function.code
+        return function["docstring"], function["code"]
     if task == "function-to-docstring":
-        return function.code, function.docstring
-    lines = function.code.splitlines()
+        return function["code"], function["docstring"]
+    lines = function["code"].splitlines()
     middle = len(lines) // 2
     return "\n".join(lines[:middle]), "\n".join(lines[middle:])
-
-
-def standard_library_functions() -> Iterator[Function]:
-    """Yield the documented functions of this Python's standard library in file order.
-
-    Functions with a docstring of fewer than six words or a body of fewer than six lines are
-    skipped, as are duplicates of a docstring or of code.
-    """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    seen: set[str] = set()
-    for path in sorted(root.rglob("*.py")):
-        if _SKIPPED & set(path.relative_to(root).parts):
-            continue
-        source = path.read_text(encoding="utf-8", errors="replace")
-        lines = source.splitlines()
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:
-            continue  # templates with the suffix of modules
-        module = str(path.relative_to(root)).removesuffix(".py").replace("/", ".")
-        for name, node in _functions(tree, module):
-            function = _function(name, node, lines)
-            if function and not {function.docstring, function.code} & seen:
-                seen |= {function.docstring, function.code}
-                yield function
-
-
-def _functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, _Node]]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, _Node):
-            yield f"{prefix}.{node.name}:{node.lineno}", node
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node, f"{prefix}.{node.name}")
-
-
-def _function(name: str, node: _Node, lines: list[str]) -> Function | None:
-    docstring = ast.get_docstring(node) or ""
-    literal = node.body[0]
-    before = lines[node.lineno - 1 : literal.lineno - 1]
-    after = lines[(literal.end_lineno or literal.lineno) : node.end_lineno]
-    code = textwrap.dedent("\n".join([*before, *after])).strip()
-    is_short = len(docstring.split()) < _MIN_DOCSTRING_WORDS or len(code.splitlines()) < _MIN_LINES
-    return Function(name, inspect.cleandoc(docstring), code) if before and not is_short else None

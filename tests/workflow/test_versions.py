@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import lzma
 import re
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data.pydocs import make
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import Encoding
 from revela.config.evaluation import (
@@ -30,6 +32,7 @@ from revela.config.report import Listing, Table
 from revela.config.text import Batches, FilesCorpus, Pairs
 from revela.config.training import Experiment
 from revela.evaluation import commands as evaluation
+from revela.evaluation import pydocs
 from revela.report import commands as report
 from revela.text import chunking
 from revela.text import commands as text
@@ -124,11 +127,14 @@ def collection(folder: Path) -> dict[str, str]:
         for n in range(30)
     )
     (library / "module.py").write_text(source.replace("value", "other", 9))
+    functions = folder / "functions.jsonl.xz"
+    rows = "".join(json.dumps(row) + "\n" for row in make.functions(library))
+    functions.write_bytes(lzma.compress(rows.encode()))
     made = {}
     tasks = ("docstring-to-function", "function-to-docstring", "first-to-second-half")
     for task in tasks:
         settings = PydocsBenchmark(source="pydocs", tasks=[task], max_queries=5)
-        with mock.patch("sysconfig.get_paths", return_value={"stdlib": str(library)}):
+        with mock.patch.object(pydocs, "FUNCTIONS", functions):
             evaluation.collection(settings, task, {}, folder / task)
         made[task] = contents(folder / task)
     cut = TextsBenchmark(source="texts", corpus="c", tasks=["halves", "titles"], max_queries=9)
