@@ -31,7 +31,8 @@ from revela.text.rows import count_rows
 # manuals.
 CHUNK_FILL = 0.88
 BYTES_PER_WORD = 3  # of compressed text in a Parquet file
-_SAMPLE, _SAMPLE_BYTES = 1000, 1_000_000  # read if no counts are known
+_SAMPLE = 1000  # documents read if no counts are known
+_SAMPLE_BYTES = 2_000_000  # of a compressed file; gzip reads up to 128 kB ahead of its lines
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def _read_known(path: Path) -> dict[tuple[str | None, str], dict[str, float]]:
 
 
 def _rows_of(file: Path) -> float:
-    """Return the number of rows of a file, estimated from its first megabyte if it is longer."""
+    """Return the number of rows of a file, estimated from its first 2 MB if it is longer."""
     if file.suffix in {".txt", ".md"}:
         return 1
     if file.suffix == ".parquet":

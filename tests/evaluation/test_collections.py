@@ -129,4 +129,4 @@ def test_pydocs_functions_are_those_of_a_library():
         (function["docstring"], function["code"])
         for function in make.functions(Path(sysconfig.get_path("stdlib")))
     }
-    assert len(found & kept) > 0.8 * len(kept)  # all of them in Python 3.11.7
+    assert len(found & kept) > len(kept) / 2  # all of them in Python 3.11.7

@@ -143,7 +143,7 @@ def test_size_of_a_local_corpus_is_estimated_from_a_sample(folder, name):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
-def test_rows_of_a_long_file_are_estimated_from_its_first_megabyte(folder, suffix):
+def test_rows_of_a_long_file_are_estimated_from_its_beginning(folder, suffix):
     draw = random.Random(0)
     lines = [
         json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n"

@@ -150,8 +150,8 @@ def test_installed_packages():
     assert not [i for i in ids if "/test/" in i]
     with pytest.raises(RevelaError, match="package 'nltkk' is not installed"):
         documents(source="python-packages", packages=["nltkk"])
-    with pytest.raises(RevelaError, match="'six' is a single module, not a package"):
-        documents(source="python-packages", packages=["six"])
+    with pytest.raises(RevelaError, match="'typing_extensions' is a single module, not a package"):
+        documents(source="python-packages", packages=["typing_extensions"])
 
 
 def test_a_hub_set_from_a_folder(tmp_path):

@@ -243,6 +243,9 @@ def test_the_code_for_gpus_trains_like_the_code_for_cpus(
     assert manifest["precision"] == "bfloat16"
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(), reason="needs a driver"
+)
 def test_one_process_means_one_gpu(backbone, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # without a launcher
     arguments = training_arguments(experiment(backbone), tmp_path, 4, 2)
