@@ -60,6 +60,10 @@ def _attention(
             raise ValueError(
                 f"{type(module).__name__} attends with {what}, which packed rows do not support"
             )
+    if attention_mask is not None and attention_mask.numel() > 1:
+        raise ValueError(
+            f"{type(module).__name__} masks by itself, which packed rows do not support"
+        )
     return _packed(module, query, key, value, scaling, packed_rows), None
 
 

@@ -166,6 +166,12 @@ class BaseTrainer(transformers.Trainer):
             checkpoints.check_processes(checkpoint, self.processes())
             if main:
                 print(f"resuming from the checkpoint of step {step}", flush=True)
+        if checkpoint and step >= self.args.max_steps > 0 and not self.is_deepspeed_enabled:
+            # The Trainer would take another step before it stops.
+            self._load_from_checkpoint(str(checkpoint))
+            state = checkpoint / transformers.trainer.TRAINER_STATE_NAME
+            self.state = transformers.TrainerState.load_from_json(str(state))
+            return
         self.bar = tqdm(desc="training", unit="step", initial=step, mininterval=2, disable=not main)
         with guard.listening(), self.bar:
             try:

@@ -1,6 +1,7 @@
 """Adapters and RMS norms in fewer passes over a GPU's memory, which bounds their speed."""
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -17,16 +18,28 @@ def without_casts(model: Any) -> None:
 def fuse(model: Any) -> None:
     """Compute each adapter of a model with its sum, and each RMS norm, in one kernel.
 
-    Results differ by rounding. Weights must not be sharded: ZeRO-3 gathers them only for modules
-    that are called.
+    Norms of another formula stay. Results differ by rounding. Weights must not be sharded: ZeRO-3
+    gathers them only for modules that are called.
     """
     from peft.tuners.lora import Linear
 
     for module in model.modules():
         if isinstance(module, Linear):
             module.lora_variant.update(dict.fromkeys(module.lora_A, _Lora))
-        elif hasattr(module, "variance_epsilon"):  # of RMS norms that are x / √(mean x² + ε) · w
+        elif hasattr(module, "variance_epsilon") and _is_rms_norm(module.__class__):
             module.forward = functools.partial(_rms_norm, module)
+
+
+@functools.cache
+def _is_rms_norm(kind: type) -> bool:
+    """Return whether a class computes x / √(mean x² + ε) · w and nothing else, by trying it."""
+    try:
+        norm: Any = kind(8)
+        names = [*dict(norm.named_parameters()), *inspect.signature(norm.forward).parameters]
+        x = torch.linspace(1, 2, 8)  # whose mean is not zero
+        return len(names) == 2 and torch.allclose(norm(x), _rms_norm(norm, x))
+    except (AttributeError, TypeError):  # it takes other arguments
+        return False
 
 
 class _Lora:

@@ -132,10 +132,12 @@ def test_models_whose_attention_cannot_be_replaced_are_refused():
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 8}
     mistral = transformers.MistralConfig(**shape, **heads, num_hidden_layers=1, sliding_window=4)
     gemma = transformers.Gemma2Config(**shape, **heads, num_hidden_layers=1)
+    doge = transformers.DogeConfig(**shape, **heads, num_hidden_layers=1)
     for model, message in (
         (transformers.BloomForCausalLM(bloom), "attention interface"),
         (transformers.MistralForCausalLM(mistral), "attends to 4 tokens only"),
         (transformers.Gemma2ForCausalLM(gemma), "has attn_logit_softcapping"),
+        (transformers.DogeForCausalLM(doge), "masks by itself"),
     ):
         with pytest.raises(ValueError, match=message):
             in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)

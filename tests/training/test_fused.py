@@ -68,10 +68,18 @@ def test_norms_of_families(family):
         assert (ours - expected).norm() < 1.05 * (theirs - expected).norm()
 
 
-def test_norms_with_another_formula_stay():
-    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-
-    norm = GemmaRMSNorm(8)  # multiplies by 1 + w
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("gemma", "GemmaRMSNorm"),  # multiplies by 1 + w
+        ("cohere2", "Cohere2LayerNorm"),  # subtracts the mean
+        ("deberta", "DebertaLayerNorm"),
+        ("qwen3_next", "Qwen3NextRMSNormGated"),
+    ],
+)
+def test_norms_with_another_formula_stay(family, kind):
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    norm = getattr(module, kind)(8)
     fuse(norm)
     assert "forward" not in vars(norm)
 

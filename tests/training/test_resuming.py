@@ -201,6 +201,22 @@ def test_checkpoints_every_few_minutes(backbone, data, tmp_path, monkeypatch):
     assert saved == [1, 2, 3, 4]
 
 
+def test_a_training_killed_after_its_last_checkpoint_takes_no_further_step(
+    backbone, data, tmp_path, monkeypatch
+):
+    settings = experiment(backbone, steps=2, checkpoint_steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "check_folder", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(settings, data, tmp_path / "m")
+    calls = count_forward_passes(monkeypatch)
+    train(settings, data, tmp_path / "m")
+    assert calls == []
+    assert [line["step"] for line in read_log(tmp_path / "m/log.jsonl")] == [1, 2]
+    train(settings, data, tmp_path / "whole")
+    assert_same_weights(tmp_path / "m", tmp_path / "whole")
+
+
 def test_other_settings_start_at_step_0_and_keep_these_checkpoints(backbone, data, tmp_path):
     settings = experiment(backbone, steps=40)
     run_until(settings, data, tmp_path / "m", 5, signal.SIGTERM)
