@@ -68,12 +68,13 @@ bench: .venv/installed
 	python -m bench.text.chunking
 
 # torch comes first and on its own: a plain `torch` would choose its own version. deepspeed is built
-# beside it without its operators, which are compiled on the machine that uses them.
+# beside it without its operators, which are compiled on the machine that uses them; for a GPU its
+# build would ask for the CUDA toolkit.
 .venv/installed: requirements.lock pyproject.toml
 	@echo "setting up .venv (a few minutes, once)"
 	$(PYTHON) -m venv .venv
 	$(INSTALL) $$(grep -E '^(torch|setuptools)==' requirements.lock)
-	DS_BUILD_OPS=0 $(INSTALL) --no-deps --no-build-isolation $$(grep '^deepspeed==' requirements.lock)
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(INSTALL) --no-deps --no-build-isolation $$(grep '^deepspeed==' requirements.lock)
 	$(INSTALL) -r requirements.lock
 	$(INSTALL) --no-deps --editable .
 	$(PYTHON) -m venv .venv/snakefmt
