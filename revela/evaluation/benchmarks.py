@@ -1,11 +1,14 @@
 """Benchmarks: mteb's tasks by name, and local collections as mteb tasks."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError, check_name, reading, unknown_name
+from revela.common.outputs import atomic_output
 from revela.config.catalogue import mteb_task_names
 from revela.config.evaluation import MtebBenchmark, RetrievalBenchmark
 from revela.config.local import collection_files
@@ -14,12 +17,17 @@ from revela.text.rows import json_lines, parquet_rows
 _JUDGEMENT = ["query-id", "corpus-id", "score"]
 _QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
 _UNKNOWN_SHARE = 0.01  # of judgements; some published corpora lack a few documents
+_ROWS_AT_A_TIME = 1_000
+
+CORPUS = "corpus.arrow"
+"""Memory-mapped copy of a local corpus in the cache of an evaluation."""
 
 
-def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> Any:
+def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cache: Path) -> Any:
     """Return a task for evaluation by mteb.
 
-    A local task needs the folder of its collection; mteb's tasks have none.
+    A local task needs the folder of its collection, and a folder for `CORPUS`; mteb's tasks have
+    none.
 
     Raises:
         RevelaError: mteb has no such task, or the collection is incomplete.
@@ -35,11 +43,11 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None) -> 
             ) from error
     if folder is None:
         raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs --folder")
-    return local_task(task, folder)
+    return local_task(task, folder, cache)
 
 
-def local_task(name: str, folder: Path) -> Any:
-    """Return a local collection as an mteb retrieval task.
+def local_task(name: str, folder: Path, cache: Path) -> Any:
+    """Return a local collection as an mteb retrieval task, its corpus memory-mapped in `cache`.
 
     The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), both optionally
     gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, optionally with a header);
@@ -68,18 +76,21 @@ def local_task(name: str, folder: Path) -> Any:
         )
 
     corpus, queries, qrels = collection_files(folder)
-    documents, texts = read_rows(corpus), read_rows(queries)
+    asked = {row["id"]: row["text"] for row in read_rows(queries)}
+    documents = _memory_mapped(read_rows(corpus), cache / CORPUS)
+    places = {name: place for place, name in enumerate(documents["id"])}
     split = {
-        "corpus": Dataset.from_list(documents),
-        "queries": Dataset.from_list([{"id": row["id"], "text": row["text"]} for row in texts]),
-        "relevant_docs": read_qrels(qrels, *({row["id"] for row in r} for r in (texts, documents))),
+        "corpus": documents,
+        "queries": Dataset.from_list([{"id": name, "text": text} for name, text in asked.items()]),
+        "relevant_docs": read_qrels(qrels, set(asked), set(places)),
         "top_ranked": None,
     }
     task = LocalTask()
     # Equal ids alone may be a coincidence, such as numbers.
-    asked = {row["id"]: row["text"].split() for row in texts}
     itself = sum(
-        row["id"] in asked and asked[row["id"]] == row["text"].split() for row in documents
+        text.split() == documents[places[name]]["text"].split()
+        for name, text in asked.items()
+        if name in places
     )
     if itself:
         print(f"{itself} queries are documents of the collection; none retrieves itself")
@@ -87,6 +98,19 @@ def local_task(name: str, folder: Path) -> Any:
     task.dataset = {"default": {"test": split}}
     task.data_loaded = True
     return task
+
+
+def _memory_mapped(rows: Iterator[dict[str, str]], path: Path) -> Any:
+    """Write a corpus to a file and return it as a data set: it may not fit into memory."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    # A column of strings would end at 2 GB.
+    schema = pa.schema([(field, pa.large_string()) for field in ("id", "text", "title")])
+    with atomic_output(path) as file, pa.ipc.new_stream(str(file), schema) as writer:
+        while some := list(islice(rows, _ROWS_AT_A_TIME)):
+            writer.write_batch(pa.RecordBatch.from_pylist(some, schema))
+    return Dataset.from_file(str(path))
 
 
 def write_collection(
@@ -123,13 +147,13 @@ def write_collection(
     return counts
 
 
-def read_rows(paths: Sequence[Path]) -> list[dict[str, str]]:
-    """Return id, text and title of each row of JSON lines or Parquet files, without duplicates.
+def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
+    """Yield id, text and title of each row of JSON lines or Parquet files, without duplicates.
 
     Raises:
         RevelaError: a row is invalid, or two rows have the same id and different texts.
     """
-    rows: dict[str, dict[str, str]] = {}
+    seen: dict[str, bytes] = {}
     repeated = 0
     for place, row in _numbered_rows(paths):
         if isinstance(row, Exception):
@@ -149,14 +173,19 @@ def read_rows(paths: Sequence[Path]) -> list[dict[str, str]]:
             raise RevelaError(
                 f"{place}: _id {one['id']!r} must be non-empty and without spaces (TREC run format)"
             )
-        if rows.setdefault(one["id"], one) != one:
+        whole = json.dumps([one["title"], one["text"]]).encode()
+        digest = hashlib.blake2b(whole, digest_size=16).digest()
+        if one["id"] not in seen:
+            seen[one["id"]] = digest
+            yield one
+        elif seen[one["id"]] != digest:
             raise RevelaError(f"{place}: _id {one['id']!r} occurs before with a different text")
-        repeated += rows[one["id"]] is not one
-    if not rows:
+        else:
+            repeated += 1
+    if not seen:
         raise RevelaError(f"{paths[0]}: is empty")
     if repeated:
         print(f"{paths[0]}: {repeated} duplicate rows count once")
-    return list(rows.values())
 
 
 def _numbered_rows(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:

@@ -74,9 +74,9 @@ def evaluate(
     from revela.common.hub import commit
     from revela.config.local import collection_files
     from revela.evaluation import measure
-    from revela.evaluation.benchmarks import load_task
+    from revela.evaluation.benchmarks import CORPUS, load_task
 
-    loaded_task = load_task(benchmark, task, folder)
+    loaded_task = load_task(benchmark, task, folder, cache)
     revision, weights = measure.revision_of(model), measure.weights_of(model)
     searcher = measure.load_searcher(model, name, revision, benchmark, cache, similar)
     found = measure.evaluate(searcher, loaded_task)
@@ -87,12 +87,14 @@ def evaluate(
         with atomic_output(mteb) as temporary:
             ResultCache(temporary).save_to_cache(found.result, searcher.mteb_model_meta)
     write_json(output, found.scores)
+    (cache / CORPUS).unlink(missing_ok=True)
     if model.kind == "encoder":
         if embeddings:
             shutil.move(cache, embeddings)
         shutil.rmtree(cache, ignore_errors=True)  # large, and quick to recompute
-        with contextlib.suppress(OSError):
-            cache.parent.rmdir()  # if this was the last running task
+    for emptied in (cache, cache.parent):
+        with contextlib.suppress(OSError):  # another task is running, or an index is kept
+            emptied.rmdir()
     summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"
     if found.unjudged:
         summary += f"; {found.unjudged} queries without judgements are excluded"

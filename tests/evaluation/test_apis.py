@@ -60,7 +60,7 @@ def test_cohere_gets_the_type_of_its_input(collection, tmp_path, monkeypatch):
     monkeypatch.setenv("COHERE_API_KEY", "-")
     monkeypatch.setattr("mteb.models.model_meta.ModelMeta._check_requirements", lambda _: None)
     monkeypatch.setitem(sys.modules, "cohere", SimpleNamespace(Client=Client))
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     evaluation.evaluate(searcher_of(CONFIG.models["cohere-v3"], tmp_path), task)
     assert asked["search_query"] == ["rivers and mud", "jobs and workers", "transpose of a matrix"]
     assert asked["search_document"] == [f"Title {n} {text}" for n, text in enumerate(TEXTS)]

@@ -15,7 +15,7 @@ from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
 from data.pydocs import make
 from revela.common.errors import RevelaError
 from revela.config.evaluation import PydocsBenchmark
-from revela.evaluation.benchmarks import local_task
+from revela.evaluation.benchmarks import CORPUS, local_task
 from revela.evaluation.pydocs import FUNCTIONS, write_task
 from tests.conftest import TEXTS
 from tests.evaluation.common import QRELS
@@ -24,8 +24,14 @@ from tests.evaluation.common import QRELS
 @pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
 def test_judgements_are_read_with_or_without_a_header(collection, heading):
     (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d2": 1}, "q1": {"d3": 2}}
+
+
+def test_a_corpus_is_on_disk_and_may_be_larger_than_two_gigabytes(collection, tmp_path):
+    corpus = local_task("tiny-task", collection, tmp_path).dataset["default"]["test"]["corpus"]
+    assert [Path(file["filename"]).name for file in corpus.cache_files] == [CORPUS]
+    assert {feature.dtype for feature in corpus.features.values()} == {"large_string"}
 
 
 def test_a_collection_as_beir_publishes_it(collection):
@@ -34,14 +40,14 @@ def test_a_collection_as_beir_publishes_it(collection):
     rows = [{"_id": "d0", "title": None, "text": "x", "metadata": {"url": "u"}}]
     rows += [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS) if n]
     (collection / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = local_task("tiny-task", collection).dataset["default"]["test"]
+    data = local_task("tiny-task", collection, collection).dataset["default"]["test"]
     assert data["corpus"][0] == {"id": "d0", "title": "", "text": "x"}
     assert data["relevant_docs"] == QRELS
 
 
 def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
     """As written by mteb itself, in two shards."""
-    plain = local_task("tiny-task", collection).dataset["default"]["test"]
+    plain = local_task("tiny-task", collection, collection).dataset["default"]["test"]
     published = tmp_path / "published"
 
     def push(self, repo, config_name, **_):
@@ -51,8 +57,8 @@ def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
                 rows.shard(2, n).to_parquet(published / repo / config_name / name)
 
     monkeypatch.setattr(datasets.DatasetDict, "push_to_hub", push)
-    local_task("tiny-task", collection)._push_dataset_to_hub("tiny")
-    found = local_task("tiny-task", published / "tiny").dataset["default"]["test"]
+    local_task("tiny-task", collection, collection)._push_dataset_to_hub("tiny")
+    found = local_task("tiny-task", published / "tiny", published).dataset["default"]["test"]
     assert [*found["corpus"]] == [*plain["corpus"]]
     assert [*found["queries"]] == [*plain["queries"]]
     assert found["relevant_docs"] == QRELS
@@ -70,7 +76,7 @@ def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
 
     pq.write_table(pa.table({"query-id": ["q0"]}), published / "tiny/qrels/test-0.parquet")
     with pytest.raises(RevelaError, match=r"qrels/test-0\.parquet: .*corpus-id"):
-        local_task("tiny-task", published / "tiny")
+        local_task("tiny-task", published / "tiny", published)
 
 
 def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, capsys):
@@ -78,7 +84,7 @@ def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, ca
     (collection / "queries.jsonl").write_text("\n".join([*queries, queries[0]]))
     lines = [f"q{n}\td1\t1" for n in range(200)]
     (collection / "qrels.tsv").write_text("\n".join([*lines, lines[7], "q8\tlost\t1"]))
-    data = local_task("tiny-task", collection).dataset["default"]["test"]
+    data = local_task("tiny-task", collection, collection).dataset["default"]["test"]
     assert len(data["queries"]) == 200
     # As in trec_eval, a relevant document that is missing counts in the ideal ranking.
     assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
@@ -102,7 +108,7 @@ def test_pydocs_is_deterministic_and_complete(tmp_path, task):
     for file in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     assert counts["queries"] >= 500
-    split = local_task(task, tmp_path / "a")
+    split = local_task(task, tmp_path / "a", tmp_path)
     split.load_data()
     data = split.dataset["default"]["test"]
     assert len(data["queries"]) == len(data["relevant_docs"]) == counts["queries"]

@@ -32,7 +32,7 @@ from tests.evaluation.common import QRELS, SUITE, model_of, ndcg, rows_of, searc
 
 def test_scores_match_the_saved_run_and_the_saved_queries(backbone, collection, tmp_path):
     found = evaluation.evaluate(
-        searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
+        searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection, collection)
     )
     rows = rows_of(found.run)
     assert rows[0][1] == "Q0"
@@ -53,7 +53,7 @@ def test_a_run_keeps_the_best_hundred_with_ties_as_in_trec_eval(collection, tmp_
             text = "nothing" if n % 2 else "mud and rivers"
             stream.write(json.dumps({"_id": f"d{n:03}", "text": text}) + "\n")
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td148\t1\n")
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
     rows = [row for row in rows_of(found.run) if row[0] == "q0"]
     even, odd = ([f"d{n:03}" for n in range(start, -1, -2)] for start in (148, 149))
@@ -92,7 +92,7 @@ def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
 
 
 def test_the_score_of_several_subsets_is_their_mean(collection, tmp_path):
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     default = task.dataset["default"]["test"]
     few = default["queries"].select([0])
     other = dict(default, queries=few, relevant_docs={"q0": {"d4": 1}})
@@ -112,7 +112,7 @@ def test_the_score_of_several_subsets_is_their_mean(collection, tmp_path):
 
 
 def test_documents_are_ranked_by_cosine(backbone, collection, tmp_path):
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     encoder = encoder_of(backbone)
     query = encoder.encode(["rivers and mud"], "query", 64)
@@ -133,14 +133,16 @@ def test_scores_match_sentence_transformers(backbone, collection, tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         result = mteb.evaluate(
             SentenceTransformerEncoderWrapper(theirs),
-            local_task("tiny-task", collection),
+            local_task("tiny-task", collection, collection),
             cache=None,
             prediction_folder=folder,
         )
         (path,) = Path(folder).rglob("*_predictions.json")
         predictions = json.loads(path.read_text())["default"]["test"]
     model = model_of(backbone, encoding=Encoding(pooling="mean", append_eos=False))
-    ours = evaluation.evaluate(searcher_of(model, tmp_path), local_task("tiny-task", collection))
+    ours = evaluation.evaluate(
+        searcher_of(model, tmp_path), local_task("tiny-task", collection, collection)
+    )
     for query, _, document, _, score, _ in rows_of(ours.run):
         assert float(score) == pytest.approx(predictions[query][document], abs=1e-5)
     (task_result,) = result.task_results
@@ -162,7 +164,8 @@ def test_the_encoding_is_read_from_the_model_folder(backbone, tmp_path):
 
 def test_bm25_finds_documents_that_share_words(collection, tmp_path):
     found = evaluation.evaluate(
-        searcher_of(Bm25Model(kind="bm25s"), tmp_path), local_task("tiny-task", collection)
+        searcher_of(Bm25Model(kind="bm25s"), tmp_path),
+        local_task("tiny-task", collection, collection),
     )
     assert found.scores["ndcg_at_10"] > 0.9
     assert rows_of(found.run)[0][2] == "d2"
@@ -177,7 +180,7 @@ def test_bm25_is_english_for_any_language_of_a_task(collection, tmp_path, langua
         + json.dumps({"_id": "q1", "text": "flooding of a field"})
     )
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td2\t1\n")
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     task.metadata = task.metadata.model_copy(update={"eval_langs": [language]})
     found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
     scores = {(query, document): float(s) for query, _, document, _, s, _ in rows_of(found.run)}
@@ -193,7 +196,7 @@ def test_excluded_documents_are_replaced_by_the_next_best(backbone, collection, 
         "product": model_of(backbone, times_bm25=True),
     }[kind]
     everything = [f"d{n}" for n in range(5)]
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     task.load_data()
     task.dataset["default"]["test"]["top_ranked"] = {
         "q0": [d for d in everything if d != "d2"],
@@ -201,7 +204,7 @@ def test_excluded_documents_are_replaced_by_the_next_best(backbone, collection, 
         "q2": everything,
     }
     rows = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "a"), task).run)
-    plain = local_task("tiny-task", collection)
+    plain = local_task("tiny-task", collection, collection)
     free = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "b"), plain).run)
     lists = {q: [r[2] for r in rows if r[0] == q] for q in ("q0", "q1", "q2")}
     before = {q: [r[2] for r in free if r[0] == q] for q in ("q0", "q1", "q2")}
@@ -215,7 +218,7 @@ def test_a_product_with_bm25(backbone, collection, tmp_path):
     """Each score is that of BM25 times that of the encoder."""
 
     def scores_of(model, folder):
-        task = local_task("tiny-task", collection)
+        task = local_task("tiny-task", collection, collection)
         found = evaluation.evaluate(searcher_of(model, tmp_path / folder), task)
         return {(row[0], row[2]): float(row[4]) for row in rows_of(found.run)}
 
@@ -233,10 +236,10 @@ def test_a_query_that_is_a_document_does_not_find_itself(backbone, collection, t
         stream.write("d1\td0\t1\n")
     other = json.dumps({"_id": "d1", "text": "Equal ids may be a coincidence."}) + "\n"
     (collection / "queries.jsonl").write_text(queries + other)
-    assert not local_task("tiny-task", collection).ignore_identical_ids
+    assert not local_task("tiny-task", collection, collection).ignore_identical_ids
     itself = json.dumps({"_id": "d1", "text": TEXTS[1]}) + "\n"
     (collection / "queries.jsonl").write_text(queries + itself)
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     assert "1 queries are documents of the collection" in capsys.readouterr().out
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     assert "d1" not in [row[2] for row in rows_of(found.run) if row[0] == "d1"]
@@ -247,18 +250,19 @@ def test_a_query_that_is_a_document_does_not_find_itself(backbone, collection, t
 
 def test_unjudged_queries_are_counted_and_must_not_be_all(backbone, collection, tmp_path):
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td2\t1\n")
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     assert found.unjudged == 2
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n")
     with pytest.raises(RevelaError, match="no relevance is above 0"):
         evaluation.evaluate(
-            searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection)
+            searcher_of(model_of(backbone), tmp_path),
+            local_task("tiny-task", collection, collection),
         )
 
 
 def test_missing_fields_of_a_data_set_are_reported(backbone, collection, tmp_path, monkeypatch):
-    task = local_task("tiny-task", collection)
+    task = local_task("tiny-task", collection, collection)
 
     def load(**_):
         raise KeyError("corpus-id")
@@ -290,8 +294,8 @@ def test_the_query_prefix_has_the_instruction_of_the_task():
     assert "Retrieve text" in prefix(instructed, Without, own)
 
 
-def test_an_mteb_task_by_name():
+def test_an_mteb_task_by_name(tmp_path):
     suite = MtebBenchmark(source="mteb", tasks=["CosQA"])
-    assert load_task(suite, "CosQA", None).metadata.name == "CosQA"
+    assert load_task(suite, "CosQA", None, tmp_path).metadata.name == "CosQA"
     with pytest.raises(RevelaError, match=r"unknown mteb retrieval task 'CosQAA'.*'CosQA'"):
-        load_task(suite, "CosQAA", None)
+        load_task(suite, "CosQAA", None, tmp_path)

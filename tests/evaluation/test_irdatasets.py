@@ -38,7 +38,7 @@ def of(name):
 def test_a_collection_of_ir_datasets(home):
     sizes = write_task(of("revela/tiny/test"), "tiny", home / "out")
     assert sizes == {"documents": 5, "queries": 3}
-    found = local_task("tiny", home / "out").dataset["default"]["test"]
+    found = local_task("tiny", home / "out", home).dataset["default"]["test"]
     assert {row["id"]: row["text"] for row in found["corpus"]}["d2"] == TEXTS[2]
     assert next(row["text"] for row in found["queries"]) == "rivers and mud"
     # As in trec_eval, a negative relevance means irrelevant.

@@ -36,7 +36,7 @@ def cut(tmp_path):
         benchmark = TextsBenchmark(source="texts", corpus="c", tasks=[task], **settings)
         folder = tmp_path / f"{task}{len(list(tmp_path.iterdir()))}"
         sizes = write_task(benchmark, task, chunks, folder)
-        found = local_task(task, folder).dataset["default"]["test"]
+        found = local_task(task, folder, folder).dataset["default"]["test"]
         documents = {row["id"]: row["text"] for row in found["corpus"]}
         queries = {row["id"]: row["text"] for row in found["queries"]}
         assert sizes == {"documents": len(documents), "queries": len(queries)}
