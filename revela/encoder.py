@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,7 +56,8 @@ def token_ids(
         rows = [ids[:-1] if ids[-1:] == end else ids for ids in rows]
     if first_half:
         rows = [ids[: max(1, len(ids) // 2)] for ids in rows]
-    return [ids + end for ids in rows]
+    # An empty text without BOS and EOS still has a vector.
+    return [ids + end or [tokenizer.pad_token_id or 0] for ids in rows]
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
@@ -77,7 +79,7 @@ class Encoder(nn.Module):
     """A backbone, optionally with an adapter, and the pooling of its output into a vector."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, encoding: Encoding, max_length: int | None = None
+        self, model: Any, tokenizer: Any, encoding: Encoding, max_length: float = math.inf
     ) -> None:
         super().__init__()
         self.model = model
@@ -139,7 +141,7 @@ class Encoder(nn.Module):
         Raises:
             RevelaError: an embedding is not finite; the message gives the text.
         """
-        longest = min(max_length, self.max_length or max_length)
+        longest = int(min(max_length, self.max_length))
         rows = token_ids(self.tokenizer, texts, role, self.encoding, longest)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
@@ -214,6 +216,13 @@ def load_model(
             if not converted:
                 raise
             model, info = loader.from_pretrained(name, revision=converted, **options)
+    own = (getattr(model.config, "auto_map", None) or {}).get("AutoModel", "")
+    stock = type(model).__name__
+    if not causal and own.rpartition(".")[2] not in ("", stock):
+        raise RevelaError(
+            f"model {name!r} has code of its own ({own}), which is never run; {stock} of "
+            "transformers would give other vectors"
+        )
     # transformers initialises them at random; a pooler is not used here.
     missing = sorted(weight for weight in info["missing_keys"] if "pooler" not in weight)
     if missing:
@@ -271,7 +280,9 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
     backbone = load_model(model.retriever, revision=revision, dtype=native_dtype(precision))
     if model.adapter:
         backbone = load_adapter(backbone, model.adapter, model.revision)
-    return Encoder(backbone, *load_encoding(model)).to(device).eval()
+    tokenizer, encoding, own = load_encoding(model)
+    longest = min(own or math.inf, positions(backbone))
+    return Encoder(backbone, tokenizer, encoding, longest).to(device).eval()
 
 
 def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:
@@ -288,8 +299,17 @@ def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:
         source, revision = model.adapter, model.revision
     tokenizer = load_tokenizer(source, revision)
     own, length = read_encoding(source, revision, tokenizer) or (Encoding(), None)
-    given = model.encoding.model_dump(exclude_none=True)
-    return tokenizer, own.model_copy(update=given), model.max_length or length
+    encoding = own.model_copy(update=model.encoding.model_dump(exclude_none=True))
+    _declare_tokens(tokenizer, encoding)
+    return tokenizer, encoding, model.max_length or length
+
+
+def _declare_tokens(tokenizer: Any, encoding: Encoding) -> None:
+    """Keep a prefix's tokens, such as UniXcoder's modes, whole: few models declare them."""
+    known = tokenizer.get_vocab()
+    for token in re.findall(r"<\S+?>", encoding.query_prefix + encoding.passage_prefix):
+        if token in known:
+            tokenizer.add_tokens(token, special_tokens=True)
 
 
 def add_lora(model: Any, lora: Lora, seed: int) -> Any:

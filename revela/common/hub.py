@@ -127,14 +127,15 @@ def read_model_json(name: str, file: str, revision: str | None = None) -> Any | 
 
 
 def commit(name: str, revision: str | None) -> str | None:
-    """Return the commit of a hub model in the local cache, or None for a folder."""
-    from huggingface_hub import try_to_load_from_cache
+    """Return the commit of a hub model, or None for a folder.
 
+    Raises:
+        RevelaError: as `find_file`.
+    """
     if Path(name).is_dir():
         return None
-    files = ("adapter_config.json", "config.json")
-    found = [try_to_load_from_cache(name, file, revision=revision) for file in files]
-    return next((Path(path).parent.name for path in found if isinstance(path, str)), None)
+    found = (find_file(name, file, revision) for file in ("config.json", "adapter_config.json"))
+    return next((path.parent.name for path in found if path), None)
 
 
 class Hub:

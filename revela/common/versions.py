@@ -7,7 +7,7 @@ STAGE_VERSIONS = {
     "pretrain": 1,
     "train": 1,
     "collection": 2,
-    "evaluate": 2,
+    "evaluate": 3,
     "evaluate_lm": 1,
     "table": 2,
     "compare": 1,

@@ -15,7 +15,7 @@ import torch
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.common.hub import explained
+from revela.common.hub import commit, explained
 from revela.config.evaluation import (
     AnyRetriever,
     ApiModel,
@@ -155,8 +155,10 @@ def weights_of(model: AnyRetriever) -> dict[str, str | None]:
 
 
 def revision_of(model: AnyRetriever) -> str:
-    """Return an identifier of a model's weights: hashes of folders, revisions of hub models."""
+    """Return an identifier of a model's weights: hashes of folders, commits of hub models."""
     return "-".join(
-        outputs.sha256(Path(name))[:12] if Path(name).is_dir() else (revision or "main")
+        outputs.sha256(Path(name))[:12]
+        if Path(name).is_dir()
+        else commit(name, revision) or revision or "main"
         for name, revision in weights_of(model).items()
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from revela.common.errors import RevelaError
+from revela.common.versions import STAGE_VERSIONS
 from revela.config import paths
 from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel, MtebBenchmark, RetrievalBenchmark
@@ -87,7 +88,7 @@ class DenseSearch:
         """Encode a corpus into shards, reusing those of an interrupted call."""
         dtype = native_dtype(self.suite.precision)
         facts = (self.revision, self.model.dump(), self.encoding.dump(), dtype, self.max_length)
-        made_by = "\n".join(map(str, facts))
+        made_by = "\n".join(map(str, (STAGE_VERSIONS["evaluate"], *facts)))
         self.shards: list[Shard] = []
         numbers: Sequence[int] = range(len(corpus))
         if self.similar:
@@ -96,6 +97,9 @@ class DenseSearch:
             print(f"{len(known)} of {len(numbers)} passages are already encoded in {self.similar}")
             numbers = [number for number in numbers if number not in known]
         load = functools.partial(load_encoder, self.model, self.suite.precision)
+        if len(devices()) > 1:  # the first device gets a copy of its own, as all others
+            vars(self).pop("encoder", None)
+            torch.cuda.empty_cache()
         encoded = encode_corpus(
             load if len(devices()) > 1 else lambda _: self.encoder,
             Passages(corpus.select(numbers)),
@@ -135,9 +139,9 @@ class DenseSearch:
             lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
             top_ranked = lexical
         encoding = encoding_for(self.encoding, task_metadata, self.suite)
-        embeddings = Encoder(self.encoder.model, self.encoder.tokenizer, encoding).encode(
-            texts, "query", self.max_length
-        )
+        model, tokenizer = self.encoder.model, self.encoder.tokenizer
+        encoder = Encoder(model, tokenizer, encoding, self.encoder.max_length)
+        embeddings = encoder.encode(texts, "query", self.max_length)
         scores, numbers = exact_search(
             embeddings,
             (shard.load() for shard in self.shards),
