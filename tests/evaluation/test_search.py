@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
+from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel, FolderBenchmark
 from revela.encoder import load_encoder
-from revela.evaluation import embeddings
+from revela.evaluation import embeddings, search
 from revela.evaluation.embeddings import Passages, encode_corpus
 from revela.evaluation.search import DenseSearch, exact_search
 from tests.conftest import TEXTS, encoder_of
@@ -187,3 +188,26 @@ def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, 
     other = DenseSearch(model, "m", "r2", suite, tmp_path / "other", tmp_path / "lent")
     other.index(dataset(texts), hf_split="test", hf_subset="default")
     assert "0 of 25 passages are already encoded" in capsys.readouterr().out
+
+
+def test_the_encoder_of_queries_makes_room_for_those_of_several_devices(
+    backbone, tmp_path, monkeypatch
+):
+    suite = FolderBenchmark(source="folder", path="-", tasks=["t"], precision="float32")
+    searcher = DenseSearch(Loader(backbone).model, "m", "r1", suite, tmp_path)
+    held, made_by = [], []
+
+    def encode(*arguments):
+        held.append("encoder" in vars(searcher))
+        made_by.append(arguments[4])
+        return []
+
+    monkeypatch.setattr(search, "encode_corpus", encode)
+    monkeypatch.setattr(search, "devices", lambda: ["cpu", "cpu"])
+    corpus = datasets.Dataset.from_dict({"id": ["d"], "text": ["one"]})
+    for version in (1, 2):
+        monkeypatch.setitem(STAGE_VERSIONS, "evaluate", version)
+        assert searcher.encoder.encode(["one"], "query", 8).shape == (1, 16)
+        searcher.index(corpus, hf_split="test", hf_subset="default")
+    assert held == [False, False]
+    assert made_by[0] != made_by[1]  # shards of an older version are not reused
