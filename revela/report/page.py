@@ -57,6 +57,8 @@ def _table(config: Config, name: str, results: Path) -> dict[str, Any]:
     frame = tables.compile_table(table, results / "scores")
     analysis = significance.read_analysis(results / f"tables/{name}.csv")
     tests = analysis.set_index(["system", "column"]).to_dict("index")
+    headings = frame.columns.drop(tables.SOURCE)
+    tasks_of = dict(table.columns)  # the mean has none, nor has a table of reported figures alone
     rows = []
     for row, system in zip(table.rows, table.names(), strict=True):
         source = frame.at[system, tables.SOURCE]
@@ -66,17 +68,17 @@ def _table(config: Config, name: str, results: Path) -> dict[str, Any]:
                 "test": tests.get((system, heading)),
                 "scores": [
                     _origin(paths.scores(model, task.partition(":")[0]), results)
-                    for model, task in product(row.model, tasks)
+                    for model, task in product(row.model, tasks_of.get(heading, []))
                     if source == "measured"
                 ],
             }
-            for heading, tasks in [*table.columns, (table.mean, [])]
+            for heading in headings
         ]
         rows.append({"system": system, "source": source, "cells": cells})
     return {
         "name": name,
         "caption": table.caption,
-        "headings": frame.columns.drop(tables.SOURCE),
+        "headings": headings,
         "rows": rows,
         "comparisons": list(_comparisons(config, table, results)),
     }

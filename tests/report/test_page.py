@@ -25,6 +25,11 @@ CONFIG = {
                 {"label": "X", "model": "x"},
             ],
         },
+        "printed": {
+            "caption": "c",
+            "reported": "printed.csv",
+            "rows": [{"label": "Printed", "reported": "P"}],
+        },
         "later": {"caption": "c", "benchmark": "mine", "rows": [{"label": "X", "model": "x"}]},
     },
 }
@@ -70,6 +75,14 @@ def test_scores_show_their_command_manifest_and_interval(config):
     assert all(float(low) <= float(high) for _, low, high in intervals)
     assert any(test.startswith("p = ") and test.endswith("against X") for test, *_ in intervals)
     assert not re.search(r"(src|href)=.(?!data:)", page)
+
+
+def test_a_table_of_reported_figures_alone_has_a_cell_below_each_heading(config):
+    commands.table(config.table("printed"), Path("none"), Path("results/tables/printed.csv"))
+    page = write_page(config, "c.yaml", Path("results"))
+    table = page[page.index('<h2 id="printed">') :]
+    assert re.findall("<th>(.*?)</th>", table) == ["", "T", "U", "Mean"]
+    assert re.findall(r'class="reported">\s*(\S+)', table) == ["12.3", "45.6", "29.0"]
 
 
 def test_equal_ids_of_queries_in_two_subsets_are_two_queries(config):
