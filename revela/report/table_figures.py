@@ -72,9 +72,11 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Figure:
             look = looks[group]
             x, is_reported = rows["label"].map(labels.index), rows[SOURCE] == "reported"
             (lines[group],) = axis.plot(x, rows["mean"], linewidth=1.3, label=group, **look)
-            intervals = [rows["mean"] - rows["ci_low"], rows["ci_high"] - rows["mean"]]
+            # The mean has fewer decimals than its interval and may be rounded out of it.
+            low = (rows["mean"] - rows["ci_low"]).clip(lower=0)
+            high = (rows["ci_high"] - rows["mean"]).clip(lower=0)
             thin = {"fmt": "none", "ecolor": look["color"], "elinewidth": 0.8}
-            axis.errorbar(x, rows["mean"], intervals, **thin)
+            axis.errorbar(x, rows["mean"], [low, high], **thin)
             hollow = look | {"linestyle": "", "markerfacecolor": "white"}
             axis.plot(x[is_reported], rows["mean"][is_reported], **hollow)
             for system, mean in rows["mean"].dropna().items():

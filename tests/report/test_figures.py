@@ -161,6 +161,17 @@ def test_a_trend_shows_the_intervals_of_its_table(inputs):
     assert [bar.tolist() for bar in bars if not np.isnan(bar).any()] == [[[0, 8], [0, 13]]]
 
 
+def test_a_mean_may_be_rounded_out_of_its_interval(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "system,task,Mean,source\na,0.0,0.0,measured\nb,1,1.0,measured\n"
+    )
+    beside = "system,column,ci_low,ci_high\na,Mean,0.01,0.04\nb,Mean,0.9,0.96\n"
+    (tmp_path / "t_significance.csv").write_text(beside)
+    (axis,) = figures.draw(FIGURES[1], {"t": tmp_path / "t.csv"}).axes
+    bars = [bar for lines in axis.collections for bar in lines.get_segments()]
+    assert [bar[:, 1].tolist() for bar in bars] == [[0, 0.04], [0.9, 1]]
+
+
 def test_a_single_point_is_drawn_as_a_marker(inputs, tmp_path):
     append_line(tmp_path / "short.jsonl", {"step": 1, "loss": 5.0, "top_similarity": 0.1})
     drawing = figures.draw(FIGURES[3], {"e": tmp_path / "short.jsonl"})
