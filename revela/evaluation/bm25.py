@@ -6,6 +6,8 @@ import numpy as np
 
 from revela.common.errors import RevelaError
 
+_STOPWORDS, _STEMMER = "en", "english"
+
 
 class Bm25s:
     """mteb's BM25, whose own search would apply the restriction only to its top documents."""
@@ -16,7 +18,7 @@ class Bm25s:
         # Otherwise mteb uses the task's language and has none for `go-Code` or `python-Code`; the
         # paper's figures all use English.
         self.searcher: Any = mteb.get_model(
-            "mteb/baseline-bm25s", stopwords="en", stemmer_language="english"
+            "mteb/baseline-bm25s", stopwords=_STOPWORDS, stemmer_language=_STEMMER
         )
         self.mteb_model_meta = self.searcher.mteb_model_meta
 
@@ -37,6 +39,10 @@ class Bm25s:
         """Return each query's documents and scores, only those of `top_ranked` if given."""
         if top_ranked is None:
             return self.searcher.search(queries, top_k=top_k, **rest)
+        import bm25s
+        import Stemmer
+
+        stemmer = Stemmer.Stemmer(_STEMMER)
         ids = self.searcher.corpus_idx_to_id
         number = {document: number for number, document in ids.items()}
         found = {}
@@ -44,7 +50,7 @@ class Bm25s:
             permitted = np.zeros(len(ids), dtype=np.float32)
             permitted[[number[document] for document in top_ranked.get(query, number)]] = 1
             (numbers,), (scores,) = self.searcher.retriever.retrieve(
-                self.searcher._tokenizer.transform([text]),
+                bm25s.tokenize(text, stopwords=_STOPWORDS, stemmer=stemmer, show_progress=False),
                 k=min(top_k, len(ids)),
                 weight_mask=permitted,
                 show_progress=False,
