@@ -80,7 +80,7 @@ def learning_text(figure: LearningFigure, inputs: dict[str, Path]) -> str:
     """Return the means of `learning_scores` as text: one row per label, one column per step."""
     means = learning_scores(figure, inputs).pivot_table("score", "label", "step", sort=True)
     bars = "▁▂▃▄▅▆▇█"
-    height = means.max(axis=None) / (len(bars) - 1)
+    height = means.max(axis=None) / (len(bars) - 1) or 1  # all scores may be 0
     rows = means.map("{:.1f}".format)
     rows["curve"] = [
         "".join(" " if pd.isna(v) else bars[round(v / height)] for v in row)

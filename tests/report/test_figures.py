@@ -227,6 +227,15 @@ def test_a_learning_curve_starts_at_the_untouched_model(inputs, tmp_path):
     ]
 
 
+def test_a_learning_curve_may_have_only_zeros(inputs, tmp_path):
+    figure = LearningFigure(kind="learning", caption="c", task="t", experiments={"e": "E"})
+    paths = {"e.log": inputs["e"]}
+    for name in ("e@0", "e"):
+        write_score(tmp_path, name, "t", 0.0)
+        paths[name] = tmp_path / name / "t.json"
+    assert learning_text(figure, paths).splitlines()[-1].split() == ["E", "0.0", "0.0", "▁▁"]
+
+
 def test_ranking_prints_the_first_documents_and_marks_relevant_ones(tmp_path):
     rows = {"corpus": ["a mountain", "a  river\nwith mud", "x" * 200], "queries": ["mud?"]}
     for file, texts in rows.items():
