@@ -66,7 +66,7 @@ def verify(comparisons: list[Path]) -> None:
 
     for path in comparisons:
         with reading(path, "a comparison"):
-            found = pd.read_csv(path)
+            found = pd.read_csv(path, keep_default_na=False, na_values=[""])
             off = (found["verdict"] != "reproduced").sum()
             if found.empty:
                 raise ValueError("it has no figure")

@@ -1,5 +1,6 @@
 """A query of a collection, and the top documents of runs for it."""
 
+import csv
 from pathlib import Path
 
 import pandas as pd
@@ -32,7 +33,15 @@ def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) 
     lines = [f"query: {_short(asked[query])}"]
     for path in runs:
         with reading(path, "a TREC run"):
-            run = pd.read_csv(path, sep=" ", header=None, dtype=str, usecols=[0, 2])
+            run = pd.read_csv(
+                path,
+                sep=" ",
+                header=None,
+                dtype=str,
+                usecols=[0, 2],
+                keep_default_na=False,  # an id may be `NA`
+                quoting=csv.QUOTE_NONE,
+            )
         lines.append(f"{path.parent.name}:")
         for document in run[run[0] == query][2].head(depth):
             mark = "✓" if judged.get(query, {}).get(document) else " "

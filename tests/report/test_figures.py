@@ -11,7 +11,6 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.font_manager import fontManager
 
-from revela.common.errors import RevelaError
 from revela.config import load_config
 from revela.config.report import (
     BarsFigure,
@@ -24,7 +23,6 @@ from revela.config.report import (
 )
 from revela.config.settings import parse_settings
 from revela.report import figures, tables
-from revela.report.ranking import first_ranked
 from revela.report.training_figures import learning_text
 from revela.training.trainlog import append_line
 from tests.report.common import ROOT, rows_of, write_score
@@ -234,31 +232,6 @@ def test_a_learning_curve_may_have_only_zeros(inputs, tmp_path):
         write_score(tmp_path, name, "t", 0.0)
         paths[name] = tmp_path / name / "t.json"
     assert learning_text(figure, paths).splitlines()[-1].split() == ["E", "0.0", "0.0", "▁▁"]
-
-
-def test_ranking_prints_the_first_documents_and_marks_relevant_ones(tmp_path):
-    rows = {"corpus": ["a mountain", "a  river\nwith mud", "x" * 200], "queries": ["mud?"]}
-    for file, texts in rows.items():
-        lines = [json.dumps({"_id": f"{file[0]}{n}", "text": t}) for n, t in enumerate(texts)]
-        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines))
-    (tmp_path / "qrels.tsv").write_text("q0\tc1\t1\n")
-    runs = {"bm25": ["c2", "c0", "c1"], "dense": ["c1", "c2"]}
-    for name, documents in runs.items():
-        (tmp_path / name).mkdir()
-        lines = [f"q0 Q0 {one} {n} {9 - n} {name}" for n, one in enumerate(documents, 1)]
-        (tmp_path / name / "t.trec").write_text("\n".join(lines))
-    paths = [tmp_path / name / "t.trec" for name in runs]
-    assert first_ranked(tmp_path, paths, None, 2).split("\n") == [
-        "query: mud?",
-        "bm25:",
-        f"    {'x' * 88} …",
-        "    a mountain",
-        "dense:",
-        "  ✓ a river with mud",
-        f"    {'x' * 88} …",
-    ]
-    with pytest.raises(RevelaError, match=r"queries\.jsonl: unknown query 'q7'"):
-        first_ranked(tmp_path, paths, "q7", 2)
 
 
 def test_step_cost_is_drawn_with_the_growth_derived_in_the_paper(inputs):

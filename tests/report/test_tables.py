@@ -170,3 +170,10 @@ def test_a_comparison_has_three_figures_and_a_verdict(table, tmp_path):
     tight = table.model_copy(update={"tolerance": 0.5})
     again = reported.compare(tight, tables.measured_figures(table, tmp_path))
     assert again["verdict"].iloc[0] == "higher"
+
+
+def test_a_verified_system_may_be_named_like_a_missing_value(tmp_path, capsys):
+    lines = "system,task,difference,verdict\nNA,null,,reproduced\n"
+    (tmp_path / "compared.csv").write_text(lines)
+    commands.verify([tmp_path / "compared.csv"])
+    assert capsys.readouterr().out.split()[4:] == ["NA", "null", "NaN", "reproduced"]
