@@ -96,7 +96,8 @@ def evaluate(searcher: Any, task: Any) -> Measured:
     unjudged = 0
     for split, subset in parts:
         data = task.dataset[subset][split]
-        judged = sum(bool(documents) for documents in data["relevant_docs"].values())
+        # A query may also be judged and missing.
+        judged = sum(bool(data["relevant_docs"].get(query)) for query in data["queries"]["id"])
         if not judged:
             raise RevelaError(
                 f"task {task.metadata.name}: no query of {split}/{subset} has judgements"

@@ -262,6 +262,13 @@ def test_unjudged_queries_are_counted_and_must_not_be_all(backbone, collection, 
         )
 
 
+def test_a_judged_query_that_is_missing_is_not_counted(backbone, collection, tmp_path):
+    task = local_task("tiny-task", collection, tmp_path)
+    task.dataset["default"]["test"]["relevant_docs"]["missing"] = {"d0": 1}
+    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    assert found.unjudged == 0
+
+
 def test_missing_fields_of_a_data_set_are_reported(backbone, collection, tmp_path, monkeypatch):
     task = local_task("tiny-task", collection, collection)
 
