@@ -102,8 +102,7 @@ def _is_emoji(character: str) -> bool:
 
 
 def _cut(text: str, length: int) -> str:
-    text = text if len(text) <= length else text[: length - 1] + "…"
-    return text.replace("$", "\\$")  # matplotlib typesets text between two of them
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _letters(number: int) -> str:

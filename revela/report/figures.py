@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from revela.common.errors import reading
 from revela.config.report import AnyFigure
@@ -34,7 +35,10 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
         RevelaError: an input cannot be read or lacks data for the figure.
     """
     with reading(", ".join(map(str, inputs.values())), f"data for a {figure.kind} figure"):
-        return _DRAW[figure.kind](figure, inputs)
+        drawing = _DRAW[figure.kind](figure, inputs)
+    for text in drawing.findobj(Text):
+        text.set_parse_math(False)  # labels may have dollar signs
+    return drawing
 
 
 @rc_context(fname=_STYLE)

@@ -132,6 +132,7 @@ def draw_step_cost(_: StepCostFigure, inputs: dict[str, Path]) -> Figure:
             axis.plot(sizes, share**2 * replug.iloc[-1], "--", label="growth with B²", **_GUIDE)
         axis.set(xscale="log", yscale="log", title=title, xlabel="batch size B")
         axis.set_xticks(sizes, sizes)
+        axis.yaxis.set_major_formatter("{x:g}")  # by default, powers of ten are mathematics
         axis.minorticks_off()
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     drawing.supxlabel(found["machine"].iloc[0], fontsize=5, color="#555555")
