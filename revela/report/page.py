@@ -98,35 +98,37 @@ def _origin(path: str, results: Path) -> dict[str, Any]:
 
 
 def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[str, Any]]:
-    """Yield the queries on which a table's last system differs most from each of the others."""
+    """Yield the queries on which a task's last measured system differs most from each other one."""
     strata = significance.read_strata(table, results / "scores")
-    *others, last = table.names()
-    for heading, (first, *more) in table.columns:
-        subsets = [frame for (task, _), frame in strata.items() if task == first]
+    for heading, (entry, *more) in table.columns:
+        task, _, subset = entry.partition(":")
+        subsets = [strata[s] for s in strata if s[0] == task and subset in ("", s[1])]
         if more or not subsets:
             continue
         by_query = pd.concat(subsets)
-        systems = {
-            name: by_query.reindex(columns=row.model).mean(axis=1, skipna=False)
-            for name, row in zip(table.names(), table.rows, strict=True)
-        }
-        texts = _queries(config, first, results)
-        for name in others:
-            both = pd.DataFrame({"own": systems[last], "other": systems[name]}).dropna()
-            gain = (both["own"] - both["other"]).sort_values(kind="stable")
+        systems = pd.DataFrame(
+            {
+                name: by_query.reindex(columns=row.model).mean(axis=1, skipna=False)
+                for name, row in zip(table.names(), table.rows, strict=True)
+            }
+        ).dropna(axis=1)
+        texts = _queries(config, task, results)
+        for name in systems.columns[:-1]:
+            last = systems.columns[-1]
+            both = systems[[last, name]]
+            gain = (both[last] - both[name]).sort_values(kind="stable")
             worst, best = gain[gain < 0].head(_QUERIES), gain[gain > 0].tail(_QUERIES)[::-1]
             shown = both.loc[[*best.index, *worst.index]]
-            if len(gain):
-                yield {
-                    "title": f"{heading}: {last} against {name}",
-                    "better": (gain > 0).sum(),
-                    "worse": (gain < 0).sum(),
-                    "equal": (gain == 0).sum(),
-                    "rows": [
-                        (f"{subset} {texts.get(query, query)[:_CHARACTERS]}".strip(), own, other)
-                        for (subset, query), own, other in shown.itertuples()
-                    ],
-                }
+            yield {
+                "title": f"{heading}: {last} against {name}",
+                "better": (gain > 0).sum(),
+                "worse": (gain < 0).sum(),
+                "equal": (gain == 0).sum(),
+                "rows": [
+                    (f"{subset} {texts.get(query, query)[:_CHARACTERS]}".strip(), own, other)
+                    for (subset, query), own, other in shown.itertuples()
+                ],
+            }
 
 
 def _queries(config: Config, task: str, results: Path) -> dict[str, str]:

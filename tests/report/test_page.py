@@ -21,8 +21,8 @@ CONFIG = {
             "reported": "printed.csv",
             "rows": [
                 {"label": "BM25", "model": "bm25"},
-                {"label": "Printed", "reported": "P"},
                 {"label": "X", "model": "x"},
+                {"label": "Printed", "reported": "P"},
             ],
         },
         "printed": {
@@ -99,12 +99,30 @@ def test_equal_ids_of_queries_in_two_subsets_are_two_queries(config):
 
 def test_queries_with_the_largest_differences_are_listed(config):
     page = write_page(config, "c.yaml", Path("results"))
+    assert "Printed against" not in page  # the last system, whose queries are unknown
     assert "T: X against BM25: better on 1 queries, worse on\n1, equal on 1" in page
     rows = re.findall(r'<td class="text">(.*)</td><td>(\d+)</td><td>(\d+)</td>', page)
     assert rows[:2] == [
         ("&lt;b&gt;question 0&lt;/b&gt;", "100", "50"),
         ("&lt;b&gt;question 2&lt;/b&gt;", "10", "20"),
     ]
+
+
+def test_a_column_of_one_subset_is_compared_on_its_queries(config):
+    task, subset = "BrightRetrieval", "standard/pony"
+    for model, value in {"bm25": 0.5, "x": 1.0}.items():
+        path = Path("results/scores", model, task)
+        lines = f"standard/aops,q0,{value}\n{subset},q0,0.7\n{subset},q1,{value}\n"
+        path.with_suffix(".queries.csv").write_text(f"subset,query,ndcg_at_10\n{lines}")
+        scores = {"subsets": {subset: {"ndcg_at_10": value}}}
+        path.with_suffix(".json").write_text(json.dumps(scores))
+    rows = CONFIG["tables"]["a"]["rows"][:2]
+    changed = {
+        "benchmarks": {"bright": {"source": "mteb", "tasks": [task]}},
+        "tables": {"a": {"caption": "c", "columns": {"Pony": f"{task}:{subset}"}, "rows": rows}},
+    }
+    page = write_page(parse_config(CONFIG | changed, "c.yaml"), "c.yaml", Path("results"))
+    assert "Pony: X against BM25: better on 1 queries, worse on\n0, equal on 1" in page
 
 
 def test_results_in_another_folder(config):
