@@ -25,28 +25,46 @@ def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) 
         RevelaError: a file cannot be read, or the collection has no such query.
     """
     corpus, queries, qrels = collection_files(folder)
-    texts = {row["id"]: f"{row['title']} {row['text']}".strip() for row in read_rows(corpus)}
     asked = {row["id"]: row["text"] for row in read_rows(queries)}
-    judged = read_qrels(qrels, set(asked), set(texts))
+    if query:
+        check_name(str(queries[0]), "query", query, asked)
+    tops = [_top(path, query, depth) for path in runs]
+    printed = set().union(*(top["document"] for top in tops))
+    documents, texts = set(), {}  # the texts of a whole corpus may not fit in memory
+    for row in read_rows(corpus):
+        documents.add(row["id"])
+        if row["id"] in printed:
+            texts[row["id"]] = f"{row['title']} {row['text']}".strip()
+    judged = read_qrels(qrels, set(asked), documents)
     query = query or next(iter(judged))
-    check_name(str(queries[0]), "query", query, asked)
     lines = [f"query: {_short(asked[query])}"]
-    for path in runs:
-        with reading(path, "a TREC run"):
-            run = pd.read_csv(
-                path,
-                sep=" ",
-                header=None,
-                dtype=str,
-                usecols=[0, 2],
-                keep_default_na=False,  # an id may be `NA`
-                quoting=csv.QUOTE_NONE,
-            )
+    for path, top in zip(runs, tops, strict=True):
         lines.append(f"{path.parent.name}:")
-        for document in run[run[0] == query][2].head(depth):
+        for document in top.loc[top["query"] == query, "document"]:
             mark = "✓" if judged.get(query, {}).get(document) else " "
             lines.append(f"  {mark} {_short(texts.get(document, document))}")
     return "\n".join(lines)
+
+
+def _top(path: Path, query: str | None, depth: int) -> pd.DataFrame:
+    """Return query and document of the first lines of a query, or of each one, in a TREC run.
+
+    Raises:
+        RevelaError: it is not a TREC run.
+    """
+    with reading(path, "a TREC run"):
+        run = pd.read_csv(
+            path,
+            sep=" ",
+            header=None,
+            dtype=str,
+            usecols=[0, 2],
+            keep_default_na=False,  # an id may be `NA`
+            quoting=csv.QUOTE_NONE,
+        ).set_axis(["query", "document"], axis="columns")
+    if query:
+        run = run[run["query"] == query]
+    return run.groupby("query").head(depth)
 
 
 def _short(text: str) -> str:
