@@ -4,6 +4,7 @@ Imports nothing heavy, so that `revela status` is fast.
 """
 
 import contextlib
+import fcntl
 import json
 import re
 import shutil
@@ -89,16 +90,37 @@ def clean(results: Path, model: str) -> int:
         RevelaError: there are none, or it is running.
     """
     left = [results / "models" / model / name for name in ("checkpoints", "retriever-unchecked")]
-    folders = [folder for folder in (*left, results / "shards" / model) if folder.is_dir()]
+    shards = results / "shards" / model
+    folders = [folder for folder in (*left, shards) if folder.is_dir()]
     if not folders:
         raise RevelaError(f"{results}: no checkpoints and no shards of {model!r}")
-    rows = trainings(results, time.time())
-    if any(row["model"] == model and row["state"] == "running" for row in rows):
+    now = time.time()
+    running = [row["model"] for row in trainings(results, now) if row["state"] == "running"]
+    # A training that hangs, or that saves and checks its model after the last step, has its lock.
+    if model in running or _is_locked(left[0] / "lock"):
         raise RevelaError(f"{model!r} is running")
+    last = max((file.stat().st_mtime for file in shards.rglob("*.safetensors")), default=0)
+    if now - last < _QUIET:
+        raise RevelaError(
+            f"{model!r} is being evaluated: a shard was written {_ago(now, last)}; if the "
+            f"evaluation has ended, try again in {duration(last + _QUIET - now)}"
+        )
     size = sum(map(_size, folders))
     for folder in folders:
         shutil.rmtree(folder)
     return size
+
+
+def _is_locked(lock: Path) -> bool:
+    """Return whether a process holds a training's lock."""
+    try:
+        with lock.open("r+") as stream:  # over NFS, a lock needs write access
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def _size(folder: Path) -> int:

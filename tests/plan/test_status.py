@@ -18,6 +18,7 @@ from revela.common.errors import RevelaError
 from revela.plan import commands, status
 from revela.plan.usage import summed
 from revela.training import trackers
+from revela.training.checkpoints import work_folder
 
 NOW = 1_800_000_000.0
 
@@ -171,9 +172,24 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     assert not (results / "models/under-way/checkpoints").exists()
     with pytest.raises(RevelaError, match="no checkpoints and no shards of 'under-way'"):
         status.clean(results, "under-way")
+    with pytest.raises(RevelaError, match="'done' is being evaluated: a shard was written 0 s ago"):
+        status.clean(results, "done")
+    (shard,) = results.glob("shards/done/*/*/*")
+    os.utime(shard, (now - 301, now - 301))
     status.clean(results, "done")  # shards of its evaluations
     assert not (results / "shards/done").exists()
     assert (results / "models/done/manifest.json").exists()
+
+
+def test_a_training_that_saves_its_model_is_not_cleaned(tmp_path):
+    unchecked = tmp_path / "models/mine/retriever-unchecked"
+    with work_folder(unchecked.parent, "", []) as work:
+        segment(work, NOW, NOW, ended=True)  # the last step has been made
+        unchecked.mkdir()
+        with pytest.raises(RevelaError, match="'mine' is running"):
+            status.clean(tmp_path, "mine")
+    status.clean(tmp_path, "mine")
+    assert not unchecked.exists()
 
 
 def test_usage_sums_manifests_beside_the_paper(results, tmp_path):
