@@ -6,6 +6,7 @@ Imports nothing heavy, so that `revela status` is fast.
 import contextlib
 import fcntl
 import json
+import os
 import re
 import shutil
 import socket
@@ -99,7 +100,7 @@ def clean(results: Path, model: str) -> int:
     # A training that hangs, or that saves and checks its model after the last step, has its lock.
     if model in running or _is_locked(left[0] / "lock"):
         raise RevelaError(f"{model!r} is running")
-    last = max((file.stat().st_mtime for file in shards.rglob("*.safetensors")), default=0)
+    last = max(map(_written, shards.rglob("*.safetensors")), default=0)
     if now - last < _QUIET:
         raise RevelaError(
             f"{model!r} is being evaluated: a shard was written {_ago(now, last)}; if the "
@@ -124,14 +125,28 @@ def _is_locked(lock: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Return the bytes of a folder's files; a training may remove some meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += Path(parent, name).stat().st_size
+    return size
+
+
+def _written(path: Path) -> float:
+    """Return the time of a file's last write, 0 if a running job has just removed it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0
 
 
 def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
     """Return a row for each running or interrupted evaluation, with its shards so far."""
     seen = defaultdict(list)
     for path in results.glob("shards/*/*/*/*.safetensors"):
-        seen[path.parts[-4:-2]].append(path.stat().st_mtime)
+        seen[path.parts[-4:-2]].append(_written(path))
     return [
         {"model": model, "task": task, "shards": len(times), "last": _ago(now, max(times))}
         for (model, task), times in sorted(seen.items())
@@ -193,7 +208,7 @@ def _is_gone(segment: dict[str, Any]) -> bool:
 def _last_sign(work: Path) -> float:
     """Return the time of the last write of a training."""
     files = [work, work / "log.jsonl", *work.glob("segments/*.json"), *work.glob("*/complete.json")]
-    return max(path.stat().st_mtime for path in files if path.exists())
+    return max(map(_written, files))
 
 
 def _last_steps(log: Path) -> list[dict[str, Any]]:

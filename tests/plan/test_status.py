@@ -141,6 +141,14 @@ def test_status_of_finished_and_running_trainings(results):
     assert [evaluation[key] for key in ("model", "task", "shards")] == ["done", "c", 1]
 
 
+def test_files_that_jobs_remove_meanwhile(results, monkeypatch):
+    """A link that leads nowhere stands for a file that is removed after it was listed."""
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    for folder in ("models/under-way/checkpoints/0123/checkpoint-20", "shards/done/c/test-default"):
+        (results / folder / "removed.safetensors").symlink_to("nowhere")
+        status.show(results)
+
+
 def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     now = time.time()
     segment(results / "models/under-way/checkpoints/0123", now - 100, now)
