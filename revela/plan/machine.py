@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
 
@@ -13,9 +15,9 @@ _SECONDS = 10  # timeout of the driver or Slurm
 class Machine:
     """The machine that jobs will run on."""
 
-    gpus: int  # per training, over all its nodes
+    gpus: int  # per training, over all its nodes; 0 also if unknown
     gpu_gb: float | None  # memory of one, None if unknown
-    ram_gb: float
+    ram_gb: float | None = None  # None if unknown, as on a cluster
     partition: str | None = None
     gradient_checkpointing: bool = False  # of its trainings
 
@@ -32,21 +34,25 @@ class Machine:
         return self.gpu_gb if self.gpus else self.ram_gb
 
 
-def this_machine(
-    gpus: int | None = None,
-    gpu_gb: float | None = None,
-    partition: str | None = None,
-    gradient_checkpointing: bool = False,
-) -> Machine:
-    """Return the machine that jobs will run on: as given, or else this machine."""
+def this_machine(gradient_checkpointing: bool = False) -> Machine:
+    """Return the machine that this process runs on."""
     found = _own_gpus()
     return Machine(
-        gpus=len(found) if gpus is None else gpus,
-        gpu_gb=min(found, default=None) if gpu_gb is None else gpu_gb,
+        gpus=len(found),
+        gpu_gb=min(found, default=None),
         ram_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3,
-        partition=partition,
         gradient_checkpointing=gradient_checkpointing,
     )
+
+
+def gpus_asked(resources: Mapping[str, Any]) -> int:
+    """Return the GPUs that a job's resources ask for: `gres` on each node, or `gpu` in all."""
+    each = 0
+    for resource in str(resources.get("gres", "")).split(","):
+        name, *details = resource.split(":")  # gpu, gpu:4, gpu:a100:4
+        if name == "gpu":
+            each += int(details[-1]) if details and details[-1].isdecimal() else 1
+    return each * resources.get("nodes", 1) or resources.get("gpu", 0)
 
 
 def _lines(*command: str) -> list[str]:

@@ -312,7 +312,29 @@ def test_gpus_are_those_that_nvidia_smi_lists(tmp_path, monkeypatch):
     assert (machine.this_machine().gpus, machine.this_machine().gpu_gb) == (2, 40)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert (machine.this_machine().gpus, machine.this_machine().gpu_gb) == (1, 80)
-    assert machine.this_machine(8, 24).gpu_gb == 24
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ({"gpu": 4, "nodes": 1}, 4),
+        ({"gres": "gpu:4", "nodes": 2}, 8),
+        ({"gres": "shard:2,gpu:a100:2", "nodes": 3}, 6),
+        ({"gres": "gpu"}, 1),
+        ({"nodes": 2}, 0),
+    ],
+)
+def test_gpus_of_a_job_on_a_cluster(resources, gpus):
+    assert machine.gpus_asked(resources) == gpus
+
+
+def test_memory_of_a_cluster_is_unknown(config, monkeypatch):
+    monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"model_type": "llama"})
+    for gpus in (8, 0):
+        found = found_in(config, SMALL, on=Machine(gpus, None))
+        (training,) = [one for one in found if one.what == "train small"]
+        assert training.verdict == "warning"
+        assert "the memory of a GPU is unknown" in training.message
 
 
 @pytest.fixture

@@ -65,6 +65,31 @@ def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
     assert asked(printed, "evaluate")["slurm_partition"] == "gpu"
 
 
+@pytest.mark.parametrize(("overlay", "gpus"), [([], 4), (["--workflow-profile", "slurm/nodes"], 8)])
+def test_preflight_judges_a_cluster_by_its_trainings(clone, tmp_path, overlay, gpus):
+    """Not by the evaluations, which have one GPU, nor by the GPU of the login node."""
+    for name in ("Snakefile", "workflow", "slurm", "envs", "revela", "data"):
+        (tmp_path / name).symlink_to(clone / name)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 16384\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "notes.jsonl").write_text('{"text": "a note"}\n' * 60)
+    config = {name: CONFIG[name] for name in ("corpora", "batches", "backbones")}
+    config["experiments"] = {"tiny-revela": CONFIG["experiments"]["tiny-revela"]}
+    config["benchmarks"] = {
+        "own": {"source": "texts", "corpus": "notes", "tasks": ["halves"]},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    subprocess.run(
+        ["snakemake", "--profile", "slurm", *overlay, "results/scores/tiny-revela/halves.json"],
+        cwd=tmp_path, timeout=120, capture_output=True, text=True,
+        env=os.environ | {"REVELA_PREFLIGHT": "only", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    report = json.loads((tmp_path / "results/preflight.json").read_text())
+    machine = report["machine"]
+    assert (machine["gpus"], machine["gpu_gb"], machine["ram_gb"]) == (gpus, None, None)
+    assert machine["gradient_checkpointing"]
+
+
 def test_only_training_differs_on_several_nodes():
     profiles = ROOT / "workflow/profiles/slurm"
     one = yaml.safe_load((profiles / "config.yaml").read_text())["set-resources"]

@@ -15,7 +15,7 @@ from revela.config.read import read_yaml
 from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
 from revela.plan.jobs import RULES, Job
-from revela.plan.machine import this_machine
+from revela.plan.machine import Machine, gpus_asked, this_machine
 from revela.plan.preflight import run as preflight
 
 # This checkout, even if another workflow uses this one as a module.
@@ -216,19 +216,20 @@ def look_first():
         for job in dag.needrun_jobs()
         if job.rule.name in ("train", "table")
     }
-    # Of the job with the most GPUs; if their memory is not set, local runs use this machine's.
-    resources = max(
-        (job.resources for job in jobs), key=lambda of_job: of_job.get("gpu", 0)
-    )
-    if workflow.local_exec and not resources.get("gpu_memory_gb"):
-        resources = {}
-    gpus = resources.get("gpu") and resources["gpu"] * resources.get("nodes", 1)
-    machine = this_machine(
-        gpus,
-        resources.get("gpu_memory_gb"),
-        resources.get("slurm_partition"),
-        any(recomputes(job) for job in jobs if job.rule.name == "train"),
-    )
+    # Of the training with the most GPUs. Local runs use this machine's, if their memory is not set;
+    # of a cluster, the node that Snakemake runs on says nothing.
+    trainings = [job for job in jobs if job.rule.name == "train"]
+    asked = max((job.resources for job in trainings or jobs), key=gpus_asked)
+    recomputing = any(map(recomputes, trainings))
+    if workflow.local_exec and not asked.get("gpu_memory_gb"):
+        machine = this_machine(recomputing)
+    else:
+        machine = Machine(
+            gpus_asked(asked),
+            asked.get("gpu_memory_gb"),
+            partition=asked.get("slurm_partition"),
+            gradient_checkpointing=recomputing,
+        )
     known, output = ROOT / "data/paper", Path("results/preflight.json")
     blocked = or_exit(preflight, CONFIG, planned(jobs), machine, known, output, targets)
     skip({job: blocked[own] for job in jobs if (own := in_plan(job)) in blocked})
