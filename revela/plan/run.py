@@ -34,6 +34,7 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
         raise RevelaError(f"{_SNAKEFILE}: no such file: run it from a checkout of the repository")
     options = ["--snakefile", os.path.relpath(_SNAKEFILE), "--configfile", str(config)]
     options += ["--replace-workflow-config", "--cores", cores, "--rerun-incomplete"]
+    options += ["--rerun-triggers", "mtime", "params", "input", "--workflow-profile", "none"]
     print(shlex.join(["snakemake", *options, "--keep-going", *arguments]), flush=True)
     makes = _MAKES_NOTHING.isdisjoint(arguments)
     if makes and not verbose:

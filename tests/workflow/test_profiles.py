@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -88,6 +89,24 @@ def test_preflight_judges_a_cluster_by_its_trainings(clone, tmp_path, overlay, g
     machine = report["machine"]
     assert (machine["gpus"], machine["gpu_gb"], machine["ram_gb"]) == (gpus, None, None)
     assert machine["gradient_checkpointing"]
+
+
+def test_a_reworded_command_makes_nothing_stale(clone, tmp_path):
+    shutil.copytree(clone / "workflow", tmp_path / "workflow")
+    for name in ("Snakefile", "profiles", "envs", "revela", "data"):
+        (tmp_path / name).symlink_to(clone / name)
+    (tmp_path / "notes.jsonl").write_text('{"text": "a note"}\n')
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"corpora": CONFIG["corpora"]}))
+    target = "results/chunks/notes.parquet"
+    subprocess.run(["snakemake", "--cores", "1", target], cwd=tmp_path, timeout=120, check=True)
+    rules = tmp_path / "workflow/rules/text.smk"
+    rules.write_text(rules.read_text().replace("revela chunk ", "revela  chunk "))
+    local = ("--profile", "workflow/profiles/local", "--workflow-profile", "none")
+    for options in ((), local):
+        assert "Nothing to be done" in plan(tmp_path, *options, target)
+    run = [sys.executable, "-m", "revela", "run", "config.yaml", target]
+    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=120, check=True, text=True)
+    assert ran.stderr.startswith("Nothing to be done")
 
 
 def test_only_training_differs_on_several_nodes():
