@@ -107,22 +107,26 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     fields = field_names(text_files(texts))
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus)
-    small = not backbone and not this_machine().gpus
+    gpus = this_machine().gpus
+    small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
     machine: dict[str, Any] = _ON_CPU if small else _ON_GPU
     kept = 1 - _HELD_OUT
     chunks = chunks_of(kept * documents, each, machine["max_words"])
     batches = int(chunks / 16)
-    if not batches:
+    devices = max(1, gpus)  # each takes the same number of batches in a step
+    if batches < devices:
+        at_once = f", and a step has a batch for each of {gpus} GPUs" if gpus > 1 else ""
         raise RevelaError(
             f"{texts}: {documents * each:.0f} words give about {chunks:.0f} chunks; a batch has 16"
+            f"{at_once}"
         )
     if len({place(one.id) < kept for one in sample}) < 2:
         raise RevelaError(
             f"{texts}: too few documents to hold out a tenth ({len(sample)}); split them into more "
             "files"
         )
-    batches_per_step = max(1, min(4 if small else 32, batches // _MIN_STEPS))
+    batches_per_step = max(1, min(4 if small else 32, batches // _MIN_STEPS) // devices) * devices
     epoch = batches // batches_per_step
     steps = max(epoch, min(_MIN_STEPS, _MAX_EPOCHS * epoch))
     steps = min(steps, _CPU_STEPS) if small else steps

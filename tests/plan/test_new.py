@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import load_config
+from revela.plan.machine import Machine
 from revela.text.corpora import Document, Skipped, read_documents
 from tests.conftest import TEXTS
 
@@ -110,6 +111,21 @@ def test_small_corpora_get_smaller_steps_and_more_epochs(
     assert experiment.steps == pytest.approx(steps, rel=0.1)
     (passes,) = re.findall(r"# ([\d.]+) passes", Path("my-notes.yaml").read_text())
     assert float(passes) == pytest.approx(epochs, abs=0.3)
+
+
+@pytest.mark.parametrize(("words", "per_step"), [(8_000, 3), (1_000_000, 3), (5_000_000, 27)])
+def test_the_gpus_of_this_machine_divide_a_step(backbone, words, per_step, monkeypatch):
+    from revela.plan import new as module
+
+    sample = [Document(str(n), "A text.") for n in range(50)]
+    monkeypatch.setattr(module, "look", lambda _: (words / 1000, 1000, sample))
+    monkeypatch.setattr(module, "this_machine", lambda: Machine(3, 80))
+    new(notes(1), "--backbone", backbone)
+    experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
+    assert experiment.batches_per_step == per_step
+    monkeypatch.setattr(module, "this_machine", lambda: Machine(4000, 80))
+    with pytest.raises(RevelaError, match="a step has a batch for each of 4000 GPUs"):
+        new("my notes", "--backbone", backbone, "--output", "more.yaml")
 
 
 def test_short_texts_without_a_title_give_no_task_of_titles(backbone):
