@@ -117,7 +117,8 @@ class ModelName:
     @classmethod
     def parse(cls, name: str) -> "ModelName":
         """Parse a name; without a seed or a step it may be any model's."""
-        found = re.fullmatch(r"(.+?)(?:-seed(\d+))?(?:@(\d+))?", name)
+        number = r"(0|[1-9]\d*)"  # as it is written by `str`: x-seed01 is an experiment
+        found = re.fullmatch(rf"(.+?)(?:-seed{number})?(?:@{number})?", name, re.ASCII)
         if found is None:
             return cls(name)
         seed, step = (None if number is None else int(number) for number in found.groups()[1:])

@@ -138,6 +138,9 @@ def test_settings_do_not_depend_on_the_order_of_keys():
         ("a-seed2", ("a", 2, None)),
         ("a-seed2@100", ("a", 2, 100)),
         ("a-seed-b", ("a-seed-b", None, None)),
+        ("a-seed01", ("a-seed01", None, None)),
+        ("a-seed01@5", ("a-seed01", None, 5)),
+        ("a@05", ("a@05", None, None)),
         ("", ("", None, None)),
     ],
 )
@@ -145,7 +148,7 @@ def test_names_of_trained_retrievers(name, parts):
     parsed = ModelName.parse(name)
     assert (parsed.experiment, parsed.seed, parsed.step) == parts
     assert str(parsed) == name
-    assert parsed.training == name.partition("@")[0]
+    assert parsed.training == name.removesuffix(f"@{parsed.step}")
 
 
 def test_what_a_model_reference_is(tmp_path, monkeypatch):
