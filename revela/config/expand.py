@@ -13,6 +13,15 @@ from revela.config.training import Experiment
 Grid = dict[str, tuple[dict[str, str], dict[str, Any]]]
 """Name of a point → its values by key, for labels; its experiment."""
 
+_TAGS = {
+    "corpora": "source",
+    "benchmarks": "source",
+    "models": "kind",
+    "figures": "kind",
+    "objective": "name",
+}
+"""The key that gives the kind of a section's entries, or of an experiment's objective."""
+
 
 def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Return all sections of a configuration, in which each experiment is one training.
@@ -69,18 +78,22 @@ def _inherit(
         return own
     base = str(own.pop("base"))
     check_name(where, "entry", base, entries)
-    return _merge(_inherit(section, entries, base, (*path, name)), own)
+    return _merge(section, _inherit(section, entries, base, (*path, name)), own)
 
 
-def _merge(base: Any, own: Any) -> Any:
-    """Merge mappings, replace other values; a mapping of a different kind is not merged."""
+def _merge(where: str, base: Any, own: Any) -> Any:
+    """Merge mappings, replace other values; a mapping of a different kind is not merged.
+
+    `where` is the section that holds them, or the key.
+    """
     if not isinstance(base, dict) or not isinstance(own, dict):
         return own
-    if any(own.get(tag, base.get(tag)) != base.get(tag) for tag in ("name", "source", "kind")):
+    tag = _TAGS.get(where)
+    if own.get(tag, base.get(tag)) != base.get(tag):
         return own
     if "prefixes" in own:  # which sets both
         base = {key: value for key, value in base.items() if not key.endswith("_prefix")}
-    return base | {key: _merge(base.get(key), value) for key, value in own.items()}
+    return base | {key: _merge(key, base.get(key), value) for key, value in own.items()}
 
 
 def _grid(name: str, entry: dict[str, Any]) -> Grid:
@@ -101,7 +114,7 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
         labels = {key: _label(value) for key, value in zip(axes, values, strict=True)}
         for key, value in zip(axes, values, strict=True):
             group = groups[key]
-            point = _merge(point, {group: {key: value}} if group else {key: value})
+            point = _merge("experiments", point, {group: {key: value}} if group else {key: value})
         called = "-".join([name, *(part for item in labels.items() for part in item)])
         if called in points:
             raise RevelaError(f"{where}: two points are called {called!r}")

@@ -44,6 +44,18 @@ def test_base_merges_within_the_same_objective():
     assert ablation.model_copy(update={"objective": original.objective}) == original
 
 
+def test_base_merges_entries_of_one_kind_only():
+    raw = copy.deepcopy(DEMO)
+    raw["batches"]["a"] = {"hub": "org/a", "source": "c", "num_batches": 9, "batch_size": 8}
+    raw["batches"]["b"] = {"base": "a", "hub": "org/b", "source": "other"}
+    raw["corpora"]["a"] = {"source": "hub", "dataset": "org/a", "max_words": 50}
+    raw["corpora"]["b"] = {"base": "a", "source": "files", "path": "texts"}
+    config = parse_config(raw, "demo.yaml")
+    b = config.batches["b"]
+    assert (b.hub, b.source, b.num_batches, b.batch_size) == ("org/b", "other", 9, 8)
+    assert config.corpora["b"].max_words != 50
+
+
 def test_seeds_are_trainings_of_their_own_and_one_row():
     raw = changed("experiments/demo-revela/seeds", 3)
     raw["experiments"]["demo-revela"]["seed"] = 4
