@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from revela.common.errors import RevelaError, check_name
-from revela.config.names import ModelName
+from revela.config.names import ModelName, legal_name
 from revela.config.problems import nested
 from revela.config.training import Experiment
 
@@ -28,7 +28,8 @@ def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
 
     Raises:
         RevelaError: `base` names no entry or is circular, `grid` is not a mapping of keys to lists,
-            or two entries would have the same name; the message begins with the key.
+            two entries would have the same name, or a point's name is none that an entry may have;
+            the message begins with the key.
     """
     sections = {
         section: {name: _inherit(section, entries, name) for name in entries}
@@ -116,6 +117,10 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
             group = groups[key]
             point = _merge("experiments", point, {group: {key: value}} if group else {key: value})
         called = "-".join([name, *(part for item in labels.items() for part in item)])
+        try:
+            legal_name(called)
+        except ValueError as error:
+            raise RevelaError(f"{where}: {error}") from error
         if called in points:
             raise RevelaError(f"{where}: two points are called {called!r}")
         points[called] = (labels, point)

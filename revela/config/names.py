@@ -12,6 +12,23 @@ from pydantic_core import CoreSchema, core_schema
 
 from revela.common.errors import unknown_name
 
+_LEGAL = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
+
+
+def legal_name(name: Any) -> str:
+    """Return a name that an entry may have.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if isinstance(name, str) and _LEGAL.fullmatch(name):
+        return name
+    hint = " (quote a number)" if isinstance(name, int | float) else ""
+    raise ValueError(
+        "a name must be letters, digits, '.', '_' and '-', begin with a letter or digit and have "
+        f"at most 150 characters; got {name!r}{hint}"
+    )
+
 
 class Name(str):
     """The name of an entry of `section`."""

@@ -1,6 +1,5 @@
 """Reads a configuration file: YAML without duplicate keys, expanded and checked."""
 
-import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +11,9 @@ from revela.common.errors import RevelaError, errors_at, reading
 from revela.config.check import check_references
 from revela.config.expand import expand
 from revela.config.file import Config
+from revela.config.names import legal_name
 from revela.config.problems import first_problem
 from revela.config.settings import Settings
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
 
 
 class _Loader(yaml.SafeLoader):
@@ -79,17 +77,7 @@ def parse_config(raw: Any, source: str) -> Config:
     return config
 
 
-def _entry_name(name: Any) -> str:
-    if isinstance(name, str) and _NAME.fullmatch(name):
-        return name
-    hint = " (quote a number)" if isinstance(name, int | float) else ""
-    raise ValueError(
-        "a name must be letters, digits, '.', '_' and '-', begin with a letter or digit and have "
-        f"at most 150 characters; got {name!r}{hint}"
-    )
-
-
-_Entries = dict[Annotated[str, BeforeValidator(_entry_name)], dict[Any, Any]]
+_Entries = dict[Annotated[str, BeforeValidator(legal_name)], dict[Any, Any]]
 _SECTIONS: Any = {section: (_Entries, {}) for section in Config.model_fields}
 _Written = create_model("_Written", __base__=Settings, **_SECTIONS)
 """A configuration as it is written, before shorthands are expanded and entries checked."""
