@@ -30,6 +30,9 @@ _CLASHES = {
 }
 """Sections whose entries would be written to the same files as those of others."""
 
+_BESIDE = {"tables": ("_significance", "_vs_paper"), "costs": ("_claims",)}
+"""Endings of the further files that an entry of a section is written to."""
+
 _SUMMARY = "usage"  # results/tables/usage.csv: GPU-hours of all models
 
 
@@ -40,6 +43,11 @@ def check_references(config: Config) -> None:
             if name in getattr(config, other):
                 taken = f"the name is taken by a {other.removesuffix('s')}"
                 raise RevelaError(f"{section}.{name}: {taken}")
+    for section, endings in _BESIDE.items():
+        for name, ending in itertools.product(getattr(config, section), endings):
+            for other in ("tables", "listings", "costs"):
+                if (taken := f"{name}{ending}") in getattr(config, other):
+                    raise RevelaError(f"{other}.{taken}: the name is taken by {section}.{name}")
     for section in ("tables", "listings", "costs"):
         if _SUMMARY in getattr(config, section):
             raise RevelaError(f"{section}.{_SUMMARY}: the name is taken by the table of GPU-hours")
