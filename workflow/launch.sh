@@ -12,7 +12,7 @@ if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
     IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
     gpus=${#devices[@]}
 else
-    gpus=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
+    gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true) # not its MIG instances
 fi
 processes=$((gpus > 1 ? gpus : 1))
 export OMP_NUM_THREADS=$((cpus > processes ? cpus / processes : 1))

@@ -130,6 +130,7 @@ def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
 @pytest.mark.parametrize(
     ("nodes", "visible", "called"),
     [
+        (1, None, "python OMP=8 -m revela train --x"),
         (1, "", "python OMP=8 -m revela train --x"),
         (1, "3", "python OMP=8 -m revela train --x"),
         (
@@ -148,15 +149,17 @@ def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
     ],
 )
 def test_a_process_for_each_gpu(tmp_path, nodes, visible, called):
+    """Of those that are visible; of all (None), which here is one GPU with a MIG instance."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU 0: A100\\n  MIG 1g.5gb\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
     for name in ("python", "srun"):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} OMP=$OMP_NUM_THREADS "$@"\n')
         (tmp_path / name).chmod(0o755)
     environment = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "CUDA_VISIBLE_DEVICES": visible,
         "OMP_NUM_THREADS": "8",
         "SLURM_JOB_ID": "7",
-    }
+    } | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     command = ["bash", LAUNCH, str(nodes), "revela", "train", "--x"]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert re.fullmatch(called, printed.stdout.strip()), printed.stdout
