@@ -11,7 +11,12 @@ from revela.config import load_config
 from revela.config.paths import made, retriever
 
 _SNAKEFILE = Path(revela.__file__).parents[1] / "Snakefile"
-_MAKES_NOTHING = {"-n", "--dry-run", "--dryrun", "--report", "--unlock", "--lint", "--summary"}
+_MAKES_NOTHING = (
+    "dryrun", "report", "unlock", "lint", "summary", "detailed_summary", "dag", "rulegraph",
+    "filegraph", "list_rules", "list_target_rules", "archive", "containerize",
+    "conda_create_envs_only", "delete_all_output", "delete_temp_output", "cleanup_metadata",
+)  # fmt: skip
+"""Snakemake's options that print or remove something instead of running jobs."""
 
 
 def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
@@ -21,7 +26,7 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
         RevelaError: the config is invalid, or this is not a checkout with a Snakefile.
         SystemExit: with Snakemake's exit code, unless that is 0.
     """
-    from snakemake.cli import main
+    from snakemake.cli import get_argument_parser, main
     from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
     from revela.config.report import LearningFigure
@@ -35,8 +40,10 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     options = ["--snakefile", os.path.relpath(_SNAKEFILE), "--configfile", str(config)]
     options += ["--replace-workflow-config", "--cores", cores, "--rerun-incomplete"]
     options += ["--rerun-triggers", "mtime", "params", "input", "--workflow-profile", "none"]
-    print(shlex.join(["snakemake", *options, "--keep-going", *arguments]), flush=True)
-    makes = _MAKES_NOTHING.isdisjoint(arguments)
+    # Standard output may be piped, as that of --dag is.
+    print(shlex.join(["snakemake", *options, "--keep-going", *arguments]), file=sys.stderr)
+    given = get_argument_parser().parse_args([*options, "--keep-going", *arguments])
+    makes = not any(getattr(given, option) for option in _MAKES_NOTHING)
     if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
         options += ["--logger", "revela"]

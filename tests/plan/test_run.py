@@ -39,16 +39,37 @@ def run(folder: Path, config: dict, *arguments: str) -> subprocess.CompletedProc
 def test_run_prints_one_line_a_job(folder):
     first = run(folder, CONFIG, BATCHES)
     assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("snakemake --snakefile ")
-    assert "--configfile mine.yaml --replace-workflow-config" in first.stdout
+    assert first.stderr.startswith("snakemake --snakefile ")
+    assert "--configfile mine.yaml --replace-workflow-config" in first.stderr
     assert re.search(r"\[1/2\] chunk mine, \d+ s; about .* left\n\[2/2\] batch mine", first.stderr)
     assert "6 documents" not in first.stdout + first.stderr  # it is in the log
     assert "6 documents" in (folder / "results/logs/chunk/mine.log").read_text()
     second = run(folder, CONFIG, BATCHES)
-    assert second.stderr.strip().startswith("Nothing to be done")
+    assert second.stderr.splitlines()[1].startswith("Nothing to be done")
     assert "figures:" not in second.stdout  # the config has none
-    dry = run(folder, CONFIG, "-n")
+
+
+@pytest.mark.parametrize("option", ["-n", "-np", "--dry-r"])
+def test_a_dry_run_is_printed_by_snakemake(folder, option):
+    dry = run(folder, CONFIG, option)
     assert "This was a dry-run" in dry.stdout + dry.stderr
+
+
+def test_the_graph_of_jobs_is_the_whole_standard_output(folder):
+    assert run(folder, CONFIG, BATCHES, "--dag").stdout.startswith("digraph snakemake_dag {")
+
+
+def test_a_report_is_not_a_run_that_shows_tables(folder):
+    tables = folder / "results/tables"
+    tables.mkdir(parents=True, exist_ok=True)
+    (tables / "main.csv").write_text("system,task,Mean,source\nBM25,50.0,50.0,measured\n")
+    (tables / "main.md").write_text("| BM25 | 50.0 |\n")
+    table = {"caption": "c", "benchmark": "own", "rows": ["bm25"]}
+    own = {"source": "texts", "corpus": "mine", "tasks": ["halves"]}
+    config = CONFIG | {"benchmarks": {"own": own}, "models": {"bm25": {"kind": "bm25s"}}}
+    report = run(folder, config | {"tables": {"main": table}}, BATCHES, "--report=mine.html")
+    assert (folder / "mine.html").exists(), report.stderr
+    assert "BM25" not in report.stdout
 
 
 def test_verbose_output_of_jobs_goes_to_a_redirected_stdout(folder):
