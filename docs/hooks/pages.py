@@ -14,7 +14,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-REPOSITORY_ONLY = r"\[([^\]]*)\]\((?:LICENSE|CITATION\.cff)\)"
+REPOSITORY_ONLY = r"\[([^\]]*)\]\((?:LICENSE|data/pydocs/LICENSE\.txt|CITATION\.cff)\)"
 
 
 def on_files(files: Files, config: Any) -> Files:
