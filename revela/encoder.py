@@ -179,7 +179,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Load a backbone's tokenizer; see `load_model` for the errors."""
     from transformers import AutoTokenizer
 
-    _check_folder(name)
+    check_model_folder(name)
     with explained("model", name):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     if tokenizer.pad_token_id is None:
@@ -204,7 +204,7 @@ def load_model(
     if base := adapter_base(name, revision):
         with zero.unsharded():  # merging needs whole weights
             return load_adapter(load_model(base, causal, dtype=dtype), name, revision)
-    _check_folder(name)
+    check_model_folder(name)
     loader = AutoModelForCausalLM if causal else AutoModel
     options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     with explained("model", name):
@@ -243,7 +243,12 @@ def adapter_base(name: str, revision: str | None = None) -> str | None:
         return str(settings["base_model_name_or_path"])
 
 
-def _check_folder(name: str) -> None:
+def check_model_folder(name: str) -> None:
+    """Check that a model given by a folder is there and complete.
+
+    Raises:
+        RevelaError: it is not; the message begins with the model.
+    """
     if (folder := ModelRef(name)).is_folder:
         with errors_at(f"model {name!r}"):
             if not Path(folder).is_dir():

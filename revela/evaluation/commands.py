@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from revela.config.evaluation import (
     PydocsBenchmark,
     RetrievalBenchmark,
 )
+from revela.evaluation.benchmarks import CORPUS
 from revela.step import Made, Output, step
 
 app = typer.Typer()
@@ -44,6 +46,18 @@ def collection(settings: MadeBenchmark, task: str, inputs: dict[str, Path], outp
         counts = texts.write_task(settings, task, inputs[settings.corpus], output)
     summary = f"{task}: {counts['queries']} queries, {counts['documents']} documents"
     return Made(summary, {"task": task, **counts})
+
+
+@contextlib.contextmanager
+def _without_corpus(cache: Path) -> Iterator[None]:
+    """Remove the copy of a corpus after an evaluation, and the cache if it is then empty."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # something else is in it, or it is no folder
+            (cache / CORPUS).unlink(missing_ok=True)
+            cache.rmdir()
+            cache.parent.rmdir()
 
 
 @step(app)
@@ -74,27 +88,26 @@ def evaluate(
     from revela.common.hub import commit
     from revela.config.local import collection_files
     from revela.evaluation import measure
-    from revela.evaluation.benchmarks import CORPUS, load_task
+    from revela.evaluation.benchmarks import load_task
 
-    loaded_task = load_task(benchmark, task, folder, cache)
-    revision, weights = measure.revision_of(model), measure.weights_of(model)
-    searcher = measure.load_searcher(model, name, revision, benchmark, cache, similar)
-    found = measure.evaluate(searcher, loaded_task)
-    for path, text in ((run, found.run), (queries, found.queries)):
-        if path:
-            write_text(path, text)
-    if mteb:
-        with atomic_output(mteb) as temporary:
-            ResultCache(temporary).save_to_cache(found.result, searcher.mteb_model_meta)
-    write_json(output, found.scores)
-    (cache / CORPUS).unlink(missing_ok=True)
+    with _without_corpus(cache):
+        loaded_task = load_task(benchmark, task, folder, cache)
+        revision, weights = measure.revision_of(model), measure.weights_of(model)
+        searcher = measure.load_searcher(model, name, revision, benchmark, cache, similar)
+        found = measure.evaluate(searcher, loaded_task)
+        for path, text in ((run, found.run), (queries, found.queries)):
+            if path:
+                write_text(path, text)
+        if mteb:
+            with atomic_output(mteb) as temporary:
+                ResultCache(temporary).save_to_cache(found.result, searcher.mteb_model_meta)
+        write_json(output, found.scores)
     if model.kind == "encoder":
         if embeddings:
             shutil.move(cache, embeddings)
         shutil.rmtree(cache, ignore_errors=True)  # large, and quick to recompute
-    for emptied in (cache, cache.parent):
-        with contextlib.suppress(OSError):  # another task is running, or an index is kept
-            emptied.rmdir()
+        with contextlib.suppress(OSError):
+            cache.parent.rmdir()  # if this was the last running task
     summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"
     if found.unjudged:
         summary += f"; {found.unjudged} queries without judgements are excluded"

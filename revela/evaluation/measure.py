@@ -24,6 +24,7 @@ from revela.config.evaluation import (
     LuceneModel,
     RetrievalBenchmark,
 )
+from revela.encoder import check_model_folder
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.lucene import LuceneSearch
 from revela.evaluation.search import DenseSearch
@@ -156,7 +157,13 @@ def weights_of(model: AnyRetriever) -> dict[str, str | None]:
 
 
 def revision_of(model: AnyRetriever) -> str:
-    """Return an identifier of a model's weights: hashes of folders, commits of hub models."""
+    """Return an identifier of a model's weights: hashes of folders, commits of hub models.
+
+    Raises:
+        RevelaError: a folder is incomplete, or the hub denies access.
+    """
+    for name in weights_of(model):
+        check_model_folder(name)
     return "-".join(
         outputs.sha256(Path(name))[:12]
         if Path(name).is_dir()
