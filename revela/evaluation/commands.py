@@ -20,7 +20,7 @@ from revela.config.evaluation import (
     PydocsBenchmark,
     RetrievalBenchmark,
 )
-from revela.evaluation.benchmarks import CORPUS
+from revela.evaluation.benchmarks import CORPUS, load_task
 from revela.step import Made, Output, step
 
 app = typer.Typer()
@@ -88,7 +88,6 @@ def evaluate(
     from revela.common.hub import commit
     from revela.config.local import collection_files
     from revela.evaluation import measure
-    from revela.evaluation.benchmarks import load_task
 
     with _without_corpus(cache):
         loaded_task = load_task(benchmark, task, folder, cache)
