@@ -6,20 +6,22 @@ snakemake --cores 8 results/tables/coir.csv
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/text.smk"
-include: "workflow/rules/training.smk"
-include: "workflow/rules/evaluation.smk"
-include: "workflow/rules/report.smk"
 
 
+# The first rule, and so the default, unless another workflow uses this one as a module.
 rule all:
-    default_target: True
     input:
         expand("results/tables/{table}.csv", table=CONFIG.tables),
         expand("results/tables/{table}_vs_paper.csv", table=COMPARED),
         expand("results/tables/{listing}.csv", listing=CONFIG.listings),
         expand("results/tables/{cost}.csv", cost=CONFIG.costs),
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
+
+
+include: "workflow/rules/text.smk"
+include: "workflow/rules/training.smk"
+include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/report.smk"
 
 
 # These take seconds, not worth a cluster job.

@@ -7,6 +7,7 @@
 set -euo pipefail
 nodes=$1
 shift
+python=${REVELA_PYTHON:-python}
 cpus=${OMP_NUM_THREADS:-1}
 if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
     IFS=, read -ra devices <<<"$CUDA_VISIBLE_DEVICES"
@@ -18,7 +19,7 @@ processes=$((gpus > 1 ? gpus : 1))
 export OMP_NUM_THREADS=$((cpus > processes ? cpus / processes : 1))
 unset MKL_NUM_THREADS
 
-torchrun=(python -m revela.training.launch --nproc-per-node="$processes")
+torchrun=("$python" -m revela.training.launch --nproc-per-node="$processes")
 if [ "$nodes" -gt 1 ]; then
     # Snakemake runs on the first node and hides from us what Slurm told it about the job.
     exec srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
@@ -28,5 +29,5 @@ if [ "$nodes" -gt 1 ]; then
 elif [ "$processes" -gt 1 ]; then
     exec "${torchrun[@]}" --standalone -m "$@"
 else
-    exec python -m "$@"
+    exec "$python" -m "$@"
 fi

@@ -60,6 +60,11 @@ def check_references(config: Config) -> None:
                     f"batches.{name}.batch_size: {batches.batch_size} does not divide "
                     f"batch_size {size} of batch set {other!r}"
                 )
+    for name, trained in config.experiments.items():
+        if trained.data.section == "batches":
+            for source in trained.first_half:
+                where, possible = f"experiments.{name}.first_half", config.sources_of(trained.data)
+                check_name(where, f"source of {trained.data!r}", source, possible)
     benchmark_of: dict[str, str] = {}
     for name, suite in config.benchmarks.items():
         _check_tasks(f"benchmarks.{name}", suite)

@@ -59,6 +59,12 @@ class Config(Settings):
         """Possible sources of chunks: corpora, and the `source` of ready-made batches."""
         return [*self.corpora, *(entry.source for entry in self.batches.values() if entry.source)]
 
+    def sources_of(self, batches: str) -> set[str]:
+        """Return the possible sources of the batches of a set."""
+        entry = self.batches[batches]
+        own = {*entry.corpora, entry.source, *entry.sources.values()} - {""}
+        return own.union(*map(self.sources_of, entry.sample_from))
+
     @property
     def language_models(self) -> list[str]:
         """The names of experiments that train a language model, and of backbones."""

@@ -21,7 +21,11 @@ RENAMED = {
 }
 """Keys of version 0.1, and their current names."""
 
-OF_THE_MACHINE = {"gradient_checkpointing"}
+OF_THE_MACHINE = {
+    "gradient_checkpointing": "gradient_checkpointing: true",
+    "checkpoint_steps": "checkpoint_minutes: 15",
+    "checkpoints_kept": "checkpoint_minutes: 15",
+}
 """Keys that experiments had before they became options of `revela train`: they change no result."""
 
 _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
@@ -66,10 +70,11 @@ def unknown_key(key: str, settings: type[BaseModel]) -> str:
     if RENAMED.get(key) in settings.model_fields:
         return f"{key!r} is now called {RENAMED[key]!r}"
     if key in OF_THE_MACHINE and "objective" in settings.model_fields:
-        option = "--" + key.replace("_", "-")
+        resource = OF_THE_MACHINE[key]
+        option = "--" + resource.partition(":")[0].replace("_", "-")
         return (
             f"{key!r} does not affect results and is set per machine: "
-            f"`set-resources: {{train: {{{key}: true}}}}` in a profile, or {option}"
+            f"`set-resources: {{train: {{{resource}}}}}` in a profile, or {option}"
         )
     for group, kinds in nested(settings).items():
         if any(key in kind.model_fields for kind in kinds):

@@ -32,14 +32,13 @@ CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
         | {
             "batches_per_step": 4,
             "steps": STEPS,
-            "checkpoint_steps": 10_000,  # only those requested by a signal
             "similarity_snapshot_steps": [],
             "save_retriever_steps": [],
         },
         "cancelled": {"base": "undisturbed"},
         "two-nodes": {"base": "undisturbed"},
         "limited": {"base": "undisturbed", "steps": 3},
-        "node-lost": {"base": "undisturbed", "checkpoint_steps": 10},
+        "node-lost": {"base": "undisturbed"},
         "one-of-two-lost": {"base": "node-lost"},
         "orphaned": {"base": "undisturbed"},
     },
@@ -127,12 +126,12 @@ class Cluster:
 
     def seen(self, name: str) -> int:
         """Return the number of steps in the logs of a training."""
-        logs = (self.folder / "results/models" / name).rglob("log.jsonl")
+        logs = (self.folder / "results/models" / name).glob("checkpoints/*/log.jsonl")
         return sum(log.read_text().count("\n") for log in logs)
 
     def saved(self, name: str) -> int:
         """Return the step of a training's last checkpoint, 0 if there is none."""
-        whole = (self.folder / "results/models" / name).rglob("complete.json")
+        whole = (self.folder / "results/models" / name).glob("checkpoints/*/*/complete.json")
         return max((step_of(path.parent) for path in whole), default=0)
 
     def cancel(self, job: str, name: str) -> None:
@@ -207,7 +206,8 @@ def test_the_pipeline_runs_as_jobs_with_the_gpus_asked_for(cluster):
 def on_nodes(number: str) -> dict:
     """Return the settings for a training of four processes on `number` nodes."""
     if number == "1":
-        return {}
+        profile = yaml.safe_load((ROOT / "workflow/profiles/slurm/config.yaml").read_text())
+        return {"set-resources": profile["set-resources"]}
     several = yaml.safe_load((ROOT / "slurm/nodes/config.yaml").read_text())
     several["set-resources"]["train"]["gres"] = "gpu:2"  # on each node
     return several
@@ -228,7 +228,9 @@ def test_a_training_cancelled_in_its_middle_loses_no_step(cluster, name, nodes):
 
 @pytest.mark.parametrize(("name", "nodes"), [("node-lost", "1"), ("one-of-two-lost", "2")])
 def test_a_training_whose_node_is_lost_resumes_from_its_checkpoint(cluster, name, nodes):
-    running, job = cluster.train_until(25, name, **on_nodes(nodes))
+    overlay = on_nodes(nodes)
+    overlay["set-resources"]["train"]["checkpoint_minutes"] = 0  # after every step
+    running, job = cluster.train_until(25, name, **overlay)
     node = slurm.record(job)["NodeList"].replace("gpu[1-2]", "gpu2")
     with cluster.lost(node):
         seen = cluster.seen(name)
@@ -237,7 +239,7 @@ def test_a_training_whose_node_is_lost_resumes_from_its_checkpoint(cluster, name
         saved = cluster.saved(name)
         print(f": resumes from step {saved}", end="", flush=True)
     cluster.finish(running)
-    assert 0 < seen - saved <= 10, "other steps are lost than those since the last checkpoint"
+    assert 0 <= seen - saved <= 2, "other steps are lost than those since the last checkpoint"
     first, second = cluster.records(f"rule_train_wildcards_{name}")
     assert first["JobState"] == "NODE_FAIL"
     assert second["JobState"] == "COMPLETED"

@@ -40,7 +40,7 @@ LIBRARIES = [
 MODULE = "revela"
 
 _CLIENT = """\
-#!{python} -IS
+#!{interpreter} -IS
 import os, signal, socket, sys
 
 if sys.argv[1:3] != ["-m", {module!r}]:
@@ -64,7 +64,13 @@ def write_client(folder: Path, address: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     client = folder / "python"
     client.write_text(
-        _CLIENT.format(python=sys.executable, module=MODULE, address=str(address.absolute()))
+        _CLIENT.format(
+            # The base interpreter: the path of an environment may have spaces.
+            interpreter=Path(sys.executable).resolve(),
+            python=sys.executable,
+            module=MODULE,
+            address=str(address.absolute()),
+        )
     )
     client.chmod(0o755)
 

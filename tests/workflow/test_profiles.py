@@ -50,6 +50,7 @@ def test_the_paper_is_planned_on_a_cluster(clone):
     train = asked(printed, "train")
     expected = {"nodes": "1", "gpu": "4", "runtime": "1440", "mem_mb": "256000", "threads": "32"}
     expected |= {"gradient_checkpointing": "True", "loader_workers": "2"}
+    expected |= {"checkpoint_minutes": "15"}
     assert expected.items() <= train.items()
     assert asked(printed, "evaluate")["gpu"] == "1"
     assert "gpu" not in asked(printed, "batch")
@@ -173,7 +174,6 @@ def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     training = CONFIG["experiments"]["tiny-revela"] | {"batches_per_step": 2, "steps": 150}
     training |= {
-        "checkpoint_steps": 10_000,
         "similarity_snapshot_steps": [],
         "save_retriever_steps": [],
     }
@@ -183,7 +183,7 @@ def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
     work = tmp_path / "results/models/tiny-revela"
 
     def steps() -> int:
-        return sum(log.read_text().count("\n") for log in work.rglob("log.jsonl"))
+        return sum(log.read_text().count("\n") for log in work.glob("checkpoints/*/log.jsonl"))
 
     def start() -> subprocess.Popen:
         return subprocess.Popen(
@@ -204,7 +204,7 @@ def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
         log = (tmp_path / "results/logs/train/tiny-revela.log").read_text()
         stopped = re.search(rf"stopped by {number.name} at step (\d+) of 150", log)
         assert stopped, printed + log
-        assert list(work.rglob(f"checkpoint-{stopped[1]}/complete.json"))
+        assert list(work.glob(f"checkpoints/*/checkpoint-{stopped[1]}/complete.json"))
     printed, _ = start().communicate(timeout=180)
     lines = (work / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 151)), printed

@@ -334,7 +334,7 @@ def test_every_rule_that_makes_something_has_a_version():
     for path in (ROOT / "workflow/rules").glob("*.smk"):
         for rule in re.split(r"^rule ", path.read_text(), flags=re.MULTILINE)[1:]:
             made = re.search(r"^    output:", rule, re.MULTILINE)
-            versions = re.findall(r'version=.*?(?:STAGE_VERSIONS\[|version\()"(\w+)"', rule)
+            versions = re.findall(r'version=.*?(?:STAGE_VERSIONS\[|version\()\s*"(\w+)"', rule)
             assert len(versions) == bool(made), rule
             assert set(versions) <= set(STAGE_VERSIONS)
 

@@ -45,7 +45,6 @@ CONFIG = {
             "batches_per_step": 1,
             "steps": 6,
             "warmup_steps": 0.2,
-            "checkpoint_steps": 2,
             "similarity_snapshot_steps": [0, 6],
             "save_retriever_steps": [0, 3],
         },
@@ -290,6 +289,18 @@ def test_changed_text_is_noticed(project):
     assert "results/tables/took.csv" in changed
 
 
+def test_text_replaced_by_an_older_file_is_noticed(project):
+    path = project / "notes.jsonl"
+    before, text = os.stat(path), path.read_text()
+    path.write_text(text + '{"text": "One more note."}\n')
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = planned(project)
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "results/chunks/notes.parquet" in changed
+    assert not planned(project)
+
+
 def test_a_step_that_fails_fails_its_job(project, tmp_path):
     for name in ("Snakefile", "config.yaml", "printed.csv", "list.csv"):
         shutil.copy(project / name, tmp_path)
@@ -328,6 +339,13 @@ def test_a_learning_rate_retrains_its_experiment_only(project):
     }
 
 
+def test_a_number_in_an_option_is_explained(project):
+    given = 'experiments={"tiny-revela":{"steps":5}}'
+    result = snakemake(project, "-n", "--config", given)
+    assert result.returncode != 0
+    assert "Snakemake passes values of --config as text; use a file" in result.stderr
+
+
 def test_an_evaluation_setting_never_retrains(project):
     config = json.loads(json.dumps(CONFIG))
     config["benchmarks"]["mine"]["max_length"] = 64
@@ -360,21 +378,21 @@ def test_another_workflow_uses_this_one_as_its_module(project, tmp_path):
     (tmp_path / "Snakefile").write_text(f"""
 configfile: "config.yaml"
 
+rule mine:
+    input: "results/models/tiny-contriever/retriever"
+    output: "mine.txt"
+    shell: "ls {{input}} > {{output}}; echo PYTHONPATH=${{{{PYTHONPATH:-}}}} >> {{output}}"
+
 module revela:
     snakefile: {str(project / "Snakefile")!r}
     config: config
 
 use rule * from revela as revela_*
-
-rule mine:
-    default_target: True
-    input: "results/models/tiny-contriever/retriever"
-    output: "mine.txt"
-    shell: "ls {{input}} > {{output}}"
 """)
-    result = snakemake(tmp_path)
+    result = snakemake(tmp_path, PYTHONPATH="own")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "model.safetensors" in (tmp_path / "mine.txt").read_text()
+    assert "PYTHONPATH=own\n" in (tmp_path / "mine.txt").read_text()
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", result.stderr, re.MULTILINE))
     assert jobs == {"revela_train": "1", "mine": "1", "total": "2"}
 
@@ -535,8 +553,10 @@ def test_after_a_kill_the_next_run_finishes(project):
     config["experiments"]["tiny-revela"]["steps"] = 60
     config["experiments"]["undisturbed"] = {"base": "tiny-revela"}
     write_config(project, config)
+    # A checkpoint after every step.
+    often = ["--set-resources", "train:checkpoint_minutes=0"]
     process = subprocess.Popen(
-        ["snakemake", "--cores", "2", "results/models/tiny-revela/log.jsonl"],
+        ["snakemake", "--cores", "2", *often, "--", "results/models/tiny-revela/log.jsonl"],
         cwd=project,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -545,7 +565,7 @@ def test_after_a_kill_the_next_run_finishes(project):
     )
     deadline = time.monotonic() + 120
     work = project / "results/models/tiny-revela/checkpoints"
-    while time.monotonic() < deadline and not list(work.rglob("complete.json")):
+    while time.monotonic() < deadline and not list(work.glob("*/*/complete.json")):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGSTOP)
     process.kill()  # Snakemake only: the training is left running, and waits here
@@ -553,7 +573,7 @@ def test_after_a_kill_the_next_run_finishes(project):
     again = ["--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"]
     refused = snakemake(project, *again)
     os.killpg(process.pid, signal.SIGKILL)  # now the training too
-    assert list(work.rglob("complete.json")), "the training was not killed in its middle"
+    assert list(work.glob("*/*/complete.json")), "the training was not killed in its middle"
     assert refused.returncode != 0
     (line,) = (project / "results/logs/train/tiny-revela.log").read_text().splitlines()
     assert line.endswith("results/models/tiny-revela: another training is using this folder")

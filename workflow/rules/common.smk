@@ -1,8 +1,10 @@
 """Shared by all rules: the checked configuration, and the part of it that each job gets."""
 
+import hashlib
 import itertools
 import re
 import shlex
+import sys
 from glob import glob
 from pathlib import Path
 
@@ -21,19 +23,17 @@ from revela.plan.preflight import run as preflight
 # This checkout, even if another workflow uses this one as a module.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
 
-# Shared by all rules' shells: `revela STEP … | record LOG`, and `launch` for one process per GPU.
-# A failing command fails its job although `tee` succeeds. A job imports this checkout's source in
-# any environment. The shell and `tee` ignore signals that are sent to all processes of a job, so
-# that a training can save its checkpoint and log it: Slurm kills a job once its shell has ended.
-shell.prefix(
-    "set -euo pipefail; "
-    f"export PYTHONPATH={shlex.quote(str(ROOT))}; "
-    "trap : INT TERM USR1 HUP; "
-    'revela() {{ exec python -m revela "$@" 2>&1; }}; '
-    'launch() {{ exec bash "$PYTHONPATH/workflow/launch.sh" "$@" 2>&1; }}; '
-    "record() {{ trap '' INT TERM USR1 HUP; "
-    '[ -z "${{REVELA_QUIET:-}}" ] || exec > /dev/null; exec tee "$1"; }}; '
-)
+# A conda environment has its own Python.
+PYTHON = "python" if workflow.deployment_settings.deployment_method else sys.executable
+
+
+def in_job(command):
+    """Return the shell command of a rule, with what `job.sh` defines.
+
+    `shell.prefix` would change the rules of a workflow that uses this one as a module, too.
+    """
+    begin = shlex.join(["source", str(ROOT / "workflow/job.sh"), PYTHON])
+    return f"{begin.replace('{', '{{').replace('}', '}}')}; {command}"
 
 
 def or_exit(function, *given):
@@ -57,7 +57,13 @@ def read_config():
     replaced = workflow.config_settings.replace_workflow_config
     used = workflow.overwrite_configfiles if replaced else workflow.configfiles
     source = ", ".join(map(str, used))
-    checked = parse_config(config, source)
+    try:
+        checked = parse_config(config, source)
+    except RevelaError as error:
+        if workflow.config_settings.config_args:
+            hint = "Snakemake passes values of --config as text; use a file"
+            raise RevelaError(f"{error} ({hint})") from error
+        raise
     with errors_at(source):
         check_local(checked)
     return checked
@@ -102,12 +108,21 @@ def settings(section, name):
     return CONFIG.resolved(section, name).dump()
 
 
-def version(stage, section, name):
-    """Return a stage's version, with the fingerprints of the user's models that it loads."""
-    models = CONFIG.local_models(section, name)
-    if not models:
-        return STAGE_VERSIONS[stage]
-    return " ".join([str(STAGE_VERSIONS[stage]), *map(fingerprint, models)])
+def version(stage, models=(), files=()):
+    """Return a stage's version, with fingerprints of the user's models and files that it reads.
+
+    Timestamps do not tell all: a replaced file may be older than the results of the one before.
+    """
+    used = [*map(fingerprint, models), *([sizes(files)] if files else [])]
+    return (
+        " ".join([str(STAGE_VERSIONS[stage]), *used]) if used else STAGE_VERSIONS[stage]
+    )
+
+
+def sizes(files):
+    """Return a hash of the names and sizes of files."""
+    described = "".join(f"{Path(f).name} {Path(f).stat().st_size}\n" for f in files)
+    return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def inputs(section, name):
@@ -121,27 +136,17 @@ def corpus_files(name):
     return text_files(Path(corpus.path)) if corpus.source == "files" else []
 
 
-def batch_files(name):
-    """Return the files that a batch set is made from, including ready-made batches."""
+def ready_made(name):
+    """Return the file of ready-made batches of a batch set, if it is one."""
     file = CONFIG.batches[name].file
-    return inputs("batches", name) + ([file] if file else [])
+    return [file] if file else []
 
 
-def backbones(experiment):
-    """Return the weights of an experiment's backbones that are pretrained here."""
-    return [
-        path
-        for key, path in CONFIG.inputs("experiments", experiment).items()
-        if key != "data"
-    ]
-
-
-def collection(task):
-    """Return the files of a local task's collection: made here, or provided by the user."""
-    folder = CONFIG.collection(task)
-    if CONFIG.task(task).source == "folder":
-        return list(itertools.chain(*collection_files(Path(folder))))
-    return folder or []
+def brought(task):
+    """Return the files of a task's collection that the user provided."""
+    if CONFIG.task(task).source != "folder":
+        return []
+    return list(itertools.chain(*collection_files(Path(CONFIG.collection(task)))))
 
 
 def similar(model, task):
@@ -177,26 +182,6 @@ def table_scores(table, path=paths.scores, tasks=CONFIG.tasks):
         for task in entry.tasks()
         if task in tasks
     ]
-
-
-def table_queries(table):
-    """Return the files of scores by query, for the intervals and tests of a table."""
-    return table_scores(table, paths.queries, CONFIG.retrieval_tasks)
-
-
-def reported_file(table):
-    """Return the file of a table's printed figures, if there is one."""
-    return CONFIG.tables[table].reported or []
-
-
-def manifests():
-    """Return the existing manifests, which record the resources used."""
-    return sorted(
-        [
-            *glob("results/models/*/manifest.json"),
-            *glob("results/scores/*/*.manifest.json"),
-        ]
-    )
 
 
 def look_first():

@@ -19,14 +19,16 @@ rule collection:
         inputs=lambda w: named("benchmarks", w.benchmark),
         version=STAGE_VERSIONS["collection"],
     shell:
-        "revela collection --settings {params.settings:q} {wildcards.task:q} {params.inputs}"
-        " --output {output:q} | record {log:q}"
+        in_job(
+            "revela collection --settings {params.settings:q} {wildcards.task:q} {params.inputs}"
+            " --output {output:q} | record {log:q}"
+        )
 
 
 rule evaluate:
     input:
         model=lambda w: inputs("models", w.model),
-        collection=lambda w: collection(w.task),
+        collection=lambda w: brought(w.task) or CONFIG.collection(w.task) or [],
         similar=lambda w: similar(w.model, w.task),
     output:
         embeddings=temp(directory("results/embeddings/{model}/{task}")),
@@ -47,13 +49,17 @@ rule evaluate:
         folder=lambda w: folder_option(w.task),
         cache="results/shards/{model}/{task}",
         sharing=lambda w: sharing_options(w.model, w.task),
-        version=lambda w: version("evaluate", "models", w.model),
+        version=lambda w: version(
+            "evaluate", CONFIG.local_models("models", w.model), brought(w.task)
+        ),
     shell:
-        "revela evaluate {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
-        " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
-        " --scores {output.scores:q} --queries {output.queries:q} --run {output.run:q}"
-        " --mteb {output.mteb:q}"
-        " {params.sharing} | record {log:q} && mkdir -p {output.embeddings:q}"
+        in_job(
+            "revela evaluate {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
+            " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
+            " --scores {output.scores:q} --queries {output.queries:q} --run {output.run:q}"
+            " --mteb {output.mteb:q}"
+            " {params.sharing} | record {log:q} && mkdir -p {output.embeddings:q}"
+        )
 
 
 rule evaluate_language_model:
@@ -71,7 +77,9 @@ rule evaluate_language_model:
     params:
         model=lambda w: settings("models", w.model),
         benchmark=lambda w: settings("tasks", w.task),
-        version=lambda w: version("evaluate_lm", "models", w.model),
+        version=lambda w: version("evaluate_lm", CONFIG.local_models("models", w.model)),
     shell:
-        "revela evaluate-lm {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
-        " --benchmark {params.benchmark:q} --scores {output:q} | record {log:q}"
+        in_job(
+            "revela evaluate-lm {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
+            " --benchmark {params.benchmark:q} --scores {output:q} | record {log:q}"
+        )

@@ -4,8 +4,8 @@
 rule table:
     input:
         scores=lambda w: table_scores(w.table),
-        queries=lambda w: table_queries(w.table),
-        reported=lambda w: reported_file(w.table),
+        queries=lambda w: table_scores(w.table, paths.queries, CONFIG.retrieval_tasks),
+        reported=lambda w: CONFIG.tables[w.table].reported or [],
     output:
         csv=report(
             "results/tables/{table}.csv",
@@ -25,14 +25,16 @@ rule table:
         caption=lambda w: CONFIG.tables[w.table].caption,
         version=STAGE_VERSIONS["table"],
     shell:
-        "revela table --settings {params.settings:q} --scores results/scores"
-        " --output {output.csv:q} | record {log:q}"
+        in_job(
+            "revela table --settings {params.settings:q} --scores results/scores"
+            " --output {output.csv:q} | record {log:q}"
+        )
 
 
 rule compare:
     input:
         scores=lambda w: table_scores(w.table),
-        reported=lambda w: reported_file(w.table),
+        reported=lambda w: CONFIG.tables[w.table].reported or [],
     output:
         csv="results/tables/{table}_vs_paper.csv",
         md="results/tables/{table}_vs_paper.md",
@@ -44,8 +46,10 @@ rule compare:
         settings=lambda w: settings("tables", w.table),
         version=STAGE_VERSIONS["compare"],
     shell:
-        "revela compare --settings {params.settings:q} --scores results/scores"
-        " --output {output.csv:q} | record {log:q}"
+        in_job(
+            "revela compare --settings {params.settings:q} --scores results/scores"
+            " --output {output.csv:q} | record {log:q}"
+        )
 
 
 rule verify:
@@ -59,7 +63,7 @@ rule verify:
     conda:
         "../../envs/environment.yaml"
     shell:
-        "revela verify {input:q} | record {log:q}"
+        in_job("revela verify {input:q} | record {log:q}")
 
 
 rule figure:
@@ -83,8 +87,10 @@ rule figure:
         caption=lambda w: CONFIG.figures[w.figure].caption,
         version=STAGE_VERSIONS["figure"],
     shell:
-        "revela figure --settings {params.settings:q} {params.inputs} --output {output.png:q}"
-        " | record {log:q}"
+        in_job(
+            "revela figure --settings {params.settings:q} {params.inputs} --output {output.png:q}"
+            " | record {log:q}"
+        )
 
 
 rule listing:
@@ -104,8 +110,10 @@ rule listing:
         inputs=lambda w: named("listings", w.listing),
         version=STAGE_VERSIONS["listing"],
     shell:
-        "revela listing --settings {params.settings:q} {params.inputs} --output {output.csv:q}"
-        " | record {log:q}"
+        in_job(
+            "revela listing --settings {params.settings:q} {params.inputs} --output {output.csv:q}"
+            " | record {log:q}"
+        )
 
 
 rule cost:
@@ -127,13 +135,15 @@ rule cost:
         known=f"{ROOT}/data/paper",
         version=STAGE_VERSIONS["cost"],
     shell:
-        "revela cost --settings {params.settings:q} --known {params.known:q}"
-        " --output {output.csv:q} | record {log:q}"
+        in_job(
+            "revela cost --settings {params.settings:q} --known {params.known:q}"
+            " --output {output.csv:q} | record {log:q}"
+        )
 
 
 rule step_cost:
     input:
-        backbone="data/backbone/model.safetensors",
+        backbone=f"{ROOT}/data/backbone/model.safetensors",
     output:
         "results/bench/{figure}.csv",
     log:
@@ -145,13 +155,18 @@ rule step_cost:
         sizes=lambda w: CONFIG.figures[w.figure].sizes,
         version=STAGE_VERSIONS["step_cost"],
     shell:
-        "python -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1"
-        " | record {log:q}"
+        in_job(
+            "$REVELA_PYTHON -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1"
+            " | record {log:q}"
+        )
 
 
 rule usage:
     input:
-        manifests(),
+        sorted(
+            glob("results/models/*/manifest.json")
+            + glob("results/scores/*/*.manifest.json")
+        ),
     output:
         csv="results/tables/usage.csv",
         md="results/tables/usage.md",
@@ -163,4 +178,6 @@ rule usage:
         paper=f"{ROOT}/data/paper/gpu_hours.csv",
         version=STAGE_VERSIONS["usage"],
     shell:
-        "revela usage results --paper {params.paper:q} --output {output.csv:q} | record {log:q}"
+        in_job(
+            "revela usage results --paper {params.paper:q} --output {output.csv:q} | record {log:q}"
+        )

@@ -17,15 +17,18 @@ rule chunk:
     threads: workflow.cores
     params:
         settings=lambda w: settings("corpora", w.corpus),
-        version=STAGE_VERSIONS["chunk"],
+        version=lambda w: version("chunk", files=corpus_files(w.corpus)),
     shell:
-        "revela chunk --settings {params.settings:q} --output {output:q} --workers {threads}"
-        " | record {log:q}"
+        in_job(
+            "revela chunk --settings {params.settings:q} --output {output:q} --workers {threads}"
+            " | record {log:q}"
+        )
 
 
 rule batch:
     input:
-        lambda w: batch_files(w.batches),
+        lambda w: inputs("batches", w.batches),
+        lambda w: ready_made(w.batches),
     output:
         "results/batches/{batches}.parquet",
     log:
@@ -35,10 +38,12 @@ rule batch:
     params:
         settings=lambda w: settings("batches", w.batches),
         inputs=lambda w: named("batches", w.batches),
-        version=STAGE_VERSIONS["batch"],
+        version=lambda w: version("batch", files=ready_made(w.batches)),
     shell:
-        "revela batch --settings {params.settings:q} {params.inputs} --output {output:q}"
-        " | record {log:q}"
+        in_job(
+            "revela batch --settings {params.settings:q} {params.inputs} --output {output:q}"
+            " | record {log:q}"
+        )
 
 
 rule pair:
@@ -55,5 +60,7 @@ rule pair:
         inputs=lambda w: named("pairs", w.pairs),
         version=STAGE_VERSIONS["pair"],
     shell:
-        "revela pair --settings {params.settings:q} {params.inputs} --output {output:q}"
-        " | record {log:q}"
+        in_job(
+            "revela pair --settings {params.settings:q} {params.inputs} --output {output:q}"
+            " | record {log:q}"
+        )

@@ -24,14 +24,16 @@ rule pretrain:
         folder=subpath(output.log, parent=True),
         version=STAGE_VERSIONS["pretrain"],
     shell:
-        "launch {resources.nodes} revela pretrain --settings {params.settings:q} {params.inputs}"
-        " --output {params.folder:q} | record {log:q}"
+        in_job(
+            "launch {resources.nodes} revela pretrain --settings {params.settings:q} {params.inputs}"
+            " --output {params.folder:q} | record {log:q}"
+        )
 
 
 rule train:
     input:
         data=lambda w: CONFIG.inputs("experiments", w.experiment)["data"],
-        backbones=lambda w: backbones(w.experiment),
+        all=lambda w: inputs("experiments", w.experiment),
     output:
         retriever=directory("results/models/{experiment}/retriever"),
         log="results/models/{experiment}/log.jsonl",
@@ -46,14 +48,20 @@ rule train:
         batches_per_forward=1,
         gradient_checkpointing=False,
         loader_workers=2,
+        checkpoint_minutes=15,
     params:
         settings=lambda w: settings("experiments", w.experiment),
         folder=subpath(output.log, parent=True),
-        version=lambda w: version("train", "experiments", w.experiment),
+        version=lambda w: version(
+            "train", CONFIG.local_models("experiments", w.experiment)
+        ),
     shell:
-        "launch {resources.nodes} revela train --settings {params.settings:q} --data {input.data:q}"
-        " --output {params.folder:q} --zero {resources.zero}"
-        " --batches-per-forward {resources.batches_per_forward}"
-        " --loader-workers {resources.loader_workers}"
-        " $([[ {resources.gradient_checkpointing} = [fF0]* ]] || echo --gradient-checkpointing)"
-        " | record {log:q}"
+        in_job(
+            "launch {resources.nodes} revela train --settings {params.settings:q} --data {input.data:q}"
+            " --output {params.folder:q} --zero {resources.zero}"
+            " --batches-per-forward {resources.batches_per_forward}"
+            " --loader-workers {resources.loader_workers}"
+            " --checkpoint-minutes {resources.checkpoint_minutes}"
+            " $([[ {resources.gradient_checkpointing} = [fF0]* ]] || echo --gradient-checkpointing)"
+            " | record {log:q}"
+        )
