@@ -14,23 +14,56 @@ _BLOCKS, _BLOCK_BYTES = 64, 16_384
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the files that a corpus reads, in order.
+    """Return the files that a corpus reads, in order; of a folder, all that it can.
+
+    Hidden files, and the results of this workflow if they are in the folder, are not texts.
 
     Raises:
-        RevelaError: the path does not exist, its format is unknown, a folder has no such files, or
-            a name is not UTF-8.
+        RevelaError: the path does not exist, its format is unknown, a folder has no such files or
+            both rows and plain texts, or a name is not UTF-8.
     """
     if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
     if not path.is_dir():
-        if not path.name.endswith(ROWS):
+        if not path.name.lower().endswith(ROWS):
             raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}, a folder")
         return _with_utf8_names([path])
-    read = (*PLAIN_TEXT, *ROWS)
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(read))
+    files = [file for file in _visible(path) if file.is_file() and _is_read(file)]
     if not files:
         raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
+    plain = [file for file in files if is_plain(file)]
+    if 0 < len(plain) < len(files):
+        raise RevelaError(
+            f"{path}: contains both files of rows and plain texts, such as {plain[0].name}; use "
+            "one kind"
+        )
     return _with_utf8_names(files)
+
+
+def _is_read(file: Path) -> bool:
+    return file.name.lower().endswith((*PLAIN_TEXT, *ROWS))
+
+
+def is_plain(file: Path) -> bool:
+    """Return whether a file is one document, not one of many rows."""
+    return file.suffix.lower() in PLAIN_TEXT
+
+
+def unread_files(path: Path) -> list[str]:
+    """Return the names of a folder's other files and linked folders, which a corpus skips."""
+    found = _visible(path) if path.is_dir() else []
+    return [file.name for file in found if not (file.is_file() and _is_read(file))]
+
+
+def _visible(folder: Path) -> list[Path]:
+    results = Path("results").resolve()
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and (file.is_file() or file.is_symlink())
+        and (results not in file.absolute().parents or results in folder.absolute().parents)
+    )
 
 
 def _with_utf8_names(files: list[Path]) -> list[Path]:

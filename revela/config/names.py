@@ -76,7 +76,9 @@ def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Nam
     known = getattr(info.context, section, None)
     elsewhere = isinstance(name, ModelRef) and not name.is_entry
     if known is not None and name not in known and not elsewhere:
-        raise ValueError(unknown_name(what, name, known))
+        folder = isinstance(name, ModelRef) and Path(name).is_dir()
+        hint = f"; for the folder, write './{name}'" if folder else ""
+        raise ValueError(unknown_name(what, name, known) + hint)
     if isinstance(name, ModelRef) and name.is_hub_name and name.count("/") > 1:
         raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
     return name

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from revela.config.names import BatchSetName, CorpusName, SourceName
 from revela.config.settings import LocalPath, Natural, Positive, Settings, Share
@@ -24,9 +24,12 @@ class Corpus(Settings):
     """Keys of all corpora: how documents are selected and cut into chunks."""
 
     max_documents: Count | None = Field(
-        None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
+        None,
+        description="at most N: a seeded sample, or with `{first: N}` the first ones; all if null",
     )
-    exclude: list[str] = Field([], description="skip documents whose id contains one of these")
+    exclude: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="skip documents whose id contains one of these"
+    )
     share: tuple[Share, Share] = Field(
         (0.0, 1.0),
         description="keep documents whose hashed id is in this range, e.g. [0, 0.9] for training "
@@ -104,6 +107,15 @@ class HubCorpus(RowCorpus):
 AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discriminator="source")]
 
 
+def _once(names: list[str]) -> list[str]:
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{min(twice)!r} is listed twice")
+    return names
+
+
+Corpora = Annotated[list[CorpusName], AfterValidator(_once)]
+
+
 class Batches(Settings):
     """Batches of B consecutive chunks: from corpora, from other batch sets, or ready-made.
 
@@ -111,7 +123,7 @@ class Batches(Settings):
     """
 
     batch_size: int = Field(16, ge=2, strict=True, description="chunks per batch (B)")
-    corpora: list[CorpusName] = Field([])
+    corpora: Corpora = Field([])
     sample_from: dict[BatchSetName, Positive] = Field(
         {}, description="batch set → number of batches to draw"
     )
@@ -124,6 +136,7 @@ class Batches(Settings):
         None, description="ready-made batches in JSON lines: a list of B texts, or {src, text}"
     )
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
+    revision: str | None = Field(None, description="commit, branch or tag of the data set")
     source: str = Field("", description="corpus of ready-made batches without `src`")
     sources: dict[str, SourceName] = Field(
         {},
@@ -145,13 +158,15 @@ class Batches(Settings):
             raise ValueError(f"give exactly one of corpora, sample_from, file, hub; given: {given}")
         if self.run_length and (not self.corpora or self.batch_size % self.run_length):
             raise ValueError("run_length needs corpora and must divide batch_size")
+        if self.revision and not self.hub:
+            raise ValueError("revision needs hub")
         return self
 
 
 class Pairs(Settings):
     """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
 
-    corpora: list[CorpusName] = Field(min_length=1)
+    corpora: Corpora = Field(min_length=1)
     num_pairs: Positive | None = Field(
         None, description="number of pairs; one for each chunk if null"
     )

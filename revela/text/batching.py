@@ -1,6 +1,7 @@
 """Batches: B chunks that attend to each other (paper, section 4.1)."""
 
 import random
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -49,14 +50,14 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
             )
     elif settings.corpora:
         batches = _grouped(settings, inputs)
-        chunks = [count_rows(inputs[name]) for name in settings.corpora]
-        available = sum(count // size for count in chunks)
-        dropped = sum(count % size for count in chunks)
-        if not available:
-            raise RevelaError(
-                f"corpora {', '.join(settings.corpora)}: {sum(chunks)} chunks are too few "
-                f"for one batch of {size}"
-            )
+        chunks = {name: count_rows(inputs[name]) for name in settings.corpora}
+        for name, count in chunks.items():
+            if count < size:
+                raise RevelaError(
+                    f"corpus {name!r}: {count} chunks are too few for one batch of {size}"
+                )
+        available = sum(count // size for count in chunks.values())
+        dropped = sum(count % size for count in chunks.values())
     else:
         path = Path(settings.file) if settings.file else _download(settings)
         batches = read_jsonl(path, settings)
@@ -87,16 +88,19 @@ def group_consecutive(chunks: Iterable[Any], size: int) -> Iterator[list[Any]]:
 def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[list[Any]]:
     """Yield groups of `size` chunks: runs of consecutive ones from random places.
 
-    No run is used twice. The chunks are read through a memory map, not into memory.
+    No run is used twice. The chunks are read through a memory map of a temporary copy.
     """
     import datasets
 
-    rows = datasets.load_dataset("parquet", data_files=str(chunks), split="train")
-    starts = list(range(0, len(rows) - run_length + 1, run_length))
-    random.Random(seed).shuffle(starts)
-    for first in group_consecutive(starts, size // run_length):
-        found = rows[[start + n for start in first for n in range(run_length)]]
-        yield [dict(zip(found, chunk, strict=True)) for chunk in zip(*found.values(), strict=True)]
+    with tempfile.TemporaryDirectory(prefix=".runs.", dir=chunks.parent) as cache:
+        rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache)
+        rows = rows.select_columns(["text", "document"])
+        starts = list(range(0, len(rows) - run_length + 1, run_length))
+        random.Random(seed).shuffle(starts)
+        for first in group_consecutive(starts, size // run_length):
+            found = rows[[start + n for start in first for n in range(run_length)]]
+            columns = found.values()
+            yield [dict(zip(found, chunk, strict=True)) for chunk in zip(*columns, strict=True)]
 
 
 def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
@@ -174,8 +178,9 @@ def _download(settings: Batches) -> Path:
 
     name = str(settings.hub)
     with explained("data set", name):
-        files = huggingface_hub.list_repo_files(name, repo_type="dataset")
+        at: dict[str, Any] = {"repo_type": "dataset", "revision": settings.revision}
+        files = huggingface_hub.list_repo_files(name, **at)
         lines = [file for file in files if file.endswith((".jsonl", ".jsonl.gz"))]
         if len(lines) != 1:
             raise RevelaError(f"data set {name!r}: expected one .jsonl file, found {lines}")
-        return Path(huggingface_hub.hf_hub_download(name, lines[0], repo_type="dataset"))
+        return Path(huggingface_hub.hf_hub_download(name, lines[0], **at))

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from revela.common.workers import end_with_parent
 from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import parquet_rows, write_parquet
+from revela.text.words import SENTENCE_END, word_pattern
 
 _TEXT = pa.string()
 SCHEMA = pa.schema({"document": _TEXT, "title": _TEXT, "position": pa.int32(), "text": _TEXT})
 """Columns of a chunk file: the document's id and title, the chunk's position in it, text."""
 
-_WORD = re.compile(r"\S+")
+_SENTENCE_END = re.compile(SENTENCE_END)
 _PUNKT_SAMPLE_CHARACTERS = 2_000_000
 _GROUP_CHARACTERS = 500_000  # sent to one worker at a time
 # Punkt learns abbreviations from the text; a small corpus lacks common ones.
@@ -65,7 +67,11 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
                 progress.update(group.characters)
                 yield from chunks
 
-        counts.chunks = write_parquet(output, SCHEMA, rows())
+        try:
+            counts.chunks = write_parquet(output, SCHEMA, rows())
+        except BrokenProcessPool as error:
+            message = "a worker was killed, probably for lack of memory; use fewer --workers"
+            raise RevelaError(message) from error
     if not counts.chunks:
         first = counts.skipped.examples[:1]
         raise RevelaError("; ".join(["the corpus has no documents", *first]))
@@ -82,8 +88,8 @@ def read_documents_again(chunks: Path) -> Iterator[tuple[str, list[str]]]:
 def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int]:
     """Cut a text into chunks of whole sentences, as many as fit into `max_words`.
 
-    Chunks are slices of the text: line breaks and spacing within are kept. A word is a run of
-    non-space characters; a sentence of more than `max_words` is cut between words. The splitter has
+    Chunks are slices of the text: line breaks and spacing within are kept. Words are those of
+    `word_pattern`; a sentence of more than `max_words` is cut between words. The splitter has
     Punkt's `span_tokenize`.
 
     Returns:
@@ -92,8 +98,9 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
     chunks: list[str] = []
     cut = 0
     start = end = words = 0  # the open chunk: text[start:end]
-    for sentence_start, sentence_end in splitter.span_tokenize(text):
-        spans = [match.span() for match in _WORD.finditer(text, sentence_start, sentence_end)]
+    word = word_pattern(text)
+    for sentence in _sentences(text, splitter):
+        spans = [match.span() for match in word.finditer(text, *sentence)]
         if not spans:
             continue
         if words and words + len(spans) > max_words:
@@ -110,6 +117,14 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
     if words:
         chunks.append(text[start:end])
     return chunks, cut
+
+
+def _sentences(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
+    for start, end in splitter.span_tokenize(text):
+        for mark in _SENTENCE_END.finditer(text, start, end):
+            yield start, mark.end()
+            start = mark.end()
+        yield start, end
 
 
 def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Iterator[Document]]:

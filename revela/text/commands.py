@@ -21,7 +21,7 @@ def chunk(
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
 ) -> Made:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
-    from revela.config.local import text_files
+    from revela.config.local import text_files, unread_files
     from revela.text.chunking import chunk_corpus
 
     counts = chunk_corpus(settings, output, workers)
@@ -29,12 +29,13 @@ def chunk(
         f"{counts.documents} documents → {counts.chunks} chunks; "
         f"{counts.sentences_cut} sentences over {settings.max_words} words were cut"
     )
-    if counts.skipped.count:
-        summary += f"; skipped {counts.skipped.count} bad rows, first: {counts.skipped.examples[0]}"
-    for key in ("cleaned", "wordless", "repeated_ids"):
-        if count := getattr(counts.skipped, key):
-            summary += f"; {count} {key.replace('_', ' ')}"
-    inputs = text_files(Path(settings.path)) if settings.source == "files" else []
+    if skipped := counts.skipped.summary():
+        summary += f"; {skipped}"
+    inputs = []
+    if settings.source == "files":
+        inputs = text_files(Path(settings.path))
+        if unread := unread_files(Path(settings.path)):
+            summary += f"; {len(unread)} other files not read, such as {unread[0]}"
     return Made(summary, {**vars(counts), "skipped": vars(counts.skipped)}, inputs)
 
 
@@ -69,4 +70,7 @@ def pair(settings: Pairs, inputs: dict[str, Path], output: Output) -> Made:
     from revela.text.pairs import make_pairs
 
     counts = make_pairs(settings, inputs, output)
-    return Made(f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze", vars(counts))
+    summary = f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze"
+    if counts.chunks_too_short:
+        summary += f"; {counts.chunks_too_short} chunks of one word gave none"
+    return Made(summary, vars(counts))

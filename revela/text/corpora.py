@@ -15,7 +15,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explain, explained
-from revela.config.local import JSON_LINES, PLAIN_TEXT, ROWS, text_files
+from revela.config.local import JSON_LINES, ROWS, is_plain, text_files
 from revela.config.text import (
     AnyCorpus,
     FieldNames,
@@ -25,14 +25,18 @@ from revela.config.text import (
     PackagesCorpus,
     RowCorpus,
 )
-from revela.text.rows import json_lines, parquet_rows, take
+from revela.text.rows import column_names, json_lines, parquet_rows, take
 
-_BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped
+_BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half
+_ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
 _EXAMPLES = 20  # of bad rows that are kept
 _CHANCE = 2  # words that may repeat by chance
 _TRIES = 6  # to read a hub data set's stream, without a row in between
 _WORD = re.compile(r"[^\W_]")
+_TEXTS = ("text", "content", "contents", "body", "passage")
 _TITLES, _IDS = ("title", "head", "heading", "headline", "name"), ("id", "_id", "key", "uid")
+_IDS_STORED = 1_000_000  # to count repetitions
+_PASSAGE_WORDS = 300  # at most, in a file of passages
 _STATE_ROWS = 1000  # rows between saved positions of a stream
 
 
@@ -54,7 +58,25 @@ class Skipped:
     copied_beginnings: int = 0  # articles whose end repeated their beginning
     cleaned: int = 0  # texts that lost a byte-order mark or null characters
     wordless: int = 0  # documents without a letter or digit, skipped
-    repeated_ids: int = 0  # documents with the id of an earlier one
+    repeated_ids: int = 0  # documents with the id of one of the first million
+
+    def summary(self) -> str:
+        """Return what was skipped or is unusual, for people; empty if nothing."""
+        found = []
+        if self.count:
+            found.append(f"skipped {self.count} bad rows, first: {self.examples[0]}")
+        for key in ("cleaned", "wordless", "repeated_ids", "copied_beginnings"):
+            if count := getattr(self, key):
+                found.append(f"{count} {key.replace('_', ' ')}")
+        return "; ".join(found)
+
+    def check(self, rows: int) -> None:
+        """Raise a RevelaError if too many of some rows were skipped."""
+        if self.count > max(min(_BAD_ROWS, rows / 2), rows * _BAD_SHARE):
+            raise RevelaError(
+                f"{self.count} of {rows} rows are bad, too many to skip; the first: "
+                f"{self.examples[0]}"
+            )
 
 
 def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
@@ -79,22 +101,18 @@ def field_names(files: list[Path]) -> FieldNames:
     """Return which fields hold the text, a title and an id, judging by the first row.
 
     Raises:
-        RevelaError: the rows have no text, or some files are plain texts.
+        RevelaError: the rows have no text.
     """
-    rows = [file for file in files if file.suffix not in PLAIN_TEXT]
-    if not rows:
+    if is_plain(files[0]):
         return FieldNames()
-    if len(rows) < len(files):
-        raise RevelaError(
-            f"{files[0].parent}: contains both files of rows and plain texts; use one kind"
-        )
-    _, row = next(_rows_of(rows[0]), ("", None))
+    _, row = next(_rows_of(files[0]), ("", None))
     if not isinstance(row, dict):
-        raise RevelaError(f"{rows[0]}: the first row has no fields")
+        raise RevelaError(f"{files[0]}: the first row has no fields")
     lengths = {key: len(value) for key, value in row.items() if isinstance(value, str)}
     if not lengths:
-        raise RevelaError(f"{rows[0]}: no field of the first row is a text: {', '.join(row)}")
-    text = "text" if "text" in lengths else max(lengths, key=lambda key: lengths[key])
+        raise RevelaError(f"{files[0]}: no field of the first row is a text: {', '.join(row)}")
+    longest = max(lengths, key=lambda key: lengths[key])
+    text = next((key for key in _TEXTS if key in lengths), longest)
     return FieldNames(
         text=text,
         title=next((key for key in _TITLES if key in lengths and key != text), None),
@@ -153,10 +171,14 @@ def _checked(
 ) -> Iterator[Document]:
     """Turn (place, row) into documents; a row may be the error raised by reading it."""
     seen: set[str] = set()
-    local = isinstance(corpus, FilesCorpus)  # ids of a hub corpus may be too many to store
     path = Path(corpus.path) if isinstance(corpus, FilesCorpus) else Path()
     above = f"{path if path.is_dir() else path.parent}/"
+    number = 0
     for number, (place, row) in enumerate(rows, start=1):
+        if number == 1 and isinstance(row, dict):  # later rows may lack an id or a title
+            for name in (corpus.fields.id, corpus.fields.title):
+                if name is not None and name not in row:
+                    raise RevelaError(f"{place}: {unknown_name('field', name, map(str, row))}")
         try:
             document = _document(place, row, corpus.fields)
         except ValueError as error:
@@ -166,21 +188,21 @@ def _checked(
             skipped.count += 1
             if skipped.count <= _EXAMPLES:
                 skipped.examples.append(problem)
-            if skipped.count > max(_BAD_ROWS, number * _BAD_SHARE):
-                raise RevelaError(
-                    f"{skipped.count} of {number} rows are bad, more than 1%; the last: {problem}"
-                ) from error
+            if number > _ROWS_TO_JUDGE:
+                skipped.check(number)
             continue
         text = document.text.removeprefix("\ufeff").replace("\0", "")
         skipped.cleaned += text != document.text
         if not _WORD.search(text):
             skipped.wordless += 1
             continue
-        if local and corpus.fields.id:
+        if corpus.fields.id:
             skipped.repeated_ids += document.id in seen
-            seen.add(document.id)
+            if len(seen) < _IDS_STORED:
+                seen.add(document.id)
         # Splits by id must not depend on where the texts are.
         yield replace(document, id=document.id.removeprefix(above), text=text)
+    skipped.check(number)
 
 
 def _document(place: str, row: Any, fields: FieldNames) -> Document:
@@ -189,17 +211,19 @@ def _document(place: str, row: Any, fields: FieldNames) -> Document:
         raise row
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with fields; got {type(row).__name__}")
-    for name in (fields.text, fields.id, fields.title):
-        if name is not None and name not in row:
-            raise ValueError(unknown_name("field", name, map(str, row)))
+    if fields.text not in row:
+        raise ValueError(unknown_name("field", fields.text, map(str, row)))
     text = row[fields.text] or ""
     if not isinstance(text, str):
         raise ValueError(f"field {fields.text!r} must be a string; got {type(text).__name__}")
     if not text.strip():
         raise ValueError(f"field {fields.text!r} is empty")
-    title = row[fields.title] if fields.title else ""
-    own = row[fields.id] if fields.id else None
-    return Document(place if own in (None, "") else str(own), text, str(title or ""))
+    title, own = row.get(fields.title) or "", row.get(fields.id)
+    if isinstance(own, dict | list):
+        raise ValueError(
+            f"field {fields.id!r} must be a string or number; got {type(own).__name__}"
+        )
+    return Document(place if own in (None, "") else str(own), text, str(title))
 
 
 def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
@@ -211,7 +235,7 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
     for _, group in itertools.groupby(passages, key=lambda one: (one.title, one.title or one.id)):
         article = list(group)
         words = " ".join(passage.text for passage in article).split(" ")
-        longest = min(len(article[-1].text.split(" ")), len(words) - 1)
+        longest = min(len(article[-1].text.split(" ")), len(words) - 1, _PASSAGE_WORDS)
         for count in range(longest, _CHANCE, -1):
             # Slices would make this quadratic for long documents.
             if all(words[n - count] == words[n] for n in range(count)):
@@ -224,8 +248,8 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
 def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
     names = [name for name in (corpus.fields.id, corpus.fields.title) if name]
     for file in text_files(Path(corpus.path)):
-        if file.suffix not in PLAIN_TEXT:
-            yield from _rows_of(file)
+        if not is_plain(file):
+            yield from _rows_of(file, [corpus.fields.text, *names])
             continue
         try:
             text = file.read_text(encoding="utf-8")
@@ -236,11 +260,14 @@ def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
             raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def _rows_of(path: Path) -> Iterator[tuple[str, Any]]:
-    if path.suffix == ".parquet":
-        rows = enumerate(parquet_rows(path), start=1)
+def _rows_of(path: Path, fields: list[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield (place, row) of a file; of Parquet only some fields, if it has them all."""
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        known = set(fields or ()) <= set(column_names(path))
+        rows = enumerate(parquet_rows(path, fields if known else None), start=1)
         return ((f"{path}:{number}", row) for number, row in rows)
-    if path.name.endswith(JSON_LINES):
+    if name.endswith(JSON_LINES):
         return json_lines(path)
     raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}")
 
@@ -256,7 +283,8 @@ def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
             corpus.dataset, corpus.file, repo_type="dataset", revision=corpus.revision
         )
     named = f"{corpus.dataset}/{corpus.file}"
-    return ((place.replace(local, named, 1), row) for place, row in _rows_of(Path(local)))
+    fields = [name for name in vars(corpus.fields).values() if name]
+    return ((place.replace(local, named, 1), row) for place, row in _rows_of(Path(local), fields))
 
 
 def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:

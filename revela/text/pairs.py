@@ -15,6 +15,7 @@ from revela.common.errors import RevelaError
 from revela.config.text import Pairs
 from revela.text.chunking import read_documents_again
 from revela.text.rows import count_rows, take, write_parquet
+from revela.text.words import SENTENCE_END, word_pattern
 
 _TEXT = pa.string()
 SCHEMA = pa.schema(
@@ -22,9 +23,8 @@ SCHEMA = pa.schema(
 )
 """Columns of a pair file."""
 
-_WORD = re.compile(r"\S+")
 # A sentence ends with its line, or with a mark and closing quotes before a space.
-_SENTENCE = re.compile(r"""\S.*?(?:[.!?]["'”’»)\]]*(?=\s)|$)""", re.MULTILINE)
+_SENTENCE = re.compile(rf"""\S.*?(?:[.!?]["'”’»)\]]*(?=\s)|{SENTENCE_END}|$)""", re.MULTILINE)
 _POOL = 50_000  # chunks that negatives are drawn from
 _CROP = (0.2, 0.6)  # length of a crop relative to its chunk's
 
@@ -100,20 +100,30 @@ def _pairs(
             counts.chunks_too_short += 1
             continue
         counts.inverse_cloze += bool(cloze)
-        texts = positives[inverse_cloze if cloze else independent_crops]
-        others = _negatives(chunk.document, texts, settings.negatives, choose)
+        crops = positives[independent_crops]
+        texts = positives[inverse_cloze] if cloze else crops
+        others = _negatives(chunk.document, texts, crops, settings.negatives, choose)
         query, positive = pair
         yield {"source": chunk.source, "query": query, "positive": positive, "negatives": others}
 
 
 def _negatives(
-    document: str, pool: list[tuple[str, str]], count: int, choose: random.Random
+    document: str,
+    pool: list[tuple[str, str]],
+    crops: list[tuple[str, str]],
+    count: int,
+    choose: random.Random,
 ) -> list[str]:
-    """Draw texts of other documents; raise a RevelaError if there are none."""
-    draws = (choose.choice(pool) for _ in range(100 * count))
+    """Draw texts of other documents, or their crops if few chunks have two sentences.
+
+    Raises:
+        RevelaError: there are no other documents.
+    """
+    draws = (choose.choice(pool) for _ in range(100 * count if pool else 0))
     found = list(islice((text for other, text in draws if other != document), count))
     if len(found) < count:  # nearly all of the pool is from this document
-        others = [text for other, text in pool if other != document]
+        others = [text for one, text in pool if one != document]
+        others = others or [text for one, text in crops if one != document]
         if not others:
             raise RevelaError("negatives need chunks of at least two documents")
         found = choose.choices(others, k=count)
@@ -132,8 +142,9 @@ def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None
 
 
 @functools.lru_cache(maxsize=1)  # the chunks of a document are consecutive
-def _words(text: str) -> list[tuple[int, int]]:
-    return [match.span() for match in _WORD.finditer(text)]
+def _words(text: str) -> tuple[re.Pattern[str], list[tuple[int, int]]]:
+    pattern = word_pattern(text)
+    return pattern, [match.span() for match in pattern.finditer(text)]
 
 
 def independent_crops(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:
@@ -141,10 +152,10 @@ def independent_crops(chunk: Chunk, choose: random.Random) -> tuple[str, str] | 
 
     Their lengths are 20 to 60% of the chunk's; they may lie anywhere in the document.
     """
-    words = _words(chunk.whole)
+    pattern, words = _words(chunk.whole)
     if len(words) < 2:
         return None
-    of_chunk = len(_WORD.findall(chunk.text))
+    of_chunk = len(pattern.findall(chunk.text))
 
     def crop() -> str:
         count = max(1, round(choose.uniform(*_CROP) * of_chunk))

@@ -24,7 +24,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         RevelaError: the file cannot be read.
     """
-    open_file: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    open_file: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
     number = 0
     try:
         with open_file(path, "rb") as stream:
@@ -60,6 +60,14 @@ def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[
                 raise KeyError(column)
         for rows in file.iter_batches(_ROWS, columns=columns):
             yield from rows.to_pylist()
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the columns of a Parquet file; errors are those of `parquet_rows`."""
+    import pyarrow.parquet as pq
+
+    with reading(path, "a readable Parquet file"):
+        return list(pq.read_schema(path).names)
 
 
 def count_rows(path: Path) -> int:

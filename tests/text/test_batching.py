@@ -314,6 +314,21 @@ def test_negatives_of_a_document_that_is_nearly_the_whole_corpus(tmp_path):
     assert all("note" in negative for negative in negatives)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_negatives_where_one_chunk_has_two_sentences(tmp_path, seed):
+    texts = ["just one sentence here"] * 200 + ["A first one. A second one. A third one."]
+    rows = [{"document": str(n), "position": 0, "text": text} for n, text in enumerate(texts)]
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    settings = Pairs(corpora=["c"], seed=seed)
+    assert pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet").pairs == 201
+
+
+def test_inverse_cloze_of_scripts_without_spaces():
+    query, positive = pairs.inverse_cloze(chunk_of("我喜欢河。你呢？"), random.Random(0))
+    assert {query, positive} == {"我喜欢河。", "你呢？"}
+
+
 def test_pairs_without_negatives(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 20)}
     settings = Pairs(corpora=["c"], negatives=0)
@@ -324,3 +339,21 @@ def test_pairs_without_negatives(tmp_path):
 def test_schemas_name_what_is_written():
     assert batching.SCHEMA.names == ["source", "texts", "documents"]
     assert pairs.SCHEMA.names == ["source", "query", "positive", "negatives"]
+
+
+@pytest.mark.parametrize("kind", ["runs", "sample"])
+def test_a_seed_chooses_runs_and_batches_of_a_set(tmp_path, kind):
+    inputs = {"c": chunk_file(tmp_path / "c.chunks", 80)}
+    settings = {"corpora": ["c"], "batch_size": 4, "run_length": 2}
+    if kind == "sample":
+        whole = tmp_path / "whole.parquet"
+        make_batches(Batches(corpora=["c"], batch_size=4), inputs, whole)
+        inputs, settings = {"whole": whole}, {"sample_from": {"whole": 9}, "batch_size": 4}
+    first, same, other = (made(tmp_path, inputs, **settings, seed=s)[0] for s in (1, 1, 2))
+    assert first == same != other
+
+
+def test_documents_of_two_corpora_may_have_the_same_id(tmp_path):
+    inputs = {n: chunk_file(tmp_path / f"{n}.parquet", 5, n) for n in ("x", "y")}
+    settings = Pairs(corpora=["x", "y"], negatives=3)
+    assert pairs.make_pairs(settings, inputs, tmp_path / "pairs.parquet").pairs == 10

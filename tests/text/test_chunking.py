@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from revela.common.errors import RevelaError
 from revela.config.text import FilesCorpus
+from revela.text import chunking
 from revela.text.chunking import chunk_corpus, chunk_text, train_punkt
 from tests.conftest import TEXTS
 
@@ -36,6 +37,24 @@ def test_a_long_sentence_is_cut_at_words_and_counted():
     chunks, cut = chunk_text(text, PUNKT, 5)
     assert cut == 1
     assert chunks == ["Short one.", "w0 w1 w2 w3 w4", "w5 w6 w7 w8 w9", "w10 w11. Last."]
+
+
+def test_scripts_without_spaces_are_cut_at_sentences_and_characters():
+    assert chunk_text("我喜欢河。我喜欢山！你呢？" * 2, PUNKT, 10)[0] == [
+        "我喜欢河。我喜欢山！",
+        "你呢？我喜欢河。",
+        "我喜欢山！你呢？",
+    ]
+    chunks, cut = chunk_text("แม่น้ำไหลผ่านเมือง" * 30, PUNKT, 20)
+    assert cut == 1
+    assert max(map(len, chunks)) <= 80
+    # A quotation does not change how English is cut.
+    assert chunk_text("The word 友達 means friend, like 友人.", PUNKT, 7)[0] == [
+        "The word 友達 means friend, like 友人."
+    ]
+    blob = "A file: " + "QUJD" * 5000
+    assert max(map(len, chunk_text(blob, PUNKT, 10)[0])) <= 5000
+    assert chunk_text("वह आया। वह गया।", PUNKT, 3)[0] == ["वह आया।", "वह गया।"]
 
 
 @given(st.text(alphabet="ab .!?\n", max_size=200), st.integers(1, 7))
@@ -82,13 +101,28 @@ def test_workers_end_with_a_killed_process(tmp_path):
         process.kill()
 
 
+def test_a_worker_that_is_killed_is_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"text": "A river."}\n')
+    monkeypatch.setattr(chunking, "_initialize", lambda _: os._exit(9))
+    with pytest.raises(RevelaError, match="a worker was killed, probably for lack of memory"):
+        chunk_corpus(FilesCorpus(source="files", path=str(path)), tmp_path / "c.parquet", 1)
+
+
 def test_an_empty_corpus_is_an_error(tmp_path):
     (tmp_path / "corpus.jsonl").write_text("")
     corpus = FilesCorpus(source="files", path=str(tmp_path / "corpus.jsonl"))
     with pytest.raises(RevelaError, match=r"has no documents$"):
         chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
-    # A few bad rows are skipped, even if these are all.
     (tmp_path / "corpus.jsonl").write_text('{"body": "A river."}\n')
     corpus = corpus.model_copy(update={"on_bad_row": "skip"})
-    with pytest.raises(RevelaError, match=r"no documents; .*corpus\.jsonl:1: unknown field 'text'"):
+    with pytest.raises(RevelaError, match=r"1 of 1 rows .*corpus\.jsonl:1: unknown field 'text'"):
         chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
+
+
+def test_a_common_abbreviation_ends_no_sentence():
+    """Even if it is not in the texts that Punkt was trained on."""
+    assert chunk_text("It rained. He met Dr. Smith.", PUNKT, 5)[0] == [
+        "It rained.",
+        "He met Dr. Smith.",
+    ]

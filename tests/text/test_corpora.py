@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.common.errors import RevelaError
+from revela.config.local import text_files, unread_files
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus
-from revela.text.corpora import Document, Skipped, _joined, read_documents
+from revela.text.corpora import Document, Skipped, _joined, place, read_documents
 
 
 def documents(skipped=None, **settings):
@@ -87,11 +88,11 @@ def test_ids_do_not_depend_on_where_the_texts_are(tmp_path, monkeypatch):
         texts = tmp_path / home / "texts"
         (texts / "sub").mkdir(parents=True)
         rows_file(texts / "sub" / "rows.jsonl", [{"text": "one"}])
-        (texts / "note.md").write_text("two")
+        rows_file(texts / "rows.jsonl", [{"text": "two"}])
         monkeypatch.chdir(tmp_path / home)
         for path in (str(texts), "texts", "./texts/", "../" + home + "/texts"):
             found = documents(source="files", path=path)
-            assert [d.id for d in found] == ["note.md", "sub/rows.jsonl:1"], path
+            assert [d.id for d in found] == ["rows.jsonl:1", "sub/rows.jsonl:1"], path
         (found,) = documents(source="files", path=str(texts / "sub" / "rows.jsonl"))
         assert found.id == "rows.jsonl:1"
 
@@ -252,11 +253,17 @@ def test_the_first_documents(tmp_path):
 def test_too_many_bad_rows_are_an_error(tmp_path):
     rows = [{"text": "" if n % 50 == 0 else "good"} for n in range(9000)]
     path = rows_file(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(RevelaError, match=r"101 of \d+ rows are bad, more than 1%"):
+    with pytest.raises(RevelaError, match=r"180 of 9000 rows are bad, .*rows\.jsonl:1: .* empty"):
         documents(source="files", path=path, on_bad_row="skip")
     rows = [{"text": "" if n % 150 == 0 else "good"} for n in range(9000)]
     path = rows_file(tmp_path / "rows.jsonl", rows)
     assert len(documents(source="files", path=path, on_bad_row="skip")) == 8940
+    # However they are distributed, and however few there are.
+    path = rows_file(tmp_path / "rows.jsonl", [{"text": ""}] * 150 + [{"text": "good"}] * 20_000)
+    assert len(documents(source="files", path=path, on_bad_row="skip")) == 20_000
+    path = rows_file(tmp_path / "rows.jsonl", [{"text": ""}] * 60 + [{"text": "good"}] * 40)
+    with pytest.raises(RevelaError, match="60 of 100 rows"):
+        documents(source="files", path=path, on_bad_row="skip")
 
 
 def test_a_hub_set_skips_bad_rows_unless_told_otherwise(tmp_path):
@@ -311,8 +318,60 @@ def test_texts_are_cleaned_and_what_is_odd_is_counted(tmp_path):
         {"key": "a", "text": "Another river."},
     ]
     path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("\ufeff" + "".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     skipped = Skipped()
     found = documents(skipped, source="files", path=str(path), fields={"id": "key"})
     assert [document.text for document in found] == ["A river.", "Nulls in it.", "Another river."]
     assert (skipped.cleaned, skipped.wordless, skipped.repeated_ids) == (2, 1, 1)
+
+
+def test_a_folder_is_read_whole_or_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.md", "B.TXT", ".hidden/c.md", "sub/d.md", "results/tables/e.md", "f.csv"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("One sentence.")
+    (tmp_path / "linked").symlink_to(tmp_path / "sub")
+    assert [str(file) for file in text_files(Path())] == ["B.TXT", "a.md", "sub/d.md"]
+    assert unread_files(Path()) == ["f.csv", "linked"]
+    assert [str(file) for file in text_files(Path("results/tables"))] == ["results/tables/e.md"]
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(RevelaError, match=r"both files of rows and plain texts, such as B\.TXT"):
+        text_files(Path())
+
+
+def test_of_parquet_only_the_named_columns_are_read(tmp_path):
+    far = pa.array([10**16], pa.timestamp("us"))  # no Python date
+    pq.write_table(pa.table({"text": ["Words."], "when": far}), tmp_path / "rows.parquet")
+    (found,) = documents(source="files", path=str(tmp_path / "rows.parquet"))
+    assert found.text == "Words."
+
+
+def test_a_sample_counts_each_bad_row_once(tmp_path):
+    rows = [{"text": "" if n == 3 else f"{n}"} for n in range(9)]
+    skipped, path = Skipped(), rows_file(tmp_path / "rows.jsonl", rows)
+    documents(skipped, source="files", path=path, on_bad_row="skip", max_documents=8)
+    assert skipped.count == 1
+
+
+def test_held_out_documents_stay_held_out():
+    """In every process and version: a retriever of an earlier one has not read them."""
+    assert [round(place(name), 3) for name in ("0", "a/b.md", "é")] == [0.516, 0.57, 0.793]
+
+
+def test_the_set_that_is_asked_for_is_read(tmp_path, monkeypatch):
+    """Its subset, split and revision; or the file of its revision."""
+    asked = []
+    rows = datasets.Dataset.from_dict({"text": ["one"]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or rows)
+    settings = {"source": "hub", "dataset": "some/texts", "revision": "abc"}
+    documents(subset="en", split="test", **settings)
+    assert asked == [
+        (("some/texts", "en"), {"split": "test", "revision": "abc", "streaming": True})
+    ]
+    path = rows_file(tmp_path / "x.jsonl", [{"text": "one"}])
+    download = mock.Mock(return_value=path)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    (found,) = documents(file="x.jsonl", **settings)
+    assert found.id == "some/texts/x.jsonl:1"
+    download.assert_called_once_with("some/texts", "x.jsonl", repo_type="dataset", revision="abc")
