@@ -1,5 +1,6 @@
 """The `revela` command: the subcommands of all folders, and errors in one line."""
 
+import atexit
 import json
 import os
 import signal
@@ -45,7 +46,23 @@ def main() -> None:
         raise
     if code == 128 + signal.SIGINT:  # typer has caught a Ctrl-C
         print("revela: interrupted", file=sys.stderr)
-    sys.exit(code)
+    leave(code)
+
+
+def leave(code: int | str | None) -> NoReturn:
+    """Exit like `sys.exit`, one of several processes without finalising Python.
+
+    A thread of gloo that releases a tensor meanwhile would abort or block the process.
+    """
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def _fail(message: str) -> NoReturn:
@@ -55,4 +72,4 @@ def _fail(message: str) -> NoReturn:
         extra = {"timestamp": str(int(time.time())), "py_callstack": message}
         error = {"message": {"message": message, "extraInfo": extra}}
         Path(report).write_text(json.dumps(error), encoding="utf-8")
-    sys.exit(message if not report or os.environ.get("RANK") == "0" else 1)
+    leave(message if not report or os.environ.get("RANK") == "0" else 1)

@@ -46,4 +46,7 @@ def _gradients(rank: int, world: int, device: str, folder: str) -> None:
     gradients = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
     torch.save(torch.cat(gradients).cpu() / share, Path(folder) / f"{world}-{rank}.pt")
     if world > 1:
+        # As the last owner of the process group, which it frees with Python's lock held, it would
+        # wait for a thread of gloo that waits for the lock.
+        del module
         distributed.destroy_process_group()

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from revela.common.sdpa import disable_cudnn_attention
-
-disable_cudnn_attention()
+# Since torch 2.11 SDPA prefers cuDNN on Hopper GPUs. cuDNN builds a plan for each exact shape,
+# in 0.4 to 0.9 s, and caches plans without limit; ragged batches have new shapes at each step.
+torch.backends.cuda.enable_cudnn_sdp(False)
 
 _WIDEST = 256  # maximum columns of a head in flash attention, in multiples of 8
 # Older versions have no argument for heads that share a key.

@@ -175,10 +175,6 @@ class Experiment(Settings):
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     precision: Precision = "bfloat16"
-    checkpoint_steps: Positive = Field(
-        500, description="maximum number of steps between checkpoints"
-    )
-    checkpoints_kept: int = Field(2, ge=2, strict=True, description="newest checkpoints to keep")
     similarity_snapshot_steps: list[Natural] = Field(
         [], description="steps at which the log records the similarities of the first batch"
     )

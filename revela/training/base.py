@@ -68,7 +68,7 @@ def training_arguments(
     """Return HF's arguments for a training in the launcher's processes.
 
     Args:
-        settings: learning rate, precision, seed and checkpoint_steps are used.
+        settings: learning rate, precision and seed are used.
         work: folder for checkpoints.
         rows_per_step: rows per optimizer step, over all processes.
         rows_per_device: rows per forward pass; the process's share of the step if None.
@@ -101,7 +101,7 @@ def training_arguments(
         seed=settings.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        save_steps=settings.checkpoint_steps,
+        save_total_limit=2,
         remove_unused_columns=False,
         dataloader_pin_memory=device != "cpu",
         report_to=trackers.chosen(),

@@ -1,6 +1,7 @@
 """`revela pretrain` and `revela train`."""
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +34,9 @@ def train(
         Path, typer.Option(exists=True, help="Batch file or, for Contriever, pair file.")
     ],
     folder: Folder,
-    checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 15,
+    checkpoint_minutes: Annotated[
+        float, typer.Option(min=0, help="Minutes between checkpoints; 0 saves after every step.")
+    ] = 15,
     zero: Annotated[int, typer.Option(help="ZeRO stage of DeepSpeed, 2 or 3; 0 uses DDP.")] = 0,
     batches_per_forward: Annotated[
         int, typer.Option(min=1, help="Maximum number of Revela's batches per forward pass.")
@@ -67,7 +70,7 @@ def train(
 
 @contextlib.contextmanager
 def _left_process_group() -> Iterator[None]:
-    """Destroy the process group at the end: its threads may abort an exiting process."""
+    """Destroy the process group at the end, which frees NCCL's resources."""
     from accelerate import PartialState
 
     from revela.training.checkpoints import Stopped
@@ -77,4 +80,5 @@ def _left_process_group() -> Iterator[None]:
     except Stopped:
         PartialState().destroy_process_group()
         raise
+    gc.collect()  # a model that is freed after its process group may wait for gloo forever
     PartialState().destroy_process_group()

@@ -46,7 +46,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             torch_compile=settings.compile,
             eval_strategy="steps",
             eval_steps=settings.checkpoint_steps,
-            save_total_limit=2,
+            save_steps=settings.checkpoint_steps,
             metric_for_best_model="eval_loss",  # the best checkpoint is never deleted
             greater_is_better=False,
             prediction_loss_only=True,

@@ -57,7 +57,7 @@ def train(
 
     Writes `retriever/` (a model of sentence-transformers: adapter or weights in safetensors,
     tokenizer, encoding), `language_model/` if one is trained, `log.jsonl` (one line per step) and
-    `manifest.json`. While it runs, checkpoints are saved at least every `checkpoint_minutes` in
+    `manifest.json`. While it runs, checkpoints are saved every `checkpoint_minutes` in
     `output/checkpoints/`, in a folder for these settings and data: another call resumes from the
     last one.
 
@@ -93,7 +93,7 @@ def train(
             num_train_epochs=1,
             weight_decay=experiment.weight_decay,
             max_grad_norm=experiment.max_gradient_norm,
-            save_total_limit=experiment.checkpoints_kept,
+            save_steps=0,  # the guard saves every few minutes, the Trainer after the last step
             dataloader_num_workers=workers,
             label_names=[],
             average_tokens_across_devices=False,

@@ -39,3 +39,11 @@ def test_a_gpu_takes_whole_tiles_of_tokens():
     for vocabulary, expected in ((128256, 1024), (49152, 2560), (2**24, 256)):
         head = torch.nn.Linear(1, vocabulary, device="meta")
         assert losses._tokens_at_a_time(head, torch.device("cuda")) == expected
+
+
+def test_a_loss_in_half_precision_is_summed_in_float32():
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(6, 20).bfloat16(), torch.randn(3000, 6).bfloat16()
+    targets = torch.randint(0, 20, (3000,))
+    expected = F.cross_entropy(head(hidden).float(), targets)
+    torch.testing.assert_close(next_token_loss(hidden, head, targets), expected, rtol=1e-5, atol=0)

@@ -141,3 +141,22 @@ def test_models_whose_attention_cannot_be_replaced_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
+
+
+def test_models_that_compute_more_than_packed_rows_do_are_refused():
+    ids, mask = pad(random_chunks([9, 2]), 0)
+    shape = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    granite = transformers.GraniteConfig(**shape, logits_scaling=8.0)
+    cohere = transformers.CohereConfig(**shape, logit_scale=0.25)
+    sinks = transformers.GptOssConfig(**shape, head_dim=4, num_local_experts=2)
+    linear = transformers.Qwen3NextConfig(**shape, layer_types=["linear_attention"], num_experts=2)
+    for model, message in (
+        (transformers.GraniteForCausalLM(granite), "scales its logits"),
+        (transformers.CohereForCausalLM(cohere), "scales its logits"),
+        (tiny_llama(attention_dropout=0.1).train(), "attends with dropout"),
+        (transformers.GptOssForCausalLM(sinks), "attends with s_aux"),
+        (transformers.Qwen3NextForCausalLM(linear), "layers of linear_attention"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)

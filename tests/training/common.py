@@ -22,7 +22,6 @@ def experiment(backbone, **changes) -> Experiment:
         "learning_rate": 5e-3,
         "warmup_steps": min(2, changes.get("steps", 8) - 1),
         "precision": "float32",
-        "checkpoint_steps": 3,
     }
     return Experiment.model_validate(settings | changes)
 

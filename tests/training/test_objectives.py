@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from revela.attention.in_batch import in_batch_loss
+from revela.attention.in_batch import in_batch_loss, in_batch_similarity
 from revela.attention.packing import flash_takes
 from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
@@ -21,10 +21,12 @@ from revela.encoder import (
     pad,
     positions,
 )
+from revela.training.collators import BatchCollator
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug, cross_losses
 from revela.training.objectives.revela import Revela, chunks_to_read, similarity_measures
 from tests.conftest import TEXTS, count_host_reads, encoder_of, tiny_llama
+from tests.training.common import experiment
 
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
 
@@ -93,6 +95,7 @@ def test_replug_trains_the_retriever_only():
     replug = Replug(encoder(), tiny_llama(), ReplugObjective(name="replug", include_self=False))
     replug.train()
     assert not replug.language_model.training
+    assert not any(p.requires_grad for p in replug.language_model.parameters())
     ids, mask = pad(CHUNKS, 0)
     replug(torch.cat([ids, ids]), torch.cat([mask, mask]), ids, mask)["loss"].backward()
     assert all(p.grad is None for p in replug.language_model.parameters())
@@ -206,12 +209,14 @@ def test_similarity_measures():
 
 def test_a_cpu_computes_in_bfloat16_only_where_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: True)
     monkeypatch.delenv("REVELA_CPU_BFLOAT16", raising=False)
     assert native_dtype("bfloat16") == torch.float32
     monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
     assert native_dtype("bfloat16") == torch.bfloat16
     assert native_dtype("float32") == torch.float32
+    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: False)
+    assert native_dtype("bfloat16") == torch.float32
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -371,12 +376,14 @@ def test_what_is_read_may_be_given_instead_of_a_retriever(sizes, both_ways):
     assert any(weight.grad is not None for weight in revela.language_model.parameters())
 
 
-def test_contrast_is_what_a_chunk_of_the_own_document_spares(both_ways):
-    revela = Revela(encoder(), tiny_llama(hidden_size=8), RevelaObjective(name="revela"))
+@pytest.mark.parametrize("value_norm", [False, True])
+def test_contrast_is_what_a_chunk_of_the_own_document_spares(both_ways, value_norm):
+    settings = RevelaObjective(name="revela", value_norm=value_norm)
+    revela = Revela(encoder(), tiny_llama(hidden_size=8), settings)
     ids, mask = pad(CHUNKS, 0)
     pulse = revela.pulse(ids, mask, [["a", "a", "b", "b"]])
     right, wrong = (
-        in_batch_loss(revela.language_model, ids, mask, similarity, value_norm=True)
+        in_batch_loss(revela.language_model, ids, mask, similarity, value_norm=value_norm)
         for similarity in (
             torch.eye(4)[[1, 0, 3, 2]],
             torch.eye(4)[chunks_to_read(["a", "a", "b", "b"], 1, Random(0))],
@@ -398,3 +405,107 @@ def test_each_process_makes_the_same_passes_for_its_pulse(monkeypatch):
         revela.pulse(*pad(CHUNKS, 0), [documents])
         counts.append(list(passes))
     assert counts[0] == counts[1] == counts[2] != []
+
+
+def test_options_of_revela_reach_in_batch_attention():
+    ids, mask = pad(CHUNKS, 0)
+    twice = torch.cat([ids, ids]), torch.cat([mask, mask])
+    plain = RevelaObjective(name="revela", temperature=0.5)
+    revela = Revela(encoder(), tiny_llama(), plain)
+    similarity = revela.similarity(*twice).detach()
+    found = set()
+    for changes, options in (
+        ({}, {}),
+        ({"value_norm": False}, {"value_norm": False}),
+        ({"min_similarity": 0.33}, {"min_similarity": 0.33}),
+        ({"language_model_loss": True}, {"dual_loss": True}),
+    ):
+        revela.settings = plain.model_copy(update=changes)
+        given = {"value_norm": True} | options
+        expected = in_batch_loss(revela.language_model, ids, mask, similarity, **given)
+        loss = revela(*twice, ids, mask)["loss"]
+        torch.testing.assert_close(loss, expected)
+        found.add(round(float(loss.detach()), 5))
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("kind", ["revela", "revela-bfloat16", "replug", "contriever"])
+def test_similarities_are_exact_under_autocast(kind):
+    """In bfloat16 the encoder computes, but not the cosines, unless that is asked for."""
+    ids, mask = pad([[n, 2 * n + 1, n + 5] for n in range(3, 11)], 0)
+    half, others, model = (ids[:4], mask[:4]), (ids[4:], mask[4:]), tiny_llama()
+    if kind == "replug":
+        settings = ReplugObjective(name="replug", retriever_temperature=0.01)
+        objective, given = Replug(encoder(), model, settings), (ids, mask, *half)
+    elif kind == "contriever":
+        settings = ContrieverObjective(name="contriever", temperature=0.01)
+        objective, given = Contriever(encoder(), settings), (*half, *others)
+    else:
+        precision = "bfloat16" if kind.endswith("bfloat16") else "float32"
+        options = {"temperature": 0.01, "similarity_precision": precision}
+        settings = RevelaObjective(name="revela", **options)
+        objective, given = Revela(encoder(), model, settings), (ids, mask, *half)
+    encoded: list[torch.Tensor] = []
+    objective.retriever.register_forward_hook(lambda *call: encoded.append(call[-1]))
+    with torch.autocast("cpu", torch.bfloat16):
+        measures = objective(*given)["measures"]
+    embeddings = torch.cat(encoded)
+    if kind.endswith("bfloat16"):
+        embeddings = embeddings.bfloat16()
+    query, passage = embeddings.chunk(2)
+    cosine = (query @ passage.T).float()
+    own = kind == "contriever"
+    expected = (cosine / 0.01).softmax(1) if own else in_batch_similarity(cosine, 0.01)
+    assert float(measures["top_similarity"]) == pytest.approx(
+        float(expected.detach().max(1).values.mean()), rel=1e-4
+    )
+
+
+def test_contriever_repeats_its_dropout_when_it_encodes_again():
+    """The gradient is the slope of the loss for the same dropout."""
+    model = Encoder(tiny_llama(attention_dropout=0.5).model, None, Encoding())
+    settings = ContrieverObjective(name="contriever", temperature=0.3, encode_batch_size=2)
+    contriever = Contriever(model, settings).train()
+    weight = contriever.retriever.model.layers[0].mlp.up_proj.weight
+    tensors = *pad(CHUNKS[:3], 0), *pad([*CHUNKS[1:], [3, 3, 8], [8, 1], [7, 7, 2]], 0)
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(0)
+        return contriever(*tensors)["loss"]
+
+    loss().backward()
+    step = 1e-2 * weight.grad / weight.grad.norm()
+    with torch.no_grad():
+        weight += step
+        above = loss()
+        weight -= 2 * step
+        below = loss()
+    assert float(above - below) / 2e-2 == pytest.approx(float(weight.grad.norm()), rel=0.02)
+
+
+@pytest.mark.parametrize("wrong_share", [0, 1])
+def test_what_chunks_read_follows_their_documents(backbone, wrong_share):
+    objective = {"name": "revela", "similarity": "documents", "wrong_share": wrong_share}
+    tokenizer = load_tokenizer(str(backbone))
+    collate = BatchCollator(experiment(backbone, objective=objective), tokenizer, tokenizer)
+    documents = ["a", "a", "b", "b", "c", "c"]
+    texts = [f"{document} {n}" for n, document in enumerate(documents)]
+    row = {"texts": texts, "documents": documents, "source": "y"}
+    rows = [row | {"index": n} for n in range(6)]
+    made = collate(rows)
+    for n, (own, reads) in enumerate(zip(made["documents"], made["reads"], strict=True)):
+        ids = made["language_model_ids"][6 * n : 6 * n + 6]
+        assert [tokenizer.decode(one).strip()[0] for one in ids] == own
+        same = [own[one] == own[other] for one, other in enumerate(reads)]
+        assert same == [not wrong_share] * 6
+    reads = {tuple(one) for one in collate.tensors(rows)["reads"]}  # unshuffled
+    assert len(reads) == (6 if wrong_share else 1)
+
+
+def test_a_prefix_and_a_chunk_fit_into_a_sliding_window_together():
+    shape = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    mistral = transformers.MistralConfig(**shape, **heads, sliding_window=6)
+    model = transformers.MistralForCausalLM(mistral)
+    with pytest.raises(ValueError, match="attends to 6 tokens only, but chunks have 8"):
+        cross_losses(model, *pad([[5, 9, 3, 7], [4, 4, 8]], 0))

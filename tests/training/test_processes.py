@@ -87,7 +87,6 @@ def experiment(folder: Path, **changes: object) -> Experiment:
         "learning_rate": 5e-3,
         "warmup_steps": 2,
         "precision": "float32",
-        "checkpoint_steps": 2,
     }
     return Experiment.model_validate(settings | changes)
 
@@ -132,7 +131,7 @@ def launch(processes: int, *command: str) -> subprocess.Popen:
 
 def long(folder: Path) -> Experiment:
     """Seven epochs of three steps."""
-    return experiment(folder, lora=LORA, steps=20, checkpoint_steps=3)
+    return experiment(folder, lora=LORA, steps=20)
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +244,7 @@ def start(folder: Path, settings: Experiment, output: Path, stage: int) -> subpr
     return launch(
         2, "revela", "train", "--settings", settings.dump(), "--zero", str(stage),
         "--data", str(folder / "batches.parquet"), "--output", str(output),
+        "--checkpoint-minutes", "0",
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from revela.training import trainer as training
 from revela.training.base import BaseTrainer
 from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
 from revela.training.trainer import train
-from revela.training.trainlog import read_log
+from revela.training.trainlog import append_line, read_log
 from tests.training.common import LORA, as_in_a_terminal, assert_same_weights, experiment
 
 
@@ -49,17 +50,18 @@ def run_until(
 ) -> str:
     """Train in a separate process and send it a signal after it has logged a step.
 
+    It saves a checkpoint after each step.
     Its loader workers receive the signal too, except SIGKILL.
     """
     program = ["-c", AS_WITH_A_GPU] if workers else ["-m", "revela"]
     process = subprocess.Popen(
         [sys.executable, *program, "train", "--settings", settings.dump(), "--data", str(data),
-         "--output", str(output), "--loader-workers", str(workers)],
+         "--output", str(output), "--loader-workers", str(workers), "--checkpoint-minutes", "0"],
         stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal,
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        logs = list(output.rglob("log.jsonl"))
+        logs = list(output.glob("checkpoints/*/log.jsonl"))
         if logs and len(logs[0].read_text().splitlines()) >= step:
             children = psutil.Process(process.pid).children()
             assert len(children) == workers
@@ -87,7 +89,7 @@ def run_until(
 def test_a_killed_training_resumes_and_ends_with_the_same_weights(
     backbone, data, tmp_path, monkeypatch, how, lora
 ):
-    settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=lora)
+    settings = experiment(backbone, steps=25, lora=lora)
     train(settings, data, tmp_path / "undisturbed")
     errors = run_until(settings, data, tmp_path / "killed", 7, how)
     if how != signal.SIGKILL:
@@ -110,7 +112,7 @@ def test_a_training_resumes_with_other_options_of_the_machine(
     backbone, data, tmp_path, monkeypatch, how
 ):
     """With other values of options that do not change results."""
-    settings = experiment(backbone, steps=25, checkpoint_steps=3, lora=LORA)
+    settings = experiment(backbone, steps=25, lora=LORA)
     monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])  # a CPU uses no workers
     train(settings, data, tmp_path / "undisturbed", loader_workers=0)
     errors = run_until(settings, data, tmp_path / "moved", 7, how, workers=2)
@@ -124,7 +126,7 @@ def test_a_training_resumes_with_other_options_of_the_machine(
 
 
 def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
-    settings = experiment(backbone, steps=10_000, checkpoint_steps=10_000)
+    settings = experiment(backbone, steps=10_000)
     command = [sys.executable, "-m", "revela", "train", "--settings", settings.dump()]
     child, terminal = pty.fork()
     if not child:
@@ -134,7 +136,7 @@ def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
     while time.monotonic() < deadline:
         while select.select([terminal], [], [], 0.01)[0]:
             os.read(terminal, 4096)
-        logs = list((tmp_path / "m").rglob("log.jsonl"))
+        logs = list((tmp_path / "m").glob("checkpoints/*/log.jsonl"))
         if logs and len(logs[0].read_text().splitlines()) >= 5:
             break
     os.close(terminal)
@@ -147,24 +149,31 @@ def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
     backbone, data, tmp_path, capsys
 ):
-    settings = experiment(backbone, steps=25, checkpoint_steps=3, checkpoints_kept=4)
+    settings = experiment(backbone, steps=25)
     train(settings, data, tmp_path / "undisturbed")
     run_until(settings, data, tmp_path / "m", 14, signal.SIGKILL)
-    checkpoints = sorted((tmp_path / "m").rglob("checkpoint-*"), key=step_of)
-    (checkpoints[-1] / COMPLETE).unlink(missing_ok=True)  # cut off
-    weights = next(checkpoints[-2].rglob("model.safetensors"))
+    (work,) = (tmp_path / "m" / "checkpoints").glob("*/")
+    last = last_checkpoint(work)
+    damaged, cut = (work / f"checkpoint-{step_of(last) + more}" for more in (1, 2))
+    shutil.copytree(last, damaged)
+    shutil.copytree(last, cut)
+    (cut / COMPLETE).unlink()
+    append_line(work / "log.jsonl", {"step": 25, "loss": 0.0})  # of steps after the last checkpoint
+    weights = next(damaged.rglob("model.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1  # of the same length
     weights.write_bytes(content)
     train(settings, data, tmp_path / "m")
     printed = capsys.readouterr().out
-    assert f"{checkpoints[-1].name}: is incomplete" in printed
-    assert f"{checkpoints[-2].name}: model.safetensors is damaged" in printed
+    assert f"{cut.name}: is incomplete" in printed
+    assert f"{damaged.name}: model.safetensors is damaged" in printed
+    assert f"resuming from the checkpoint of step {step_of(last)}" in printed
+    assert [line["step"] for line in read_log(tmp_path / "m/log.jsonl")] == list(range(1, 26))
     assert_same_weights(tmp_path / "undisturbed", tmp_path / "m")
 
 
 def test_a_training_stops_before_its_job_ends(backbone, data, tmp_path, monkeypatch):
-    settings = experiment(backbone, steps=25, checkpoint_steps=20)
+    settings = experiment(backbone, steps=25)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 30))  # less than the reserve
     with pytest.raises(RevelaError, match=r"stopped by the job's time limit at step 1 of 25"):
         train(settings, data, tmp_path / "m")
@@ -197,14 +206,14 @@ def test_checkpoints_every_few_minutes(backbone, data, tmp_path, monkeypatch):
         "_save_checkpoint",
         lambda self, *a: saved.append(self.state.global_step) or original(self, *a),
     )
-    train(experiment(backbone, steps=4, checkpoint_steps=99), data, tmp_path / "m", 0)
+    train(experiment(backbone, steps=4), data, tmp_path / "m", 0)
     assert saved == [1, 2, 3, 4]
 
 
 def test_a_training_killed_after_its_last_checkpoint_takes_no_further_step(
     backbone, data, tmp_path, monkeypatch
 ):
-    settings = experiment(backbone, steps=2, checkpoint_steps=2)
+    settings = experiment(backbone, steps=2)
     with monkeypatch.context() as patch:
         patch.setattr(training, "check_folder", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -231,6 +231,7 @@ def test_the_code_for_gpus_trains_like_the_code_for_cpus(
     changes = objective[0] | {"lora": lora, "precision": "bfloat16", "steps": 1}
     settings, rows = experiment(backbone, **changes), objective[1]
     monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
+    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: True)
     train(settings, rows, tmp_path / "cpu", gradient_checkpointing=True)
     request.getfixturevalue("flash")
     monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])
@@ -284,3 +285,94 @@ def test_the_warmup_is_logarithmic_or_linear(backbone, data, tmp_path):
     assert max(rates["logarithmic"]) == max(rates["linear"]) == pytest.approx(5e-3)
     # After the first steps the logarithm is far above the line.
     assert rates["logarithmic"][1] > 1.5 * rates["linear"][1]
+
+
+def one_step(backbone, data, folder, **changes) -> dict[str, torch.Tensor]:
+    settings = {"steps": 1, "warmup_steps": 0, "learning_rate": 0.01} | changes
+    train(experiment(backbone, **settings), data, folder)
+    return load_file(folder / "retriever/model.safetensors")
+
+
+def test_weights_decay_and_norms_do_not(backbone, data, tmp_path):
+    start = load_model(str(backbone)).state_dict()
+    plain = one_step(backbone, data, tmp_path / "plain")
+    decayed = one_step(backbone, data, tmp_path / "decayed", weight_decay=2.0)
+    for name, weight in start.items():
+        expected = torch.zeros_like(weight) if "norm" in name else -0.01 * 2 * weight
+        torch.testing.assert_close(decayed[name] - plain[name], expected, atol=1e-6, rtol=0)
+
+
+def test_gradients_are_clipped(backbone, data, tmp_path):
+    """Adam moves by the learning rate, unless gradients are far below its epsilon, 1e-8."""
+    start = load_model(str(backbone)).state_dict()
+    for bound, least, most in ((1.0, 0.009, 0.011), (1e-10, 0, 0.001)):
+        made = one_step(backbone, data, tmp_path / str(bound), max_gradient_norm=bound)
+        moved = max(float((made[name] - weight).abs().max()) for name, weight in start.items())
+        assert least < moved < most
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_frozen_language_model_is_neither_trained_nor_saved(backbone, data, tmp_path, lora):
+    objective = {"name": "revela", "temperature": 0.1, "freeze_language_model": True}
+    train(experiment(backbone, objective=objective, lora=lora, steps=1), data, tmp_path / "m")
+    saved = weights_of(tmp_path / "m")
+    assert {name.split("/")[0] for name in saved} == {"retriever"}
+    manifest = json.loads((tmp_path / "m/manifest.json").read_text())
+    assert manifest["trainable_parameters"] == sum(tensor.numel() for tensor in saved.values())
+
+
+@pytest.mark.parametrize("dual", [False, True])
+def test_the_gain_is_what_reading_spares(backbone, data, tmp_path, dual):
+    objective = {"name": "revela", "temperature": 0.1, "language_model_loss": dual}
+    settings = experiment(backbone, objective=objective | {"plain_loss_every": 1}, steps=1)
+    train(settings, data, tmp_path / "m")
+    (entry,) = read_log(tmp_path / "m/log.jsonl")
+    loss = entry["loss"] - dual * entry["plain_loss"]  # the dual loss contains it
+    assert entry["plain_loss_gain"] == pytest.approx(entry["plain_loss"] - loss, abs=1e-5)
+
+
+def test_a_warmup_may_be_a_share_of_the_steps(backbone, data, tmp_path):
+    logs = []
+    for warmup in (4, 0.5):
+        train(experiment(backbone, warmup_steps=warmup), data, tmp_path / str(warmup))
+        logs.append(read_log(tmp_path / str(warmup) / "log.jsonl"))
+    one, other = ([entry["learning_rate"] for entry in log] for log in logs)
+    assert one == other
+    assert one[-1] < one[4] / 2
+
+
+def test_each_batch_of_each_step_has_its_own_dropout(backbone, data, tmp_path, monkeypatch):
+    drawn = []
+    original = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda n: drawn.append(n) or original(n))
+    for seed in (0, 1):
+        settings = experiment(backbone, steps=2, batches_per_step=2, warmup_steps=1, seed=seed)
+        train(settings, data, tmp_path / str(seed))
+    assert len({n for n in drawn if n > 2**32}) == 2 * 2 * 2  # seeds, steps, batches
+
+
+def test_a_seed_changes_adapters_and_the_order_of_rows_and_chunks(
+    backbone, data, tmp_path, monkeypatch
+):
+    adapters, rows, chunks = set(), set(), set()
+    original = BatchCollator._shuffled
+
+    def shuffled(self, row):
+        made = original(self, row)
+        seen.append((row["index"], [row["texts"].index(text) for text in made["texts"]]))
+        return made
+
+    monkeypatch.setattr(BatchCollator, "_shuffled", shuffled)
+    for seed in (0, 1, 0):
+        seen: list[tuple[int, list[int]]] = []
+        folder = tmp_path / f"{len(rows)}{seed}"
+        still = {"learning_rate": 1e-12, "steps": 8, "seed": seed}
+        train(experiment(backbone, lora=LORA, **still), data, folder)
+        weights = load_file(folder / "retriever/adapter_model.safetensors")
+        adapters.add(round(sum(float(w.sum()) for n, w in weights.items() if "lora_A" in n), 4))
+        rows.add(str([index for index, _ in seen]))
+        tokenizer = load_tokenizer(str(backbone))
+        collate = BatchCollator(experiment(backbone, seed=seed), tokenizer, tokenizer)
+        row = {"texts": TEXTS, "source": "y"}
+        chunks.add(str([original(collate, row | {"index": n})["texts"] for n in range(4)]))
+    assert (len(adapters), len(rows), len(chunks)) == (2, 2, 2)

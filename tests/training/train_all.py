@@ -47,3 +47,4 @@ for job in json.loads(Path(sys.argv[1]).read_text()):
     except RevelaError as error:
         PartialState().destroy_process_group()
         cli._fail(f"revela: error: {error}")
+cli.leave(0)
