@@ -63,6 +63,7 @@ bench: .venv/installed
 	python -m bench.attention.kernels
 	python -m bench.training.replug
 	python -m bench.evaluation.encoding
+	python -m bench.evaluation.large
 	python -m bench.search.indexing
 	python -m bench.search.fusion  # of the demo's results
 	python -m bench.text.chunking

@@ -384,10 +384,15 @@ def native_dtype(precision: str) -> torch.dtype:
     """Return the dtype of a precision: bfloat16 only if the device supports it.
 
     CPUs compute in float32, so that results agree between processors, many of which are slower in
-    bfloat16; REVELA_CPU_BFLOAT16=1 in the environment enables bfloat16.
+    bfloat16; REVELA_CPU_BFLOAT16=1 in the environment enables bfloat16 on those that do not emulate
+    it.
     """
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        native = os.environ.get("REVELA_CPU_BFLOAT16") == "1"
+        native = os.environ.get("REVELA_CPU_BFLOAT16") == "1" and _cpu_has_bfloat16()
     return torch.bfloat16 if precision == "bfloat16" and native else torch.float32
+
+
+def _cpu_has_bfloat16() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -47,18 +47,18 @@ def read_encoding(
     mode = str(pooling.get("pooling_mode") or ", ".join(switched))
     settings = read_model_json(name, "config_sentence_transformers.json", revision) or {}
     similarity = settings.get("similarity_fn_name")
+    reading = read_model_json(name, "sentence_bert_config.json", revision) or {}
+    lowered = reading.get("do_lower_case") and tokenizer.tokenize("A") != tokenizer.tokenize("a")
     for what, value, allowed in (
         ("pooling", mode, _POOLING),
         ("similarity", similarity, _SIMILARITIES),
         ("include_prompt", pooling.get("include_prompt", True), {True}),
+        ("do_lower_case", bool(lowered), {False}),
     ):
         if value not in allowed:
             raise RevelaError(f"model {name!r}: {what} {value!r} is not supported")
     prompts = settings.get("prompts") or {}
     passages = [prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)]
-    length = (read_model_json(name, "sentence_bert_config.json", revision) or {}).get(
-        "max_seq_length"
-    )
     encoding = Encoding(
         query_prefix=prompts.get("query") or "",
         passage_prefix=passages[0] if passages else "",
@@ -66,7 +66,7 @@ def read_encoding(
         append_eos=appends_eos(tokenizer),
         normalize="Normalize" in folders or _SIMILARITIES[similarity],
     )
-    length = length or tokenizer.model_max_length
+    length = reading.get("max_seq_length") or tokenizer.model_max_length
     return encoding, length if length < _NO_LIMIT else None
 
 

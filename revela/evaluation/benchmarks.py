@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError, check_name, reading, unknown_name
+from revela.common.errors import RevelaError, check_name, reading
 from revela.common.outputs import atomic_output
 from revela.config.catalogue import mteb_task_names
 from revela.config.evaluation import MtebBenchmark, RetrievalBenchmark
@@ -35,12 +35,8 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cac
     if isinstance(benchmark, MtebBenchmark):
         import mteb
 
-        try:
-            return mteb.get_task(task)
-        except KeyError as error:
-            raise RevelaError(
-                unknown_name("mteb retrieval task", task, mteb_task_names())
-            ) from error
+        check_name("task", "mteb retrieval task", task, mteb_task_names())
+        return mteb.get_task(task)
     if folder is None:
         raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs --folder")
     return local_task(task, folder, cache)

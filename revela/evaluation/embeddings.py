@@ -110,7 +110,7 @@ def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Sha
     """Return the locations of passages' embeddings among the shards of another corpus.
 
     Args:
-        folder: searched recursively.
+        folder: with a folder for each of the corpus's splits, as `DenseSearch` writes them.
         passages: N texts; those without an embedding are not in the result.
         made_by: as given to `encode_corpus`; other shards are skipped.
     """
@@ -118,11 +118,14 @@ def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Sha
     for number, text in enumerate(passages):
         wanted[_digest(text)].append(number)
     found = []
-    for path in sorted(folder.rglob("*.safetensors")):
-        with safe_open(path, framework="np") as file:
-            if file.metadata()["made_by"] != made_by:
-                continue
-            digests = map(bytes, file.get_tensor("digests"))
+    for path in sorted(folder.glob("*/*.safetensors")):
+        try:
+            with safe_open(path, framework="np") as file:
+                if (file.metadata() or {}).get("made_by") != made_by:
+                    continue
+                digests = map(bytes, file.get_tensor("digests"))
+        except (SafetensorError, OSError):
+            continue  # damaged; an evaluation of that corpus encodes it again
         pairs = [(n, row) for row, one in enumerate(digests) for n in wanted.pop(one, ())]
         if pairs:
             numbers, rows = map(list, zip(*pairs, strict=True))

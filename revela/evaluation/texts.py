@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,10 @@ from revela.common.errors import RevelaError
 from revela.config.evaluation import TextsBenchmark
 from revela.evaluation.benchmarks import write_collection
 from revela.text.rows import parquet_rows
+from revela.text.words import word_pattern
 
 _MIN_WORDS = 8  # minimum length of a chunk that is split into halves
 _TITLE_WORDS = 12  # maximum length of a first line that counts as a title
-_WORD = re.compile(r"\S+")
 
 
 def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) -> dict[str, int]:
@@ -45,7 +44,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
 def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the first half of each chunk, and the second half by its id."""
     for number, row in enumerate(parquet_rows(chunks)):
-        words = list(_WORD.finditer(row["text"]))
+        words = list(word_pattern(row["text"]).finditer(row["text"]))
         if len(words) >= _MIN_WORDS:
             middle = words[len(words) // 2].start()
             yield row["text"][:middle].strip(), {f"chunk-{number}": row["text"][middle:]}
@@ -68,6 +67,6 @@ def _titles(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def split_title(text: str) -> tuple[str, str]:
     """Return a text's first line if it may be a title, else an empty string, and the rest."""
     line, _, rest = text.partition("\n")
-    if 0 < len(line.split()) <= _TITLE_WORDS:
+    if 0 < len(word_pattern(line).findall(line)) <= _TITLE_WORDS:
         return line.strip("# "), rest.strip()
     return "", text

@@ -15,7 +15,7 @@ from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
 from data.pydocs import make
 from revela.common.errors import RevelaError
 from revela.config.evaluation import PydocsBenchmark
-from revela.evaluation.benchmarks import CORPUS, local_task
+from revela.evaluation.benchmarks import CORPUS, local_task, write_collection
 from revela.evaluation.pydocs import FUNCTIONS, write_task
 from tests.conftest import TEXTS
 from tests.evaluation.common import QRELS
@@ -136,3 +136,31 @@ def test_pydocs_functions_are_those_of_a_library():
         for function in make.functions(Path(sysconfig.get_path("stdlib")))
     }
     assert len(found & kept) > len(kept) / 2  # all of them in Python 3.11.7
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_pydocs_asks_what_its_task_says(tmp_path, task):
+    settings = PydocsBenchmark(source="pydocs", tasks=TASKS, max_documents=30, max_queries=20)
+    assert write_task(settings, task, tmp_path / "a") == {"documents": 30, "queries": 20}
+    with lzma.open(FUNCTIONS, "rt", encoding="utf-8") as lines:
+        functions = {row["id"]: row for row in map(json.loads, lines)}
+    data = local_task(task, tmp_path / "a", tmp_path).dataset["default"]["test"]
+    documents = {row["id"]: row["text"] for row in data["corpus"]}
+    for row in data["queries"]:
+        ((name, _),) = data["relevant_docs"][row["id"]].items()
+        doc, code = functions[name]["docstring"], functions[name]["code"]
+        if task == TASKS[2]:
+            assert f"{row['text']}\n{documents[name]}" == code.rstrip("\n")
+        else:
+            pair = (doc, code) if task == TASKS[0] else (code, doc)
+            assert (row["text"], documents[name]) == pair
+    write_task(settings.model_copy(update={"seed": 1}), task, tmp_path / "b")
+    read = [(tmp_path / name / "corpus.jsonl").read_text() for name in "ab"]
+    assert read[0] != read[1]
+
+
+def test_a_written_collection_keeps_titles(tmp_path):
+    write_collection(tmp_path / "t", [("d", "Title", "text")], [("q", "x")], [("q", "d", 2)])
+    data = local_task("t", tmp_path / "t", tmp_path).dataset["default"]["test"]
+    assert data["corpus"][0] == {"id": "d", "title": "Title", "text": "text"}
+    assert data["relevant_docs"] == {"q": {"d": 2}}

@@ -18,6 +18,7 @@ from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
 from revela.config.evaluation import (
     Bm25Model,
+    EncoderModel,
     MtebBenchmark,
 )
 from revela.encoder import load_tokenizer
@@ -75,7 +76,7 @@ def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
     )
     (found,) = mteb.ResultCache(folder).load_results(include_remote=False).model_results
     (result,) = found.task_results
-    own = json.loads((tmp_path / "scores.json").read_text())
+    own = json.loads((tmp_path / "scores.json").read_text(), parse_constant=pytest.fail)
     assert result.task_name == "tiny-task"
     assert result.scores["test"][0]["ndcg_at_10"] == own["ndcg_at_10"]
     assert (found.model_name, found.model_revision) == (
@@ -200,8 +201,7 @@ def test_excluded_documents_are_replaced_by_the_next_best(backbone, collection, 
     task.load_data()
     task.dataset["default"]["test"]["top_ranked"] = {
         "q0": [d for d in everything if d != "d2"],
-        "q1": everything,
-        "q2": everything,
+        "q1": everything,  # and q2 without a list: all documents
     }
     rows = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "a"), task).run)
     plain = local_task("tiny-task", collection, collection)
@@ -307,3 +307,18 @@ def test_an_mteb_task_by_name(tmp_path):
     assert load_task(suite, "CosQA", None, tmp_path).metadata.name == "CosQA"
     with pytest.raises(RevelaError, match=r"unknown mteb retrieval task 'CosQAA'.*'CosQA'"):
         load_task(suite, "CosQAA", None, tmp_path)
+
+
+def test_the_revision_of_a_model_is_that_of_all_its_weights(backbone, tmp_path):
+    adapters = []
+    for name in "ab":
+        adapters.append(tmp_path / name)
+        adapters[-1].mkdir()
+        (adapters[-1] / "adapter_config.json").write_text("{}")
+        (adapters[-1] / "adapter_model.safetensors").write_text(name)
+    models = [model_of(backbone), *(model_of(backbone, adapter=str(one)) for one in adapters)]
+    assert len({evaluation.revision_of(model) for model in models}) == 3
+    hub = EncoderModel(kind="encoder", retriever="a/b", adapter="a/c", revision="abc")
+    assert evaluation.weights_of(hub) == {"a/b": None, "a/c": "abc"}
+    alone = EncoderModel(kind="encoder", retriever="a/b", revision="abc")
+    assert evaluation.weights_of(alone) == {"a/b": "abc"}

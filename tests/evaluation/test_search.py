@@ -2,6 +2,7 @@
 
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -28,11 +29,12 @@ from tests.conftest import TEXTS, encoder_of
     queries=st.integers(1, 5),
     depth=st.integers(1, 12),
     block=st.integers(1, 11),
+    part=st.integers(1, 5),
     restricted=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_search_in_blocks_matches_sorting_all_scores(
-    documents, queries, depth, block, restricted, seed
+    documents, queries, depth, block, part, restricted, seed
 ):
     random = np.random.default_rng(seed)
     # Small integers: ties are common, products exact.
@@ -41,9 +43,10 @@ def test_search_in_blocks_matches_sorting_all_scores(
     allowed = [
         np.flatnonzero(random.random(documents) < (0.5 if n % 2 else 1)) for n in range(queries)
     ]
-    scores, numbers = exact_search(
-        asked, corpus.split(block), depth, allowed if restricted else None
-    )
+    with mock.patch.object(search, "_QUERIES_AT_A_TIME", part):
+        scores, numbers = exact_search(
+            asked, corpus.split(block), depth, allowed if restricted else None
+        )
     for query in range(queries):
         may = allowed[query].tolist() if restricted else range(documents)
         products = {
@@ -211,3 +214,59 @@ def test_the_encoder_of_queries_makes_room_for_those_of_several_devices(
         searcher.index(corpus, hf_split="test", hf_subset="default")
     assert held == [False, False]
     assert made_by[0] != made_by[1]  # shards of an older version are not reused
+
+
+def test_embeddings_of_other_settings_are_not_reused(backbone, tmp_path, capsys):
+    metadata = {"hf_split": "test", "hf_subset": "default"}
+    corpus = datasets.Dataset.from_dict({"id": ["a", "b"], "text": TEXTS[:2]})
+    cases = (
+        {},
+        {"max_length": 16},
+        {"encoding": Encoding(pooling="mean")},
+        {"encoding": Encoding()},
+    )
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/cut.safetensors").write_bytes(b"cut")
+    save_file({"digests": torch.zeros(1, 16)}, tmp_path / "0/foreign.safetensors")
+    for number, changes in enumerate(cases):
+        settings = {"max_length": 32, "encoding": Encoding()} | changes
+        suite = FolderBenchmark(
+            source="folder", path="-", tasks=["t"], max_length=settings.pop("max_length")
+        )
+        model = EncoderModel(kind="encoder", retriever=str(backbone), **settings)
+        similar = tmp_path / "0" if number else None
+        DenseSearch(model, "m", "r1", suite, tmp_path / str(number), similar).index(
+            corpus, **metadata
+        )
+    lines = capsys.readouterr().out.splitlines()
+    printed = [line[0] for line in lines if "of 2 passages are already encoded" in line]
+    assert printed == ["0", "0", "2"]
+
+
+def test_queries_are_encoded_with_the_instruction_of_the_task(backbone, tmp_path):
+    suite = FolderBenchmark(source="folder", path="-", tasks=["t"], max_length=32)
+    metadata = SimpleNamespace(name="t", prompt={"query": "Find a river"})
+    corpus = datasets.Dataset.from_dict({"id": list("abcde"), "text": TEXTS})
+    queries = datasets.Dataset.from_dict({"id": ["q"], "text": ["mud"]})
+    found = []
+    for prefix in ("{instruction}: ", "Find a river: "):
+        model = EncoderModel(
+            kind="encoder", retriever=str(backbone), encoding=Encoding(query_prefix=prefix)
+        )
+        searcher = DenseSearch(model, "m", "r1", suite, tmp_path / str(len(found)))
+        searcher.index(corpus, hf_split="test", hf_subset="default")
+        found.append(searcher.search(queries, task_metadata=metadata, top_k=5)["q"])
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+def test_embeddings_too_large_for_half_precision_are_an_error(backbone, tmp_path):
+    class Large(Loader):
+        def __call__(self, device):
+            encoder = super().__call__(device).to(torch.bfloat16)
+            encode = encoder.encode
+            encoder.encode = lambda *arguments: encode(*arguments) * 1e6
+            return encoder
+
+    with pytest.raises(RevelaError, match="too large for float16: use float32"):
+        encode(Large(backbone), tmp_path)
+    assert not list(tmp_path.iterdir())
