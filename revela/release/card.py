@@ -70,18 +70,20 @@ Data: {corpora}.
 """
 
 
-def make_card(folder: Path, location: str) -> str | None:
-    """Return the card of a trained retriever, or None if there is no manifest next to its folder.
+def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
+    """Return the card of a trained retriever, or None if a training did not write its folder.
 
     Args:
         folder: as written by a training, with its manifest and scores in place.
         location: folder or hub name from which the usage example loads the model.
+        merged: whether the weights of an adapter are merged into the backbone's.
     """
-    above = folder.resolve().parents[:2]  # a retriever kept at a step is one folder deeper
-    home = next((one for one in above if (one / "manifest.json").is_file()), None)
-    if home is None:
+    folder = folder.resolve()
+    at_step = folder.parent.name == "steps" and folder.name.isdecimal()
+    home = folder.parents[1] if at_step else folder.parent
+    if not ((at_step or folder.name == "retriever") and (home / "manifest.json").is_file()):
         return None
-    name = home.name if home == above[0] else str(ModelName(home.name, step=int(folder.name)))
+    name = str(ModelName(home.name, step=int(folder.name))) if at_step else home.name
     manifest = read_json(home / "manifest.json")
     settings = {k: v for k, v in manifest["settings"].items() if k not in OF_THE_MACHINE}
     experiment = Experiment.model_validate(settings)
@@ -89,7 +91,8 @@ def make_card(folder: Path, location: str) -> str | None:
     sources = list(_sources(root, next(iter(manifest["inputs"]))))
     data_sets = sorted({one["dataset"] for one in sources if "dataset" in one})
     scores = list(_scores(home.parents[1] / "scores" / name, sha256(folder)[:12]))
-    base, encoding = experiment.retriever, experiment.encoding
+    base, encoding = str(experiment.retriever), experiment.encoding
+    relation = "adapter" if experiment.lora and not merged else "finetune"
     local = {
         key
         for key, used in experiment
@@ -100,7 +103,7 @@ def make_card(folder: Path, location: str) -> str | None:
     licence = licence_of(base if on_hub else str(root / base))
     data = ModelCardData(
         base_model=base if on_hub else None,
-        base_model_relation=("adapter" if experiment.lora else "finetune") if on_hub else None,
+        base_model_relation=relation if on_hub else None,
         **licence,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
@@ -113,6 +116,7 @@ def make_card(folder: Path, location: str) -> str | None:
         ]
         or None,
     )
+    commit = f", commit {manifest['git_commit']}" if manifest["git_commit"] else ""
     spent = f"{manifest['gpu_hours']:.2f} GPU-hours" if manifest.get("gpus") else "no GPU"
     dumped = experiment.model_dump(mode="json", exclude_defaults=True)
     for key in local:
@@ -134,8 +138,7 @@ def make_card(folder: Path, location: str) -> str | None:
         pooling=encoding.pooling,
         version=version("sentence-transformers"),
         prefixes=f"`{encoding.query_prefix}` and `{encoding.passage_prefix}`",
-        trained=f"{manifest['steps']} steps, {spent}; revela {manifest['revela']}, "
-        f"commit {manifest['git_commit']}.",
+        trained=f"{manifest['steps']} steps, {spent}; revela {manifest['revela']}{commit}.",
         corpora="; ".join(f"{one['name']} ({one['what']})" for one in sources) or "not recorded",
         settings=yaml.safe_dump({"experiments": {home.name: dumped}}, sort_keys=False).strip(),
         scores="".join([head, *rows] if rows else []),
@@ -195,8 +198,10 @@ def licence_of(name: str, what: str = "model") -> dict[str, Any]:
     try:
         card = find_file(name, "README.md", what=what)
         data = ModelCard.load(card).data.to_dict() if card else {}
-    except (RevelaError, ValueError):
+    except (RevelaError, ValueError, yaml.YAMLError):
         return {}
+    if isinstance(several := data.get("license"), list):  # of a data set; a model's is one
+        return {"license_name": ", ".join(map(str, several))}
     return {
         key: str(data[key]) for key in ("license", "license_name", "license_link") if key in data
     }

@@ -26,8 +26,8 @@ def export(model: Path, output: Path) -> dict[str, float]:
     check_is_retriever(model)
     if output.exists() and not (output / "modules.json").is_file():
         raise RevelaError(f"{output}: exists but is not a retriever; give another output")
-    if output.resolve() == model.resolve():
-        raise RevelaError(f"{output}: is the folder to export; give another output")
+    if output.resolve().is_relative_to(model.resolve()):
+        raise RevelaError(f"{output}: is in the folder to export; give another output")
     trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
     merged = load_encoder(trained, "float32", "cpu").model
     with atomic_output(output) as folder:
@@ -35,6 +35,6 @@ def export(model: Path, output: Path) -> dict[str, float]:
             model, folder, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors*", ".*")
         )
         merged.save_pretrained(folder)
-        if card := make_card(model, str(output)):
+        if card := make_card(model, str(output), merged=True):
             (folder / "README.md").write_text(card, encoding="utf-8")
         return check_folder(folder, trained)

@@ -50,7 +50,8 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
     files: dict[str, Path | bytes] = {
         str(path.relative_to(folder)): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")  # such as .snakemake_timestamp
+        if path.is_file()  # and not hidden, as .snakemake_timestamp is
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     }
     files["README.md"] = card.encode()
     if not dry_run:
@@ -61,6 +62,8 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
                 api.create_repo(repository, private=private, exist_ok=True)
             except httpx.TransportError as error:
                 raise RevelaError(f"{api.endpoint} cannot be reached") from error
+            if private and not api.model_info(repository).private:
+                raise RevelaError(f"{repository}: exists and is public; make it private first")
             # Weights of an earlier upload: an adapter that stays would be loaded on top.
             there = [name for name in api.list_repo_files(repository) if _WEIGHTS.search(name)]
             stale = [CommitOperationDelete(name) for name in there if name not in files]

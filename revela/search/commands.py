@@ -34,7 +34,9 @@ def index(
     ],
     output: Annotated[Path, typer.Option(help="Folder of the index.")],
     config: Annotated[Path | None, typer.Option(help="Config with the corpus.")] = None,
-    max_words: Annotated[int, typer.Option(min=1, help="Maximum words per chunk.")] = 120,
+    max_words: Annotated[
+        int | None, typer.Option(min=1, help="Maximum words per chunk.", show_default="120")
+    ] = None,
     max_length: Annotated[int, typer.Option(min=8, help="Maximum tokens per chunk.")] = 512,
     language: Annotated[
         str, typer.Option(help="Language of BM25's stemmer and stop words.")
@@ -47,25 +49,32 @@ def index(
 
     A second call resumes an interrupted one, or updates the index to texts that have changed.
     """
-    from revela.config.local import text_files
+    from revela.config.local import is_plain, text_files, unread_files
     from revela.config.read import load_config
     from revela.config.text import AnyCorpus, FilesCorpus
     from revela.search.index import build
     from revela.text.corpora import field_names
 
     if config:
+        if max_words:
+            raise RevelaError(f"--max-words {max_words}: with --config, the corpus sets max_words")
         corpora = load_config(config).corpora
         check_name(str(config), "corpus", texts, corpora)
         corpus: AnyCorpus = corpora[texts]
     else:
-        fields = field_names(text_files(Path(texts)))
+        files = text_files(Path(texts))
+        fields = field_names(files)
+        if not is_plain(files[0]):
+            print(f"fields: {fields.dump()}")
         corpus = FilesCorpus(
             source="files",
             path=str(Path(texts).resolve()),  # an index is updated from any folder
-            max_words=max_words,
+            max_words=max_words or 120,
             fields=fields,
             on_bad_row="skip",
         )
+    if unread := unread_files(Path(corpus.path)) if corpus.source == "files" else []:
+        print(f"{len(unread)} other files not read, such as {unread[0]}")
     made = build(corpus, model, output, max_length, language, workers)
     print(f"{output}: {made['documents']} documents, {made['chunks']} chunks")
 
@@ -93,6 +102,8 @@ def search(
 
     if (query is None) == (queries is None) or bool(queries) != bool(output):
         raise RevelaError("give a query, or --queries and --output")
+    if queries and as_json:
+        raise RevelaError("--json prints the result of one query; --queries writes a TREC run")
     if query is not None:
         _check_query(query)
     opened = Index(folder)
@@ -112,8 +123,9 @@ def search(
         if as_json:
             print(json.dumps({"rank": rank, **row}, ensure_ascii=False))
         else:
-            print(f"{rank:2}. {hit.score:.3f}  {row['document']} [{row['position']}]")
-            print(f"    {_snippet(row['text'], query or '')}")
+            source = f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
+            print(_printable(f"{rank:2}. {hit.score:.3f}  {source}"))
+            print(_printable(f"    {_snippet(row['text'], query or '')}"))
     if not rankings[0] and not as_json:
         print("nothing found", file=sys.stderr)
 
@@ -151,7 +163,8 @@ def _read_queries(path: Path) -> dict[str, str]:
         lines = [line.rstrip("\n") for line in stream]
     for number, line in enumerate(lines, start=1):
         name, tab, text = line.partition("\t")
-        if not tab or not name or " " in name or not text.strip() or name in found:
+        spaces = not name or any(map(str.isspace, name))
+        if not tab or spaces or not text.strip() or name in found:
             raise RevelaError(
                 f"{path}:{number}: expected a unique id without spaces, a tab and a query; "
                 f"got {line[:80]!r}"
@@ -165,6 +178,11 @@ def _read_queries(path: Path) -> dict[str, str]:
 def _run_id(row: dict[str, Any]) -> str:
     """Return a chunk's id in a TREC run, whose fields are separated by spaces."""
     return f"{quote(row['document'], safe='/:.,@+=()[]')}#{row['position']}"
+
+
+def _printable(line: str) -> str:
+    """Return a line without control characters, which a terminal would obey."""
+    return "".join(char for char in line if char.isprintable())
 
 
 def _snippet(text: str, query: str) -> str:

@@ -1,6 +1,6 @@
 """An index of texts: their chunks, BM25 over them, and embeddings of one or more retrievers.
 
-    chunks.parquet      document id, position of the chunk in it, text
+    chunks.parquet      document id and title, position of the chunk in it, text
     bm25/               as saved by bm25s
     embeddings/0/ …     shards of the first retriever, of the next, …
     index.json          written last: the settings of the index
@@ -21,6 +21,7 @@ from torch import Tensor
 from revela.common.errors import RevelaError, reading
 from revela.common.hub import commit, read_model_json
 from revela.common.outputs import atomic_output, read_json, write_json
+from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import EncodingKeys
 from revela.config.evaluation import EncoderModel
 from revela.config.local import fingerprint, text_files
@@ -62,8 +63,13 @@ def build(
         RevelaError: the folder contains other files or a different index, a text or a model cannot
             be read, or the texts changed during indexing.
     """
-    if folder.exists() and not (folder.is_dir() and {f.name for f in folder.iterdir()} <= _OWN):
-        raise RevelaError(f"{folder}: exists but is not an index; give another --output")
+    if folder.exists():
+        # Hidden files: temporary ones of a killed call, or a file manager's.
+        other = {file.name for file in folder.glob("[!.]*")} - _OWN
+        if other or not folder.is_dir():
+            raise RevelaError(f"{folder}: exists but is not an index; give another --output")
+    if corpus.source == "files" and folder.resolve().is_relative_to(Path(corpus.path).resolve()):
+        raise RevelaError(f"{folder}: is in the folder of the texts; give another --output")
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
     _tokenizer(language)
     entries = _entries(models)
@@ -83,12 +89,12 @@ def build(
                     f"{folder} was made with {key} {former[key]!r}, not {described[key]!r}; "
                     f"remove it or give another --output"
                 )
-        (folder / "index.json").unlink()
     before = _state(corpus)
     with atomic_output(folder / "chunks.parquet") as temporary:
         counts = chunk_corpus(corpus, temporary, workers)
-    if counts.skipped.count:
-        print(f"skipped {counts.skipped.count} bad rows, first: {counts.skipped.examples[0]}")
+        (folder / "index.json").unlink(missing_ok=True)  # the index is whole until here
+    if skipped := counts.skipped.summary():
+        print(skipped)
     texts = _texts(folder)
     with atomic_output(folder / "bm25") as temporary:
         _Bm25.make(texts, language, temporary)
@@ -97,7 +103,7 @@ def build(
         if len(devices()) == 1:
             load = {devices()[0]: encoder}.__getitem__
         facts = (
-            _revision(entry.retriever),
+            f"{STAGE_VERSIONS['evaluate']} {_revision(entry.retriever)}",
             encoder.encoding.dump(),
             encoder.model.dtype,
             max_length,
@@ -125,11 +131,8 @@ class Index:
         """
         self.folder = folder
         self.described = _described(folder)
-        columns = {"document": [], "position": [], "text": []}  # type: dict[str, list[Any]]
-        for row in parquet_rows(folder / "chunks.parquet"):
-            for name, values in columns.items():
-                values.append(row[name])
-        self.chunks = pd.DataFrame(columns)
+        with reading(folder / "chunks.parquet", "a readable Parquet file"):
+            self.chunks = pd.read_parquet(folder / "chunks.parquet")
         if len(self.chunks) != self.described["chunks"]:
             raise RevelaError(
                 f"{folder}: {len(self.chunks)} chunks, expected {self.described['chunks']}; "
@@ -179,14 +182,8 @@ class Index:
 
         A document that is a file is named by its path within the folder of the texts.
         """
-        document, position, text = self.chunks.loc[hit.chunk, ["document", "position", "text"]]
-        return {
-            "chunk": hit.chunk,
-            "score": hit.score,
-            "document": document,
-            "position": int(position),
-            "text": text,
-        }
+        row = self.chunks.loc[hit.chunk].to_dict()
+        return {"chunk": hit.chunk, "score": hit.score} | row | {"position": int(row["position"])}
 
     def _dense(self, queries: Sequence[str], depth: int, model: int) -> list[list[Hit]]:
         encoder, blocks = self._model(model)
@@ -318,7 +315,9 @@ def _tokenizer(language: str) -> Callable[[list[str]], Any]:
 
 
 def _texts(folder: Path) -> list[str]:
-    return [row["text"] for row in parquet_rows(folder / "chunks.parquet", ["text"])]
+    """Return the texts of the chunks as evaluation encodes them, behind their titles."""
+    rows = parquet_rows(folder / "chunks.parquet", ["title", "text"])
+    return [f"{row['title']} {row['text']}".strip() for row in rows]
 
 
 def _state(corpus: AnyCorpus) -> list[tuple[str, int, int]]:

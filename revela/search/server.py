@@ -74,6 +74,8 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
         depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 10,
     ) -> list[dict[str, Any]]:
         """Return the lists of BM25, of each model, and of the first model's hybrid."""
+        if not query.strip():
+            raise HTTPException(422, "the query is empty")
         with turns:
             found = [
                 ("BM25", None, index.search([query], depth, "bm25")),
@@ -121,7 +123,8 @@ def run(index: Index, host: str, port: int, token: str | None) -> None:
     except OSError as error:
         raise RevelaError(f"--host {host} --port {port}: {error.strerror}") from error
     port = listener.getsockname()[1]
-    hosts = ["127.0.0.1", "localhost", "[::1]"] if loopback else ["*"]
+    host = f"[{host}]" if ":" in host else host
+    hosts = [host, "127.0.0.1", "localhost", "[::1]"] if loopback else ["*"]
     index.search(["warm up"], 1)  # errors of the models appear now, not with the first query
     for model in range(1, len(index.models)):
         index.search(["warm up"], 1, "dense", model)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from huggingface_hub import ModelCard
@@ -95,6 +96,20 @@ def test_a_card_says_what_the_model_is_and_its_example_runs(retriever, tmp_path)
     assert ModelCard(make_card(step, "x")).data.model_name == "mine@3"
     shutil.copytree(retriever, tmp_path / "elsewhere" / "copy")
     assert make_card(tmp_path / "elsewhere" / "copy", "x") is None
+    # A training's manifest is of its own retrievers, not of all folders beside them.
+    assert make_card(shutil.copytree(retriever, retriever.parent / "copy"), "x") is None
+
+
+def test_the_card_of_a_backbone_on_the_hub(retriever):
+    manifest = retriever.parent / "manifest.json"
+    facts = read_json(manifest)
+    facts["settings"] |= {"retriever": "some/model", "lora": {"rank": 4}}
+    write_json(manifest, facts | {"git_commit": None})
+    data = ModelCard(make_card(retriever, "x")).data
+    assert (data.base_model, data.base_model_relation) == ("some/model", "adapter")
+    merged = make_card(retriever, "x", merged=True)
+    assert ModelCard(merged).data.base_model_relation == "finetune"
+    assert "revela 0.1.0." in merged
 
 
 def test_a_card_is_the_same_from_any_folder(retriever, monkeypatch):
@@ -108,6 +123,11 @@ def test_a_card_is_the_same_from_any_folder(retriever, monkeypatch):
 
 
 def test_licences_and_the_duties_that_come_with_them(retriever, tmp_path):
+    (tmp_path / "backbone" / "small" / "README.md").write_text("---\ntags: [a\n---\n")
+    assert "- The backbone: not stated." in make_card(retriever, "x")
+    several = "---\nlicense: [cc-by-sa-3.0, gfdl]\n---\n"
+    (tmp_path / "backbone" / "small" / "README.md").write_text(several)
+    assert "- The backbone: cc-by-sa-3.0, gfdl." in make_card(retriever, "x")
     own = "---\nlicense: other\nlicense_name: own\nlicense_link: https://example.org/own\n---\n"
     (tmp_path / "backbone" / "small" / "README.md").write_text(own)
     card = ModelCard(make_card(retriever, "x"))
@@ -162,6 +182,24 @@ def test_what_others_could_not_load_is_not_pushed(retriever, tmp_path):
         upload._card_at(copy / "README.md", "some/mine")
 
 
+def test_a_private_upload_never_goes_to_a_public_repository(retriever, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setattr(upload.HfApi, "create_repo", lambda *_, **__: None)  # exists: no error
+    public = mock.Mock(private=False)
+    monkeypatch.setattr(upload.HfApi, "model_info", lambda *_: public)
+    sent = mock.Mock()
+    monkeypatch.setattr(upload.HfApi, "create_commit", sent)
+    with pytest.raises(RevelaError, match="some/mine: exists and is public"):
+        upload.push(retriever, "some/mine", private=True, dry_run=False)
+    sent.assert_not_called()
+
+
+def test_hidden_folders_are_not_uploaded(retriever):
+    (retriever / ".secrets").mkdir()
+    (retriever / ".secrets" / "token.txt").write_text("x")
+    assert ".secrets" not in push(retriever, "some/mine", "--dry-run")
+
+
 def test_an_upload_loads_from_the_hub(retriever, tmp_path):
     with hub.serving(tmp_path / "hub") as address:
         environment = os.environ | {
@@ -208,3 +246,12 @@ def test_an_upload_loads_from_the_hub(retriever, tmp_path):
         assert not (there / "adapter_config.json").exists()
         assert (there / "LICENSE").exists()
     assert json.loads((there / "modules.json").read_text())
+
+
+def test_a_card_names_the_ready_made_batches(retriever):
+    settings = {"corpora": [], "hub": "some/batches", "source": "wikipedia"}
+    made = {"settings": settings, "inputs": {}}
+    write_json(retriever.parents[2] / "batches/b.manifest.json", made)
+    text = make_card(retriever, "x")
+    assert ModelCard(text).data.datasets == ["some/batches"]
+    assert "- The data set some/batches: not stated.\n" in text

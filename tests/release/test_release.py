@@ -229,7 +229,7 @@ def test_an_export_replaces_retrievers_only(adapter, tmp_path, monkeypatch):
     for output in (mine, Path(), Path("one.tex")):
         with pytest.raises(RevelaError, match="exists but is not a retriever"):
             export(adapter, output)
-    with pytest.raises(RevelaError, match="is the folder to export"):
+    with pytest.raises(RevelaError, match="is in the folder to export"):
         export(adapter, adapter)
     assert (mine / "one.tex").exists()
     assert (adapter / "adapter_config.json").exists()
@@ -299,6 +299,10 @@ def test_the_configuration_overrides_the_files_key_by_key(adapter, backbones, tm
     assert read(folder)[0] == Encoding(query_prefix="", passage_prefix="", pooling="mean")
     with_file(folder, "sentence_bert_config.json", {"max_seq_length": 99})
     assert read(folder)[1] == 99
+    with_file(folder, "sentence_bert_config.json", {"do_lower_case": True})
+    with pytest.raises(RevelaError, match="do_lower_case True is not supported"):
+        read(folder)
+    with_file(folder, "sentence_bert_config.json", {"do_lower_case": False})
     old = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(old))
     assert read(folder)[0].pooling == "cls"

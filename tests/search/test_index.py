@@ -135,6 +135,42 @@ def test_from_the_shell(texts, backbone, tmp_path):
     assert lines[2][2] == "text%203.md#0"
 
 
+def test_titles_are_searched_and_shown(backbone, tmp_path):
+    rows = [{"title": "Zebras", "text": TEXTS[0]}, {"text": TEXTS[1]}, {"text": TEXTS[2]}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out, _ = run("index", file, "--model", backbone, "--output", tmp_path / "index")
+    assert "3 documents" in out  # those without a title, too
+    assert 'fields: {"title": "title"}' in out
+    out, _ = run("search", tmp_path / "index", "zebras", "--by", "bm25")
+    assert out.splitlines()[0].endswith("rows.jsonl:1 [0]  Zebras")
+
+
+def test_a_killed_and_a_failed_call_leave_what_was_there(texts, backbone, tmp_path):
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / ".chunks.parquet.99999999.part").touch()
+    arguments = ["index", texts, "--model", backbone, "--output", folder]
+    (texts / "table.csv").touch()
+    assert "1 other files not read, such as table.csv" in run(*arguments)[0]
+    assert not list(folder.glob(".*"))
+    (texts / "broken.md").write_bytes(b"\xff" * 9)
+    for name in range(8):
+        (texts / f"{name}.md").write_bytes(b"\xff")
+    with pytest.raises(RevelaError, match="9 of 15 rows are bad"):
+        run(*arguments)
+    assert run("search", folder, "rivers", "--by", "bm25")[0]
+    with pytest.raises(RevelaError, match="is in the folder of the texts"):
+        run("index", texts, "--model", backbone, "--output", texts / "index")
+
+
+def test_control_characters_do_not_reach_the_terminal(backbone, tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.md").write_text("A river \x1b]0;taken\x07 of mud.")
+    run("index", tmp_path / "t", "--model", backbone, "--output", tmp_path / "index")
+    assert run("search", tmp_path / "index", "river")[0].replace("\n", "").isprintable()
+
+
 def test_an_index_is_updated_from_any_folder(texts, backbone, tmp_path, monkeypatch):
     (texts / "empty.md").touch()
     out, _ = run("index", f"{texts}/", "--model", backbone, "--output", tmp_path / "index")
@@ -246,6 +282,10 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
             ["--queries", "q.tsv", "--output", "o"],
             r"q.tsv:2: expected a unique id .* got 'two words",
         ),
+        (
+            ["--queries", "q.tsv", "--output", "o", "--json"],
+            "--json prints the result of one query",
+        ),
         (["--queries", "empty", "--output", "o"], "empty: no queries"),
         (["--queries", "none", "--output", "o"], "none: No such file"),
     ],
@@ -267,3 +307,44 @@ def test_a_model_that_says_no_encoding_has_that_of_the_first(texts, backbone, tm
     build(corpus_of(texts), [str(said), str(backbone)], tmp_path / "index", 64, "english", 1)
     index = Index(tmp_path / "index")
     assert [index._model(number)[0].encoding for number in (0, 1)] == [encoding, encoding]
+
+
+def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monkeypatch):
+    for module in ("evaluation.embeddings", "search.index"):
+        monkeypatch.setattr(f"revela.{module}.SHARD_SIZE", 4)
+    other, folder = tmp_path / "other", tmp_path / "index"
+    shutil.copytree(backbone, other)
+    write_encoding(other, load_tokenizer(str(other)), Encoding(pooling="mean"), 512, 64)
+    models = [str(backbone), str(other)]
+    for shards in (2, 1):
+        build(corpus_of(texts), models, folder, 64, "english", 1)
+        index = Index(folder)
+        assert len(list((folder / "embeddings/1").iterdir())) == shards
+        last = len(index.chunks) - 1
+        for number, model in enumerate(models):
+            encoder = encoder_of(Path(model))
+            vectors = encoder.encode(list(index.chunks["text"]), "passage", 64)
+            query = encoder.encode(["rivers"], "query", 64)[0]
+            (hits,) = index.search(["rivers"], 9, "dense", number)
+            scores = {hit.chunk: hit.score for hit in hits}
+            assert scores == pytest.approx(dict(enumerate((vectors @ query).tolist())), abs=1e-5)
+            near = {hit.chunk: hit.score for hit in index.near(last, 9, number)}
+            expected = dict(enumerate((vectors @ vectors[last]).tolist()[:last]))
+            assert near == pytest.approx(expected, abs=1e-5)
+        for name in ("script.md", "text 0.md"):
+            (texts / name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("fusion", ["weighted-sum", "reciprocal-rank"])
+@pytest.mark.parametrize("weight", [0.2, 5.0])
+def test_a_hybrid_fuses_whole_rankings(index, fusion, weight):
+    queries = ["rivers, sockets and workers"]
+    dense, bm25 = (index.search(queries, 100, by)[0] for by in ("dense", "bm25"))
+    (found,) = index.search(queries, 2, fusion=fusion, dense_weight=weight)
+    assert found == fuse(dense, bm25, fusion, weight)[:2]
+
+
+def test_queries_are_stemmed_in_the_language_of_the_index(texts, backbone, tmp_path):
+    (texts / "de.md").write_text("Das Haus steht am Fluss.")
+    build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "german", 1)
+    assert len(Index(tmp_path / "index").search(["Häusern"], 9, "bm25")[0]) == 1

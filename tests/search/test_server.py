@@ -1,6 +1,7 @@
 """The page's requests, what they reject, and the page in a browser."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -42,6 +43,7 @@ def test_lists_side_by_side(client, index):
     ("path", "status", "text"),
     [
         ("/search", 422, "query: Field required"),
+        ("/search?query=%20", 422, "the query is empty"),
         ("/search?query=" + "x" * 1001, 422, "query: String should have at most 1000 characters"),
         ("/search?query=x&depth=51", 422, "depth: Input should be less than or equal to 50"),
         ("/near?chunk=6", 422, "chunk: Input should be less than 6"),
@@ -190,3 +192,12 @@ def _keep(browser, name):
     """Save a screenshot in the folder REVELA_SCREENSHOTS."""
     if folder := os.environ.get("REVELA_SCREENSHOTS"):
         browser.save_screenshot(str(Path(folder, f"{name}.png")))
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_printed_address_opens_the_page(index, monkeypatch, capsys, host, shown):
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("needs IPv6")
+    server.run(index, host, 0, None)
+    assert re.match(rf"http://{re.escape(shown)}:\d+/ ", capsys.readouterr().out)
