@@ -149,8 +149,8 @@ class Plan:
         if models is None:
             return Cost()
         trained = estimates.trained_parameters(settings, models)
-        # Weights and two moments; a new checkpoint is written before the oldest is deleted.
-        checkpoints = 12 * trained * (settings.checkpoints_kept + 1)
+        # Weights and two moments; a third checkpoint is written before the oldest is deleted.
+        checkpoints = 12 * trained * 3
         return Cost(self.training_flops(job.name) or 0, disk=4 * trained, peak=checkpoints)
 
     def _of_evaluation(self, job: Job) -> Cost:

@@ -12,7 +12,7 @@ from typing import Any
 from revela.common.errors import RevelaError, reading
 from revela.config import paths
 from revela.config.file import Config
-from revela.config.local import text_files
+from revela.config.local import is_plain, text_files
 from revela.config.text import (
     AnyCorpus,
     Batches,
@@ -25,6 +25,7 @@ from revela.config.text import (
 from revela.plan.jobs import SECTIONS, Job
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import count_rows
+from revela.text.words import word_pattern
 
 # Words of a chunk as a share of `max_words`, except in the last chunk of a document, which is half
 # as long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and
@@ -211,7 +212,7 @@ def look(corpus: AnyCorpus) -> tuple[float, float, list[Document]]:
     documents = len(sample)
     if getattr(corpus, "join_title", False):
         documents = len(list(itertools.groupby(sample, key=lambda one: one.title)))
-    words = sum(len(one.text.split()) for one in sample)
+    words = sum(len(word_pattern(one.text).findall(one.text)) for one in sample)
     return rows * documents / len(sample), words / documents, sample
 
 
@@ -240,12 +241,14 @@ def _read_known(path: Path) -> dict[tuple[str | None, str], dict[str, float]]:
 
 def _rows_of(file: Path) -> float:
     """Return the number of rows of a file, estimated from its first 2 MB if it is longer."""
-    if file.suffix in {".txt", ".md"}:
+    if is_plain(file):
         return 1
-    if file.suffix == ".parquet":
+    if file.suffix.lower() == ".parquet":
         return count_rows(file)
     with file.open("rb") as raw:
-        opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, lambda stream: stream)
+        opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(
+            file.suffix.lower(), lambda stream: stream
+        )
         rows = 0
         for rows, _ in enumerate(opened(raw), start=1):
             if rows >= _SAMPLE and raw.tell() >= _SAMPLE_BYTES:

@@ -43,8 +43,9 @@ def sources(config: Config, job: Job) -> Iterator[Source]:
             if corpus.source == "hub":
                 yield Source("data set", corpus.dataset, corpus.revision)
         case "batch":
-            if hub := config.batches[job.name].hub:
-                yield Source("data set", hub)
+            batches = config.batches[job.name]
+            if batches.hub:
+                yield Source("data set", batches.hub, batches.revision)
         case "train":
             yield from _weights(config.experiments[job.name])
         case "evaluate" | "evaluate_language_model":

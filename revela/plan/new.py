@@ -3,8 +3,6 @@
 import os
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ _SMALL_BACKBONE = "data/backbone"  # in this repository
 _BACKBONE = "HuggingFaceTB/SmolLM2-135M"  # the paper's smallest
 
 _TEMPLATE = """\
-{schema}# {texts}: {documents:,.0f} documents, about {words:,.0f} words, {language}.
+{schema}# {texts}: {documents:,.0f} documents, about {words:,.0f} words.
 #
 #   revela run {file}      trains a retriever on them and prints the table
 
@@ -137,9 +135,9 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         collection_files(collection)
         folder, columns = collection.resolve().parent, [*tasks, collection.name]
         path = _scalar(str(folder))
-        brought = f"  brought: {{source: folder, path: {path}, tasks: [{collection.name}]}}\n"
+        task = _scalar(collection.name)
+        brought = f"  brought: {{source: folder, path: {path}, tasks: [{task}]}}\n"
     given = fields.model_dump(exclude_none=True)
-    language = _language(word.lower() for one in sample for word in one.text.split()[:1000])
     schema = Path("workflow/schema.json")
     name = _entry_name(output.stem)
     text = _TEMPLATE.format(
@@ -154,7 +152,6 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         path=_scalar(str(texts)),
         documents=documents,
         words=documents * each,
-        language=language,
         fields=yaml.safe_dump(given, default_flow_style=True).strip(),
         kept=kept,
         chunks=chunks,
@@ -166,14 +163,14 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         steps=steps,
         epochs=steps / epoch,
         tasks=", ".join(tasks),
-        columns=", ".join(f"{column}: {column}" for column in columns),
+        columns=", ".join(f"{_scalar(column)}: {_scalar(column)}" for column in columns),
         collection=brought,
         **machine,
     )
     parse_config(yaml.safe_load(text), str(output))
     write_text(output, text)
     return (
-        f"{texts}: {documents:,.0f} documents, {documents * each:,.0f} words, {language}; "
+        f"{texts}: {documents:,.0f} documents, {documents * each:,.0f} words; "
         f"{steps} steps from {backbone}"
     )
 
@@ -194,17 +191,3 @@ def _small_backbone() -> str:
     if not folder.is_dir():
         raise RevelaError("no GPU found; give a --backbone that can be trained on the CPU")
     return _SMALL_BACKBONE if folder == Path(_SMALL_BACKBONE).resolve() else str(folder)
-
-
-def _language(words: Iterable[str]) -> str:
-    """Return the language with the most stop words among some words."""
-    from bm25s import stopwords
-
-    counts = Counter(words)
-    # English has two lists, the shorter one contained in the longer.
-    lists = [one for one in dir(stopwords) if one.startswith("STOPWORDS_") and one[-3:] != "_EN"]
-    seen = {one: sum(counts[word] for word in set(getattr(stopwords, one))) for one in lists}
-    best = max(seen, key=lambda one: seen[one])
-    if seen[best] <= 0.1 * counts.total():
-        return "language unknown"
-    return best.removeprefix("STOPWORDS_").replace("EN_PLUS", "English").capitalize()

@@ -34,12 +34,15 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     from revela.report.commands import show
     from revela.report.training_figures import learning_text
 
+    if not (cores == "all" or (cores.isdecimal() and int(cores))):
+        raise RevelaError(f"--cores {cores}: expected a number above 0, or all")
     checked = load_config(config)
     if not _SNAKEFILE.exists():
         raise RevelaError(f"{_SNAKEFILE}: no such file: run it from a checkout of the repository")
     options = ["--snakefile", os.path.relpath(_SNAKEFILE), "--configfile", str(config)]
     options += ["--replace-workflow-config", "--cores", cores, "--rerun-incomplete"]
     options += ["--rerun-triggers", "mtime", "params", "input", "--workflow-profile", "none"]
+    options += ["--max-checksum-file-size", "10000000000"]  # as in the profiles
     # Standard output may be piped, as that of --dag is.
     print(shlex.join(["snakemake", *options, "--keep-going", *arguments]), file=sys.stderr)
     given = get_argument_parser().parse_args([*options, "--keep-going", *arguments])
@@ -66,6 +69,10 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
                 scores = {k: Path(v) for k, v in checked.inputs("figures", name).items()}
                 print(f"\n{learning_text(figure, scores)}\n")
         trained = [retriever(one) for one in checked.experiments if Path(retriever(one)).exists()]
+        if not given.targets:
+            for name in checked.experiments:
+                if not Path(target := retriever(name)).exists():
+                    print(f"{name}: not trained, because nothing requested it: {target}")
         for kind, files in (("figures", list(drawn.values())), ("retrievers", trained)):
             if files:
                 print(f"{kind}:", *files)

@@ -90,6 +90,8 @@ def clean(results: Path, model: str) -> int:
     Raises:
         RevelaError: there are none, or it is running.
     """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.@-]*", model, re.ASCII):
+        raise RevelaError(f"{model!r}: not the name of an experiment or model")
     left = [results / "models" / model / name for name in ("checkpoints", "retriever-unchecked")]
     shards = results / "shards" / model
     folders = [folder for folder in (*left, shards) if folder.is_dir()]
@@ -100,7 +102,7 @@ def clean(results: Path, model: str) -> int:
     # A training that hangs, or that saves and checks its model after the last step, has its lock.
     if model in running or _is_locked(left[0] / "lock"):
         raise RevelaError(f"{model!r} is running")
-    last = max(map(_written, shards.rglob("*.safetensors")), default=0)
+    last = max(map(_written, shards.glob("*/*/*.safetensors")), default=0)
     if now - last < _QUIET:
         raise RevelaError(
             f"{model!r} is being evaluated: a shard was written {_ago(now, last)}; if the "

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.lines import Line2D
 
-from revela.common.errors import RevelaError
 from revela.config.report import DynamicsFigure
 from revela.training.trainlog import read_log
 
@@ -21,16 +20,9 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
     """Draw the similarity matrix of one batch at each recorded step, chunks labelled by their text.
 
     Chunks of the same document share a letter and a colour; lines separate documents.
-
-    Raises:
-        RevelaError: the log has no snapshots.
     """
     path = logs[figure.experiment]
     snapshots = [(line["step"], line["snapshot"]) for line in read_log(path) if "snapshot" in line]
-    if not snapshots:
-        raise RevelaError(
-            f"{path}: no snapshots: set `similarity_snapshot_steps` in the experiment"
-        )
     batch = snapshots[0][1]
     size = len(batch["texts"])
     documents = batch.get("documents") or [""] * size  # missing in ready-made batches

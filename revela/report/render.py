@@ -2,36 +2,32 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import pandas as pd
 from tabulate import tabulate
-
-if TYPE_CHECKING:  # `revela usage` starts without pandas
-    import pandas as pd
 
 MISSING = "–"
 
 
-def with_digits(frame: "pd.DataFrame", digits: Mapping[str, int]) -> "pd.DataFrame":
+def with_digits(frame: pd.DataFrame, digits: Mapping[str, int]) -> pd.DataFrame:
     """Return a frame with these columns as text with the given decimals, NaN as a dash."""
     texts = {name: frame[name].map(f"{{:.{count}f}}".format) for name, count in digits.items()}
     return frame.assign(**texts).replace("nan", MISSING)
 
 
 def markdown(
-    rows: Any,
+    rows: pd.DataFrame,
     caption: str = "",
     notes: Iterable[str] = (),
     align: Literal["left", "right"] = "right",
 ) -> str:
     """Return a table as Markdown, with its caption above and its notes below, as paragraphs.
 
-    `rows` is a frame of texts whose index is the first column, or a list of dictionaries. `align`
-    applies to all columns but the first.
+    `rows` are texts whose index is the first column. `align` applies to all columns but the first.
     """
-    if hasattr(rows, "map"):  # a frame
-        rows = rows.map(_cell).rename(index=_cell, columns=_cell)
-    grid = tabulate(rows, "keys", "pipe", stralign=align, colalign=["left"], disable_numparse=True)
+    cells = rows.map(_cell).rename(index=_cell, columns=_cell)
+    grid = tabulate(cells, "keys", "pipe", stralign=align, colalign=["left"], disable_numparse=True)
     return "\n\n".join(text for text in (caption, grid, *notes) if text) + "\n"
 
 
@@ -40,7 +36,7 @@ def _cell(value: Any) -> str:
 
 
 def latex(
-    cells: "pd.DataFrame",
+    cells: pd.DataFrame,
     caption: str,
     blocks: Iterable[str],
     notes: Iterable[str] = (),
@@ -75,7 +71,7 @@ def latex(
     )
 
 
-def as_latex(cells: "pd.DataFrame") -> "pd.DataFrame":
+def as_latex(cells: pd.DataFrame) -> pd.DataFrame:
     """Return a frame of Markdown as LaTeX: its cells, headings and index."""
 
     def convert(text: str) -> str:

@@ -252,3 +252,23 @@ def test_every_corpus_of_the_paper_has_published_counts(paper):
         assert counts.text(name).download > 0, corpus.dataset
     for name in paper.batches:
         assert counts.data("batches", name), name
+
+
+def test_a_part_of_a_corpus(folder):
+    known = folder / "known.csv"
+    head = "dataset,subset,rows,words_per_row,titles,words_per_first_document,bytes,source\n"
+    known.write_text(f"{head}some/texts,,10000,200,,,5000,somebody\n")
+
+    def size(corpus: dict, **changes: object) -> tuple:
+        config = parse_config({"corpora": {"mine": corpus | changes}}, "c")
+        text = Counts(config, [], known, offline=True).text("mine")
+        return text.documents, text.download
+
+    corpus = {"source": "hub", "dataset": "some/texts"}
+    assert size(corpus) == (10_000, 5_000)
+    assert size(corpus, share=[0, 0.25]) == (2_500, 5_000)
+    assert size(corpus, max_documents=100) == (100, 10_000)  # counted, then sampled
+    assert size(corpus, max_documents={"first": 100}) == (100, 50)
+    write(folder / "mine.jsonl", [{"text": f"{n} rivers"} for n in range(4000)])
+    local = size(CONFIG["corpora"]["mine"], share=[0, 0.5])
+    assert local == (pytest.approx(2000, rel=0.1), 0)

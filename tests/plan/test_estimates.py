@@ -103,7 +103,8 @@ def test_training_memory_grows_with_batch_and_trained_weights():
 @pytest.mark.parametrize("has", [True, False])
 def test_bfloat16_on_a_cpu_halves_the_memory(monkeypatch, has):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1" if has else "0")
+    monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
+    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: has)
     half = Machine(gpus=0, gpu_gb=None, ram_gb=16).has_bfloat16
     shape = decoder(LLAMA_1B)
     weights = 2 * shape.weights() if has else 4 * shape.weights()
@@ -122,3 +123,37 @@ def test_modelled_hours_match_the_paper(name, hours, monkeypatch):
     models = [decoder(LLAMA_1B), decoder(LLAMA_1B)]
     flops = estimates.training_flops(trained, models, 16, rows)
     assert flops / (PAPER_TFLOPS * 1e12) / 3600 / 4 == pytest.approx(hours, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_matrices", "of_head"),
+    [
+        ({}, 6 * (2 + 2), 6),
+        ({"first_half": ["wiki"]}, 6 * (1.5 + 2), 6),
+        ({"lora": None}, 8 * (2 + 2), 8),
+        ({"objective": {"name": "replug"}}, 6 * 2 + 2 * (1 + 16), 2 * (1 + 16)),
+        ({"objective": {"name": "contriever"}, "language_model": None}, 6, 0),
+    ],
+)
+def test_operations_per_token_of_each_objective(changes, of_matrices, of_head):
+    """Two in each forward pass and for each gradient; REPLUG reads each text after all others."""
+    shape, training = decoder(LLAMA_1B), experiment(**changes)
+    models = [shape] * (2 if training.language_model else 1)
+    found = estimates.training_flops(training, models, 16, 10) / (10 * 16 * training.max_length)
+    assert found == pytest.approx(of_matrices * shape.matrices + of_head * shape.head)
+
+
+def test_memory_of_a_training_depends_on_its_settings():
+    shape = decoder(LLAMA_1B)
+
+    def memory(models: int, row: int = 17, **changes: object) -> float:
+        return estimates.training_memory(experiment(**changes), [shape] * models, row, True, True)
+
+    # All weights are trained, none are frozen.
+    states = 16 * 2 * shape.weights()
+    assert states < memory(2, 1, lora=None) < 1.05 * states
+    assert memory(2, precision="float32") > memory(2) + 4 * shape.weights()
+    pairs = {"objective": {"name": "contriever"}, "language_model": None}
+    some = {"objective": {"name": "contriever", "encode_batch_size": 17}, "language_model": None}
+    assert memory(1, **pairs) < memory(1, **pairs, batches_per_device=8)
+    assert memory(1, **some) == memory(1, **some, batches_per_device=8) == memory(1, **pairs)

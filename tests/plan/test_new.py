@@ -38,7 +38,7 @@ def notes(count: int, text: str = " ".join(TEXTS), folder: str = "my notes") -> 
 def test_config_for_a_folder_of_markdown(backbone):
     out = new(notes(200), "--backbone", backbone)
     words = 200 * (3 + len(" ".join(TEXTS).split()))
-    assert f"my notes: 200 documents, {words:,} words, English; " in out
+    assert f"my notes: 200 documents, {words:,} words; " in out
     assert out.endswith("my-notes.yaml: read it, then: revela run my-notes.yaml\n")
     config = load_config(Path("my-notes.yaml"))
     kept, aside = config.corpora["my-notes"], config.corpora["my-notes-aside"]
@@ -197,3 +197,8 @@ def test_new_config_runs_through_to_its_table(backbone):
     assert list(table["system"]) == ["BM25", "Backbone untouched", "Revela"]
     assert (table["source"] == "measured").all()
     assert table["titles"].between(0, 100).all()
+
+
+def test_a_batch_of_long_documents_is_from_several_places(backbone):
+    new(notes(30, " ".join(TEXTS * 20)), "--backbone", backbone)
+    assert load_config(Path("my-notes.yaml")).batches["my-notes"].run_length == 4

@@ -386,15 +386,93 @@ def test_modes_set_by_the_environment(shown, monkeypatch, tmp_path):
         shown(LUCENE)
 
 
-def test_printed_counts(config, tmp_path, capsys):
-    known = tmp_path / "corpora.csv"
+@pytest.fixture
+def known(tmp_path):
+    """A folder with published counts: 10,000 documents of 2.5 chunks."""
     head = "dataset,subset,rows,words_per_row,titles,words_per_first_document,bytes,source\n"
-    known.write_text(f"{head}some/texts,,10000,211.2,,,5000,somebody\n")
+    (tmp_path / "corpora.csv").write_text(f"{head}some/texts,,10000,211.2,,,5000,somebody\n")
     (tmp_path / "models.json").write_text("{}")
+    return tmp_path
+
+
+def test_printed_counts(config, known, tmp_path, capsys):
     jobs = [*TEXT, SMALL, Job("evaluate", "mine", "one")]
-    preflight.run(config, jobs, Machine(0, None, 64), tmp_path, tmp_path / "p.json", {})
+    preflight.run(config, jobs, Machine(0, None, 64), known, tmp_path / "p.json", {})
     lines = [re.split(r" *[│┃] *", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
-    # 10,000 documents of 2.5 chunks: 1,562 batches, of which 640 make 20 steps of 32.
+    # 1,562 batches, of which 640 make 20 steps of 32.
     assert ["corpus wiki", "10,000", "2,112,000", "25,000", "–", "–", "–", "–"] in lines
     row = ["batches wiki", "–", "–", "25,000", "1,562", "640", "2.441", "20"]
     assert row in lines
+
+
+def plan_of(known: Path = ROOT / "data/paper", **sections: object) -> Plan:
+    return Plan(parse_config(CONFIG | {"tables": {}} | sections, "c"), [], Machine(0, None), known)
+
+
+def test_cost_of_a_pretraining():
+    settings = {"corpora": ["wiki"], "tokens": 1000, "layers": 3, "heads": 2}
+    cost = plan_of(backbones={"tiny": settings}).cost([Job("pretrain", "tiny")])
+    matrices, head = 3 * (4 * 256**2 + 3 * 256 * 688), 8192 * 256
+    assert cost.flops == 6 * 1000 * (matrices + head)
+    assert cost.disk == 4 * (matrices + head + 7 * 256)
+
+
+def test_cost_of_an_evaluation_is_that_of_the_texts_it_encodes(monkeypatch):
+    monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"model_type": "llama"})
+    tasks = {"tasks": ["SciFact", "NFCorpus"], "shares_corpus": {"NFCorpus": "SciFact"}}
+    own = {"kind": "encoder", "retriever": "some/model"}
+    plan = plan_of(
+        benchmarks={"mine": {"source": "mteb", "max_length": 64} | tasks},
+        models={"long": own | {"max_length": 99}, "short": own | {"max_length": 9}},
+    )
+    size, shape = Collection.of("SciFact"), plan.shape("some/model")
+    for model, length in (("long", 64), ("short", 9)):
+        alone = plan.cost([Job("evaluate", model, "SciFact")])
+        assert alone.flops == 2 * shape.matrices * size.tokens(length)
+        assert alone.peak == 2 * shape.hidden * size.documents
+        both = plan.cost([Job("evaluate", model, task) for task in tasks["tasks"]])
+        assert (both.flops, both.peak) == (alone.flops, alone.peak)
+    jobs = [Job("evaluate", model, "SciFact") for model in ("long", "short")]
+    assert plan.cost(jobs).peak == alone.peak  # one after the other
+
+
+def test_disk_of_chunks_and_batches(known):
+    plan = plan_of(known)
+    assert plan.cost([Job("chunk", "wiki")]).disk == pytest.approx(25_000 * 120 * 0.88 * 3)
+    assert plan.cost([Job("batch", "wiki")]).disk == pytest.approx(640 * 16 * 120 * 0.88 * 3)
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(9, "error"), (25, "warning"), (99, "ok")])
+def test_the_disk_may_be_full(monkeypatch, free, verdict):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(checks, "_free", lambda _: free * GB)
+    jobs = [Job("train", name) for name in ("revela-wiki-1b", "revela-wiki-3b")]
+    found = found_in(load_config(ROOT / "config.yaml"), *jobs)
+    assert [one.verdict for one in found if one.what == "disk, results"] == [verdict]
+
+
+def test_what_a_run_lacks_is_an_error_of_the_jobs_that_need_it(config, monkeypatch):
+    contriever = {"objective": {"name": "contriever"}, "data": "wiki", "retriever": "some/model"}
+    raw = CONFIG | {
+        "pairs": {"wiki": {"corpora": ["wiki"]}},
+        "experiments": CONFIG["experiments"] | {"pairs": contriever | {"batches_per_device": 8}},
+        "models": CONFIG["models"] | {"api": {"kind": "api", "name": "x", "key": "SOME_KEY"}},
+        "benchmarks": CONFIG["benchmarks"] | {"lm": {"source": "lm-eval", "tasks": ["piqa"]}},
+    }
+    lm, api, pairs = (
+        Job("evaluate", "mine", "piqa"),
+        Job("evaluate", "api", "one"),
+        Job("train", "pairs"),
+    )
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    monkeypatch.setenv("REVELA_TRACKERS", "wandb")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    found = found_in(parse_config(raw, "c"), lm, api, pairs, on=Machine(8, None))
+    errors = {one.message: one.jobs for one in found if one.verdict == "error"}
+    for message, job in {
+        "SOME_KEY is not in the environment": api,
+        "lm-eval is missing": lm,
+        "wandb needs the package wandb": pairs,
+        "batches_per_step 32 is not divisible by 8 GPUs × batches_per_device 8": pairs,
+    }.items():
+        assert [jobs for line, jobs in errors.items() if message in line] == [[job]], message

@@ -91,11 +91,18 @@ def test_last_line_says_why_a_job_failed(folder):
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last == (
-        "batch mine: revela: error: corpora mine: 6 chunks are too few for one batch of 20 "
+        "batch mine: revela: error: corpus 'mine': 6 chunks are too few for one batch of 20 "
         "(see results/logs/batch/mine.log)"
     )
     assert "Traceback" not in result.stderr
     assert "set -euo" not in result.stderr
+
+
+def test_cores_that_run_nothing_are_refused(folder):
+    for cores in ("0", "-1", "some"):
+        result = run(folder, CONFIG, "--cores", cores)
+        assert result.returncode == 1
+        assert f"revela: error: --cores {cores}: expected a number above 0" in result.stderr
 
 
 def test_time_left_is_estimated_by_rule(capsys, monkeypatch):

@@ -200,6 +200,14 @@ def test_a_training_that_saves_its_model_is_not_cleaned(tmp_path):
     assert not unchecked.exists()
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../models/a", "/models/a"])
+def test_only_a_name_is_cleaned(tmp_path, name):
+    (tmp_path / "models/a/retriever").mkdir(parents=True)
+    with pytest.raises(RevelaError, match="not the name of an experiment or model"):
+        status.clean(tmp_path, name)
+    assert (tmp_path / "models/a/retriever").exists()
+
+
 def test_usage_sums_manifests_beside_the_paper(results, tmp_path):
     paper = Path(__file__).parents[2] / "data/paper/gpu_hours.csv"
     commands.usage(results, tmp_path / "usage.csv", paper)

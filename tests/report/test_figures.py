@@ -358,3 +358,36 @@ def test_characters_are_drawn_by_a_font_that_has_them(rare, tmp_path, capsys, mo
     fontManager.addfont(tmp_path / "rare.ttf")
     assert drawn_labels(rare, tmp_path) == ["a  A0", ":rocket: b ♥ 中  B1"]
     assert not capsys.readouterr().out
+
+
+def test_curves_are_rolling_means_over_the_steps(tmp_path):
+    for n in range(1, 41):
+        loss = 8.0 if n <= 2 else 4.0
+        append_line(tmp_path / "a.jsonl", {"step": 2 * n, "loss": loss, "plain_loss_gain": n})
+    drawing = figures.draw(FIGURES[3], {"e": tmp_path / "a.jsonl"})
+    loss, gain = (axis.lines[0].get_xydata().tolist() for axis in drawing.axes[:2])
+    assert [point[0] for point in loss] == list(range(2, 81, 2))
+    assert [point[1] for point in loss][:5] == [1, 1, 0.75, 0.5, 0.5]  # relative to its start
+    assert gain[-1] == [80, 39.5]
+
+
+def test_losses_of_a_pretraining_are_drawn_over_its_tokens(tmp_path):
+    lines = [{"loss": 6.0}, {"loss": 4.0}, {"held_out_loss": 5.5}]
+    for n, line in enumerate(lines, start=1):
+        append_line(tmp_path / "b.jsonl", {"step": n, "tokens": n * 500_000} | line)
+    figure = PretrainingFigure(kind="pretraining", caption="c", backbone="b")
+    (axis,) = figures.draw(figure, {"b": tmp_path / "b.jsonl"}).axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
+    assert drawn == {"training": [[0.5, 6], [1, 5]], "held out": [[1.5, 5.5]]}
+
+
+def test_a_learning_curve_is_of_its_measure(inputs, tmp_path):
+    settings = {"caption": "c", "task": "t", "experiments": {"e": "E"}, "start": "old"}
+    figure = LearningFigure(kind="learning", measure="recall_at_5", **settings)
+    paths = {"e.log": inputs["e"]}
+    for name, value in (("e", 0.5), ("old", 0.25)):
+        paths[name] = tmp_path / f"{name}.json"
+        paths[name].write_text(json.dumps({"ndcg_at_10": 0.9, "recall_at_5": value}))
+    (axis,) = figures.draw(figure, paths).axes
+    assert axis.lines[0].get_xydata() == pytest.approx(np.array([[0, 25], [5, 50]]))
+    assert axis.get_ylabel() == "recall_at_5 × 100"

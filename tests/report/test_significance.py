@@ -6,6 +6,7 @@ import math
 import statistics
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 
@@ -224,3 +225,12 @@ def test_nothing_is_marked_without_a_comparison(scores):
     empty = significance.analyse(table_of("none"), scores)
     assert significance.undecided(empty) == set()
     assert tables.analysis_to_csv(empty) == ",".join(significance.COLUMNS) + "\n"
+
+
+def test_the_next_best_system_decides_whether_the_best_is_marked():
+    """Not the one with the smallest or the largest p."""
+    lines = [("best", 60.0, "", np.nan), ("next", 59.0, "best", 0.02), ("last", 50.0, "best", 0.2)]
+    frame = pd.DataFrame(lines, columns=["system", "score", "compared_to", "p"])
+    assert significance.undecided(frame.assign(column="a")) == set()
+    frame["p"] = [np.nan, 0.05, 0.001]
+    assert "best" in {name for name, _ in significance.undecided(frame.assign(column="a"))}

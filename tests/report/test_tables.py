@@ -177,3 +177,18 @@ def test_a_verified_system_may_be_named_like_a_missing_value(tmp_path, capsys):
     (tmp_path / "compared.csv").write_text(lines)
     commands.verify([tmp_path / "compared.csv"])
     assert capsys.readouterr().out.split()[4:] == ["NA", "null", "NaN", "reproduced"]
+
+
+@pytest.mark.parametrize(("mean", "adds_up"), [(30.0, "yes"), (30.1, "rounding"), (30.2, "no")])
+def test_a_printed_mean_may_differ_by_rounding_only(table, tmp_path, mean, adds_up):
+    (tmp_path / "printed.csv").write_text(f"task,One\ntask_a,30.0\ntask_b,30.0\nMean,{mean}\n")
+    one = table.model_copy(update={"rows": table.rows[:1]})
+    assert reported.check_means(one)["adds_up"].to_list() == [adds_up]
+
+
+def test_a_table_shows_its_measure(table, tmp_path):
+    found = {"ndcg_at_10": 0.9, "recall_at_5": 0.25}
+    for task in ("task_a", "task_b"):
+        (tmp_path / "m1" / f"{task}.json").write_text(json.dumps(found))
+    other = table.model_copy(update={"measure": "recall_at_5", "rows": table.rows[:1]})
+    assert tables.compile_table(other, tmp_path).loc["One", "Mean"] == 25
