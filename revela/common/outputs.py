@@ -45,7 +45,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
         raise RevelaError(f"cannot write {path}: {error.strerror}") from error
     try:
         for stale in path.parent.glob(f".{path.name}.[0-9]*.part"):
-            _remove(stale)  # left by a killed process
+            if not Path("/proc", stale.suffixes[-2][1:]).exists():
+                _remove(stale)  # left by a killed process
         yield temporary
         # safetensors makes its files readable by their owner only.
         for file in (temporary, *temporary.rglob("*")):
@@ -179,11 +180,18 @@ def _gpu_facts(seconds: float) -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     """Return the commit of the source tree, with `-dirty` appended if it has changes."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    here, quiet = Path(__file__).parent, subprocess.DEVNULL
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.check_output(command, cwd=here, stderr=quiet, text=True, timeout=10)
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+
+    def git(*command: str) -> str:
+        here, quiet = Path(__file__).parent, subprocess.DEVNULL
+        answer = subprocess.check_output(
+            ["git", *command], cwd=here, stderr=quiet, text=True, timeout=10
+        )
         return answer.strip()
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        git("ls-files", "--error-unmatch", __file__)  # fails in another project's environment
+        return git(*describe)
     return None
 
 

@@ -1,12 +1,17 @@
 """Outputs are complete or absent, and manifests record their origin."""
 
 import json
+import os
+import subprocess
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output, sha256, write_manifest, write_text
 
@@ -27,10 +32,20 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
-    (tmp_path / ".out.txt.1.part").write_text("half")
-    (tmp_path / ".out.txt.2.part").mkdir()
+    (tmp_path / ".out.txt.99999998.part").write_text("half")
+    (tmp_path / ".out.txt.99999999.part").mkdir()
+    living = tmp_path / f".out.txt.{os.getppid()}.part"
+    living.write_text("half")
     write_text(tmp_path / "out.txt", "whole")
-    assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
+    assert {p.name for p in tmp_path.iterdir()} == {"out.txt", living.name}
+
+
+def test_the_commit_of_another_project_is_not_ours(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty"]
+    subprocess.run([*commit, "-m", "theirs"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(outputs, "__file__", str(tmp_path / "outputs.py"))
+    assert outputs._git_commit() is None
 
 
 def test_a_folder_replaces_a_folder(tmp_path):
@@ -80,3 +95,23 @@ def test_the_hash_of_a_model_is_that_of_its_weights_and_settings(tmp_path):
     assert sha256(tmp_path) == before
     (tmp_path / "model.safetensors").write_bytes(b"v")
     assert sha256(tmp_path) != before
+    before = sha256(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert sha256(tmp_path) != before
+
+
+def test_a_manifest_counts_the_hours_of_all_gpus(tmp_path, monkeypatch):
+    usage = mock.Mock(ru_maxrss=3 * 1024**2)  # in kilobytes
+    monkeypatch.setattr(outputs.resource, "getrusage", lambda _: usage)
+    monkeypatch.setattr(outputs, "STARTED", time.time() - 3600)
+    for name, answer in {
+        "is_initialized": True, "device_count": 4, "get_device_name": "A100",
+        "max_memory_allocated": 2 * 1024**3,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    (tmp_path / "out").touch()
+    write_manifest(tmp_path / "out", {}, [])
+    manifest = json.loads((tmp_path / "out.manifest.json").read_text())
+    assert (manifest["gpus"], manifest["gpu"]) == (4, "A100")
+    assert 4 <= manifest["gpu_hours"] < 4.5
+    assert (manifest["peak_memory_gb"], manifest["peak_gpu_memory_gb"]) == (3, 2)
