@@ -34,9 +34,10 @@ def fuse(model: Any) -> None:
 def _is_rms_norm(kind: type) -> bool:
     """Return whether a class computes x / √(mean x² + ε) · w and nothing else, by trying it."""
     try:
-        norm: Any = kind(8)
+        with torch.device("cpu"):  # whatever the model is being built on
+            norm: Any = kind(8)
+            x = torch.linspace(1, 2, 8)  # whose mean is not zero
         names = [*dict(norm.named_parameters()), *inspect.signature(norm.forward).parameters]
-        x = torch.linspace(1, 2, 8)  # whose mean is not zero
         return len(names) == 2 and torch.allclose(norm(x), _rms_norm(norm, x))
     except (AttributeError, TypeError):  # it takes other arguments
         return False
