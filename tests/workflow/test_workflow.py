@@ -546,17 +546,14 @@ def test_cost_is_a_report_of_what_is_there(project):
 
 
 def test_after_a_kill_the_next_run_finishes(project):
-    for path in ("tiny-revela/retriever", "tiny-revela/log.jsonl"):
-        target = project / "results/models" / path
-        shutil.rmtree(target) if target.is_dir() else target.unlink()
     config = json.loads(json.dumps(CONFIG))
-    config["experiments"]["tiny-revela"]["steps"] = 60
-    config["experiments"]["undisturbed"] = {"base": "tiny-revela"}
+    config["experiments"]["disturbed"] = {"base": "tiny-revela", "steps": 60}
+    config["experiments"]["undisturbed"] = {"base": "disturbed"}
     write_config(project, config)
     # A checkpoint after every step.
     often = ["--set-resources", "train:checkpoint_minutes=0"]
     process = subprocess.Popen(
-        ["snakemake", "--cores", "2", *often, "--", "results/models/tiny-revela/log.jsonl"],
+        ["snakemake", "--cores", "2", *often, "--", "results/models/disturbed/log.jsonl"],
         cwd=project,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -564,34 +561,34 @@ def test_after_a_kill_the_next_run_finishes(project):
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )
     deadline = time.monotonic() + 120
-    work = project / "results/models/tiny-revela/checkpoints"
+    work = project / "results/models/disturbed/checkpoints"
     while time.monotonic() < deadline and not list(work.glob("*/*/complete.json")):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGSTOP)
     process.kill()  # Snakemake only: the training is left running, and waits here
     process.wait()
-    again = ["--rerun-incomplete", "--nolock", "results/models/tiny-revela/log.jsonl"]
+    again = ["--rerun-incomplete", "--nolock", "results/models/disturbed/log.jsonl"]
     refused = snakemake(project, *again)
     os.killpg(process.pid, signal.SIGKILL)  # now the training too
     assert list(work.glob("*/*/complete.json")), "the training was not killed in its middle"
     assert refused.returncode != 0
-    (line,) = (project / "results/logs/train/tiny-revela.log").read_text().splitlines()
-    assert line.endswith("results/models/tiny-revela: another training is using this folder")
-    assert not (project / "results/models/tiny-revela/retriever").exists()
+    (line,) = (project / "results/logs/train/disturbed.log").read_text().splitlines()
+    assert line.endswith("results/models/disturbed: another training is using this folder")
+    assert not (project / "results/models/disturbed/retriever").exists()
     result = snakemake(project, *again, "results/models/undisturbed/log.jsonl")
     write_config(project, CONFIG)
     assert result.returncode == 0, result.stderr
-    manifest = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
+    manifest = json.loads((project / "results/models/disturbed/manifest.json").read_text())
     assert manifest["starts"] == 2
     steps = [
         json.loads(line)["step"]
-        for line in (project / "results/models/tiny-revela/log.jsonl").read_text().splitlines()
+        for line in (project / "results/models/disturbed/log.jsonl").read_text().splitlines()
         if "snapshot" not in line
     ]
     assert steps == list(range(1, 61))
     found, expected = (
         (project / f"results/models/{name}/retriever/model.safetensors").read_bytes()
-        for name in ("tiny-revela", "undisturbed")
+        for name in ("disturbed", "undisturbed")
     )
     assert found == expected
 
