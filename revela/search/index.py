@@ -33,6 +33,7 @@ from revela.evaluation.search import exact_search
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
 from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows
+from revela.text.words import term_pattern
 
 VERSION = 1
 PRECISION = "bfloat16"  # if the GPU supports it
@@ -311,7 +312,8 @@ def _tokenizer(language: str) -> Callable[[list[str]], Any]:
         words: Any = language
     except ValueError:
         words = []  # bm25s has stop words for some languages only
-    return functools.partial(bm25s.tokenize, stopwords=words, stemmer=stemmer, show_progress=False)
+    options = {"stopwords": words, "stemmer": stemmer, "show_progress": False}
+    return lambda texts: bm25s.tokenize(texts, token_pattern=term_pattern(texts), **options)
 
 
 def _texts(folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Words and ends of sentences, in scripts with and without spaces between words."""
 
 import re
+from collections.abc import Sequence
 
 # Han, kana and full-width forms; then Thai, Lao, Tibetan, Burmese and Khmer, whose words have about
 # four characters.
@@ -15,6 +16,9 @@ _UNSPACED = re.compile(
 )
 _SPACED = re.compile(r"\S{1,500}")  # inlined data must not become one word
 
+_OTHER = rf"[^\W{_IDEOGRAPHS}{_SYLLABLES}]"
+_TERM = rf"(?=((?=\w)[{_IDEOGRAPHS}]|[{_SYLLABLES}]{{3}}|(?<!{_OTHER}){_OTHER}{{2,}}))"
+
 SENTENCE_END = r"(?<=[\w\x80-\U0010ffff])[。！？।؟۔]+[」』）]*"
 """Marks that need no space after them, or that Punkt does not know."""
 
@@ -27,3 +31,17 @@ def word_pattern(text: str) -> re.Pattern[str]:
     if text.isascii() or len(_OF_SCRIPT.findall(text)) < _SHARE * len(text):
         return _SPACED
     return _UNSPACED
+
+
+def term_pattern(texts: Sequence[str]) -> str:
+    """Return the pattern of BM25's terms: words of two letters or more, as in bm25s.
+
+    In scripts without spaces between words they are ideographs, and trigrams of other characters.
+    """
+    # Both patterns give the same terms where there are no such scripts; this one is slower.
+    return _TERM if any(map(_OF_SCRIPT.search, texts)) else r"(?u)\b\w\w+\b"
+
+
+def unspaced(texts: Sequence[str]) -> bool:
+    """Return whether most texts are in a script without spaces between words."""
+    return 2 * sum(word_pattern(text) is _UNSPACED for text in texts) > len(texts)

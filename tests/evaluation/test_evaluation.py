@@ -189,6 +189,29 @@ def test_bm25_is_english_for_any_language_of_a_task(collection, tmp_path, langua
     assert [document for (query, document), s in scores.items() if query == "q1" and s] == ["d2"]
 
 
+@pytest.mark.parametrize("permitted", [None, ["d1", "d2", "d4"]])
+def test_bm25_finds_words_in_scripts_without_spaces(collection, tmp_path, permitted):
+    texts = {
+        "d0": "长城是中国古代的军事防御工程。",
+        "d1": "大熊猫主要生活在四川的山区，以竹子为食。",
+        "d2": "绿茶和红茶都很受欢迎。",
+        "d3": "寿司はとても人気があります。Sushi",
+        "d4": "ผัดไทยเป็นอาหารที่มีชื่อเสียง",
+    }
+    queries = {"q0": "红茶", "q1": "熊猫吃竹子吗？", "q2": "อาหารไทย"}
+    for name, rows in (("corpus", texts), ("queries", queries)):
+        lines = (json.dumps({"_id": key, "text": text}) + "\n" for key, text in rows.items())
+        (collection / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    judged = "query-id\tcorpus-id\tscore\nq0\td2\t1\nq1\td1\t1\nq2\td4\t1\n"
+    (collection / "qrels.tsv").write_text(judged)
+    task = local_task("tiny-task", collection, collection)
+    if permitted:
+        task.load_data()
+        task.dataset["default"]["test"]["top_ranked"] = dict.fromkeys(queries, permitted)
+    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    assert found.scores["ndcg_at_10"] == 1
+
+
 @pytest.mark.parametrize("kind", ["bm25s", "encoder", "product"])
 def test_excluded_documents_are_replaced_by_the_next_best(backbone, collection, tmp_path, kind):
     model = {

@@ -72,6 +72,24 @@ def test_bm25_is_lucene_s_formula(index):
     assert index.search(["zzz qqq", ""], 10, "bm25") == [[], []]
 
 
+def test_bm25_finds_words_in_scripts_without_spaces(backbone, tmp_path):
+    texts = {
+        "china.txt": "长城是中国古代的军事防御工程。",
+        "panda.txt": "大熊猫主要生活在四川的山区，以竹子为食。",
+        "sushi.txt": "東京は日本の首都です。Sushi 寿司は人気があります。",
+        "food.txt": "ผัดไทยเป็นอาหารที่มีชื่อเสียง",
+        "notes.txt": TEXTS[0],
+    }
+    (tmp_path / "texts").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "texts" / name).write_text(text, encoding="utf-8")
+    build(corpus_of(tmp_path / "texts"), [str(backbone)], tmp_path / "index", 64, "english", 1)
+    index = Index(tmp_path / "index")
+    queries = ["熊猫", "寿司", "sushi", "ไทย", "parsers reading lines", "嗨"]
+    found = [[index.row(hit)["document"] for hit in hits] for hits in index.search(queries, 9, "bm25")]
+    assert found == [["panda.txt"], ["sushi.txt"], ["sushi.txt"], ["food.txt"], ["notes.txt"], []]
+
+
 def test_a_retriever_s_own_maximum_length_holds(texts, backbone, tmp_path):
     retriever = tmp_path / "short"
     shutil.copytree(backbone, retriever)
