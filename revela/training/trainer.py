@@ -1,6 +1,5 @@
 """Training a retriever: one entry point for the three objectives."""
 
-import gc
 import os
 import random
 from pathlib import Path
@@ -35,6 +34,7 @@ from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
 from revela.training.schedule import warmup_decay
+from revela.training.trainlog import return_freed_memory
 
 MADE = ("retriever", "language_model", "steps")
 """Folders written by a training."""
@@ -103,7 +103,7 @@ def train(
         facts = _fit(
             experiment, arguments, rows, output, checkpoint_minutes, gradient_checkpointing
         )
-        gc.collect()  # the check needs the models' memory
+        return_freed_memory()  # the check needs that of the models
         if facts is None:
             return
         made = EncoderModel(kind="encoder", retriever=str(unchecked), encoding=experiment.encoding)

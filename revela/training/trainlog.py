@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -124,3 +125,10 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
         libc.mallopt(-3, 2**23)  # M_MMAP_THRESHOLD
+
+
+def return_freed_memory() -> None:
+    """Return to the system what `keep_freed_memory` has kept."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

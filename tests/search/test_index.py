@@ -86,7 +86,9 @@ def test_bm25_finds_words_in_scripts_without_spaces(backbone, tmp_path):
     build(corpus_of(tmp_path / "texts"), [str(backbone)], tmp_path / "index", 64, "english", 1)
     index = Index(tmp_path / "index")
     queries = ["熊猫", "寿司", "sushi", "ไทย", "parsers reading lines", "嗨"]
-    found = [[index.row(hit)["document"] for hit in hits] for hits in index.search(queries, 9, "bm25")]
+    found = [
+        [index.row(hit)["document"] for hit in hits] for hits in index.search(queries, 9, "bm25")
+    ]
     assert found == [["panda.txt"], ["sushi.txt"], ["sushi.txt"], ["food.txt"], ["notes.txt"], []]
 
 

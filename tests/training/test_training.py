@@ -1,6 +1,8 @@
 """Every objective learns, and what changes no number changes none."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,25 @@ def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
     untouched = encoder_of(backbone)
     difference = trained.encode(TEXTS, "query", 32) - untouched.encode(TEXTS, "query", 32)
     assert difference.abs().max() > 1e-3
+
+
+def test_the_memory_of_the_models_is_returned_before_the_check():
+    """Of three hundred tensors of a megabyte, as an adapter's, that are freed after a training."""
+    script = """
+import re, torch
+from revela.training.trainlog import keep_freed_memory, return_freed_memory
+def megabytes():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+keep_freed_memory()
+before = megabytes()
+tensors = [torch.ones(2**18) for _ in range(300)]
+del tensors
+kept = megabytes() - before
+return_freed_memory()
+print(kept > 250, megabytes() - before < 50)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout == "True True\n", ran.stderr
 
 
 def test_a_retriever_that_sentence_transformers_encodes_differently_stays_unchecked(
