@@ -52,11 +52,11 @@ def main() -> None:
         rate = finished / (time.monotonic() - start) if finished else _TFLOPS
         minutes = sum(other.tflop for other in todo[number:]) / rate / 60
         print(f"{part.name}: {number + 1} of {len(todo)}, {minutes:.0f} min left", flush=True)
-        found[part.name] = {"key": part.key, **_tried(part)}
+        found[part.name] = {"key": part.key, "machine": plan.machine, **_tried(part)}
         write_json(_file(options.folder, part.name), found[part.name])
-        results.write(found, plan.machine)
+        results.write(found)
         finished += part.tflop
-    print(results.write(found, plan.machine))
+    print(results.write(found))
     if any("failed" in found[name] for name in options.only or names):
         sys.exit("life-size: some parts were not completed")
 

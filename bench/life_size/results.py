@@ -26,6 +26,7 @@ _TRAININGS = [
     "estimated GB",
     "reloaded as by hand",
     "cosines",
+    "machine",
 ]
 _TEXTS = [
     "corpus",
@@ -39,20 +40,23 @@ _TEXTS = [
     "hours: workers, 1 core",
     "hours: {cores} cores",
     "profile's hours",
+    "machine",
 ]
 
 
-def write(found: Found, machine: str, path: Path = RESULTS) -> str:
+def write(found: Found, path: Path = RESULTS) -> str:
     """Write both tables, and a line for each part without a row; return them."""
-    trainings = {n: r["result"] for n, r in found.items() if "training" in r.get("result", {})}
-    texts = {n: r["result"] for n, r in found.items() if "large" in r.get("result", {})}
+    trainings = {n: r for n, r in found.items() if "training" in r.get("result", {})}
+    texts = {n: r for n, r in found.items() if "large" in r.get("result", {})}
+    versions = {r["machine"].partition(", ")[2] for r in (trainings | texts).values()}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    sections = [f"# The paper's steps at their real sizes\n\n`make life-size`, {today}, {machine}."]
+    made = ", ".join(["`make life-size`", today, *sorted(versions)])
+    sections = [f"# The paper's steps at their real sizes\n\n{made}."]
     if trainings:
         sections.append(_TRAINING_NOTE)
         sections.append(_table(_TRAININGS, [_training(*one) for one in trainings.items()]))
     if texts:
-        cores = next(iter(texts.values()))["profile_cores"]
+        cores = next(iter(texts.values()))["result"]["profile_cores"]
         heading = [name.format(cores=cores) for name in _TEXTS]
         sections.append(_TEXT_NOTE)
         sections.append(_table(heading, [_text(*one) for one in texts.items()]))
@@ -71,10 +75,11 @@ _TRAINING_NOTE = """\
 
 Random weights in the published shapes; the settings of `config.yaml`, with one step of one batch
 (Contriever: eight pairs of 17 texts), no warm-up, and a learning rate that lets one step be seen.
-Memory is the process's peak, libraries included; estimates are those of `revela.plan.estimates`.
-Seconds are the step's, of the whole process for the 64 passages. Cosines are the lowest between
-embeddings of W + α/r·BA in float32 and those of the saved and reloaded retriever in float32 and in
-bfloat16, and the highest with the backbone's own: what an adapter that is not loaded gives."""
+Memory is the process's peak, with the libraries and the check of the saved retriever in float32;
+estimates are those of `revela.plan.estimates`. Seconds are the step's, of the whole process for the
+64 passages. Cosines are the lowest between embeddings of W + α/r·BA in float32 and those of the
+saved and reloaded retriever in float32 and in bfloat16, and the highest with the backbone's own:
+what an adapter that is not loaded gives."""
 
 _TEXT_NOTE = """\
 ## Chunking
@@ -92,7 +97,8 @@ def _table(heading: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _training(name: str, found: dict[str, Any]) -> list[str]:
+def _training(name: str, record: dict[str, Any]) -> list[str]:
+    found = record["result"]
     expected, step = found["step"], found["training"]
     encoded, same = found["evaluation"], found["embeddings"]
     share = expected["flops"] / step["seconds"] / step["matmul_rate"]
@@ -115,10 +121,12 @@ def _training(name: str, found: dict[str, Any]) -> list[str]:
         f"{expected['encoding_gb']:.1f}",
         "yes" if told_apart else "NO",
         f"{same['float32']:.5f}, {same['bfloat16']:.5f}, {same['backbone']:.3f}",
+        record["machine"].partition(", ")[0],
     ]
 
 
-def _text(name: str, found: dict[str, Any]) -> list[str]:
+def _text(name: str, record: dict[str, Any]) -> list[str]:
+    found = record["result"]
     small, large = found["small"], found["large"]
     enough = found["hours"] <= found["profile_hours"]
     return [
@@ -133,4 +141,5 @@ def _text(name: str, found: dict[str, Any]) -> list[str]:
         f"{found['workers_hours']:.2f}",
         f"{found['hours']:.2f}",
         f"{found['profile_hours']:g}{'' if enough else ': TOO FEW'}",
+        record["machine"].partition(", ")[0],
     ]
