@@ -5,7 +5,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 from revela.attention import zero
 from revela.attention.decoder import causal_decoder, run_packed
 from revela.attention.packing import Packing, flash_takes
-from revela.common.errors import RevelaError, check_name, errors_at, reading
+from revela.common.errors import RevelaError, check_name, reading
 from revela.common.hub import converted_revision, explained, read_model_json
 from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel
-from revela.config.local import model_files
-from revela.config.names import ModelRef
+from revela.config.local import check_model_folder
 from revela.config.training import Lora
 from revela.encoding import appends_eos, read_encoding
 
@@ -241,19 +239,6 @@ def adapter_base(name: str, revision: str | None = None) -> str | None:
         return None
     with reading(name, "an adapter"):
         return str(settings["base_model_name_or_path"])
-
-
-def check_model_folder(name: str) -> None:
-    """Check that a model given by a folder is there and complete.
-
-    Raises:
-        RevelaError: it is not; the message begins with the model.
-    """
-    if (folder := ModelRef(name)).is_folder:
-        with errors_at(f"model {name!r}"):
-            if not Path(folder).is_dir():
-                raise RevelaError("no such folder")
-            model_files(Path(folder))
 
 
 def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:

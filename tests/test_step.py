@@ -132,6 +132,21 @@ def test_help_answers_at_once():
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("report.training_figures, report.dynamics_figure, plan.run", {"torch", "transformers"}),
+        ("evaluation.measure, evaluation.bm25", {"transformers", "revela.encoder"}),
+    ],
+)
+def test_jobs_that_need_no_model_import_none(modules, heavy):
+    """Of transformers alone that takes seconds, in each job."""
+    names = [f"revela.{name}" for name in modules.split(", ")]
+    code = f"import sys, {', '.join(names)}; print(sorted({heavy!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
+
+
 def test_a_shell_completes_commands():
     code = "import sys; sys.argv = ['revela']; from revela.cli import main; main()"
     asked = {"_REVELA_COMPLETE": "complete_bash", "COMP_WORDS": "revela chu", "COMP_CWORD": "1"}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.common import medians, report
 from revela.attention.packing import attend, causal_attention
-from revela.training.trainlog import keep_freed_memory
+from revela.common.memory import keep_freed_memory
 
 COMMAND = "python -m bench.attention.kernels"
 

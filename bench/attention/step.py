@@ -30,11 +30,11 @@ from bench.common import (
     resident_gb,
 )
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity
+from revela.common.memory import keep_freed_memory
 from revela.config.encoding import Encoding
 from revela.config.training import RevelaObjective
 from revela.encoder import Encoder
 from revela.training.objectives.revela import Revela
-from revela.training.trainlog import keep_freed_memory
 
 COMMAND = "python -m bench.attention.step"
 LENGTH = 160

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.common import chunk_lengths, medians, ragged_batch, random_model, report
+from revela.common.memory import keep_freed_memory
 from revela.encoder import pad
 from revela.training.objectives.replug import cross_losses
-from revela.training.trainlog import keep_freed_memory
 
 
 @torch.no_grad()

@@ -20,12 +20,12 @@ from accelerate.utils import send_to_device
 
 from bench.common import machine, medians, peak_gb, real_chunks, report
 from revela.common import outputs
+from revela.common.memory import keep_freed_memory
 from revela.config.training import Experiment, ReplugObjective, RevelaObjective
 from revela.encoder import Encoder, load_model, load_tokenizer
 from revela.training.collators import BatchCollator
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
-from revela.training.trainlog import keep_freed_memory
 
 BACKBONE = "data/backbone"
 SIZES = [2, 4, 8, 16, 32]

@@ -1,6 +1,6 @@
 """Energy drawn by this process, and the cost of a training over all its starts.
 
-A training writes one file per segment, from a start until it ends or is killed (`trainlog.Meter`),
+A training writes one file per segment, from a start until it ends or is killed (`Meter`),
 so that work repeated after a restart counts too. Imports nothing heavy.
 """
 

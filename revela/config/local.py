@@ -4,8 +4,9 @@ import functools
 import hashlib
 from pathlib import Path
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, errors_at
 from revela.common.outputs import read_json
+from revela.config.names import ModelRef
 
 PLAIN_TEXT = (".txt", ".md")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
@@ -109,6 +110,19 @@ def model_files(folder: Path) -> list[Path]:
         _one_of(folder, "tokenizer.json", "tokenizer_config.json")
     others = {*folder.glob("*.json"), *folder.glob("tokenizer*")} - {folder / "manifest.json"}
     return sorted({*weights, *others})
+
+
+def check_model_folder(name: str) -> None:
+    """Check that a model given by a folder is there and complete.
+
+    Raises:
+        RevelaError: it is not; the message begins with the model.
+    """
+    if (folder := ModelRef(name)).is_folder:
+        with errors_at(f"model {name!r}"):
+            if not Path(folder).is_dir():
+                raise RevelaError("no such folder")
+            model_files(Path(folder))
 
 
 @functools.cache

@@ -24,10 +24,7 @@ from revela.config.evaluation import (
     LuceneModel,
     RetrievalBenchmark,
 )
-from revela.encoder import check_model_folder
-from revela.evaluation.bm25 import Bm25s
-from revela.evaluation.lucene import LuceneSearch
-from revela.evaluation.search import DenseSearch
+from revela.config.local import check_model_folder
 
 _RUN_DEPTH = 100  # documents per query in a saved run
 
@@ -45,7 +42,10 @@ def load_searcher(
     Raises:
         RevelaError: the key of an API is not in the environment, or its package is missing.
     """
+    # A system's modules are imported only for it: those of an encoder take seconds.
     if isinstance(model, Bm25Model):
+        from revela.evaluation.bm25 import Bm25s
+
         return Bm25s()
     if isinstance(model, ApiModel):
         import mteb
@@ -58,7 +58,11 @@ def load_searcher(
         except ImportError as error:
             raise RevelaError(f"model {name!r}: {str(error).splitlines()[0]}") from error
     if isinstance(model, LuceneModel):
+        from revela.evaluation.lucene import LuceneSearch
+
         return LuceneSearch(model, name, folder, torch.get_num_threads())
+    from revela.evaluation.search import DenseSearch
+
     return DenseSearch(model, name, revision, suite, folder, similar)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from revela.attention import zero
 from revela.common.errors import RevelaError
+from revela.common.memory import return_freed_memory
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
 from revela.encoder import load_encoder, load_encoding, token_ids
@@ -68,6 +69,7 @@ def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[st
         texts = {name: text for (name, text), row in zip(texts.items(), ids, strict=True) if row}
     ours = {role: encoder.encode(list(texts.values()), role, length) for role in _ROLES}
     del encoder  # the other process loads the weights as well
+    return_freed_memory()
     (theirs,) = encode_alone([folder], list(texts.values()))
     cosines = {
         f"{role} {name}": value

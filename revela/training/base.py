@@ -19,19 +19,21 @@ from transformers.trainer import SAFE_WEIGHTS_NAME, SCHEDULER_NAME
 from revela.attention import zero
 from revela.common import outputs
 from revela.common.errors import RevelaError
+from revela.common.memory import keep_freed_memory, memory_gb
 from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Backbone, Experiment
 from revela.encoder import devices, native_dtype
-from revela.training import checkpoints, trackers, trainlog
-from revela.training.trainlog import LOG
+from revela.training import checkpoints, trackers
+from revela.training.meter import Meter
+from revela.training.trainlog import LOG, append_line, keep_log_until
 
 
 @contextlib.contextmanager
 def start(output: Path, settings: Experiment | Backbone, inputs: list[Path]) -> Iterator[Path]:
     """Lock a model's folder, seed, and yield the folder of this training's checkpoints."""
     with checkpoints.work_folder(output, settings.dump(), inputs) as work:
-        trainlog.keep_freed_memory()
+        keep_freed_memory()
         transformers.set_seed(settings.seed)
         trackers.prepare(output, work.name)
         yield work
@@ -154,14 +156,14 @@ class BaseTrainer(transformers.Trainer):
         """
         guard = checkpoints.Guard(self, checkpoint_minutes * 60)
         self.add_callback(guard)
-        self.add_callback(trainlog.Meter(self.work))
+        self.add_callback(Meter(self.work))
         main = self.is_world_process_zero()
         # One process finds it and removes damaged ones; all resume from it.
         found = [checkpoints.last_checkpoint(self.work) if main else None]
         (checkpoint,) = broadcast_object_list(found)
         step = checkpoints.step_of(checkpoint)
         if main:
-            trainlog.keep_log_until(self.work / LOG, step)
+            keep_log_until(self.work / LOG, step)
         if checkpoint:
             checkpoints.check_processes(checkpoint, self.processes())
             if main:
@@ -217,7 +219,7 @@ class BaseTrainer(transformers.Trainer):
             "learning_rate": logs["learning_rate"],
             "gradient_norm": float(logs.get("grad_norm", math.nan)),
             "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
-            "memory_gb": round(trainlog.memory_gb(), 3),
+            "memory_gb": round(memory_gb(), 3),
         }
         self.write_line(entry)
         self.bar.total = self.state.max_steps
@@ -235,7 +237,7 @@ class BaseTrainer(transformers.Trainer):
     def write_line(self, entry: dict[str, Any]) -> None:
         """Append a line to the log, in one process only."""
         if self.is_world_process_zero():
-            trainlog.append_line(self.work / LOG, entry)
+            append_line(self.work / LOG, entry)
 
     def processes(self) -> dict[str, int]:
         """Return the number of processes, and how they shard."""

@@ -10,6 +10,7 @@ from transformers.trainer_pt_utils import get_model_param_count
 
 from revela.common import outputs
 from revela.common.errors import RevelaError, reading
+from revela.common.memory import return_freed_memory
 from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
 from revela.encoder import (
@@ -34,7 +35,6 @@ from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
 from revela.training.schedule import warmup_decay
-from revela.training.trainlog import return_freed_memory
 
 MADE = ("retriever", "language_model", "steps")
 """Folders written by a training."""

@@ -86,7 +86,7 @@ def test_the_memory_of_the_models_is_returned_before_the_check():
     """Of three hundred tensors of a megabyte, as an adapter's, that are freed after a training."""
     script = """
 import re, torch
-from revela.training.trainlog import keep_freed_memory, return_freed_memory
+from revela.common.memory import keep_freed_memory, return_freed_memory
 def megabytes():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 keep_freed_memory()
