@@ -23,10 +23,11 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: .venv/installed
-	HF_HUB_OFFLINE=1 revela run config.demo.yaml --prioritize results/models/demo-replug/retriever
+	HF_HUB_OFFLINE=1 revela run config.demo.yaml --prioritize \
+	    $(foreach name,replug contriever revela,results/models/demo-$(name)/retriever)
 	@revela ranking results/benchmarks/pydocs/docstring-to-function \
 	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)
-	@echo "search these functions in a browser (a minute or two to index):"
+	@echo "search these functions in a browser (less than a minute to index):"
 	@echo "  revela index results/benchmarks/pydocs/docstring-to-function/corpus.jsonl \\"
 	@echo "      --model results/models/demo-revela/retriever --model data/backbone --output demo-index"
 	@echo "  revela serve demo-index"

@@ -236,7 +236,7 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
 
 
 def test_a_retriever_of_this_config_may_be_given_by_its_folder(local):
-    folder = "results/models/demo-revela/steps/12"
+    folder = "results/models/demo-revela/steps/8"
     raw = changed("models/again", {"kind": "encoder", "retriever": folder})
     raw["models"]["elsewhere"] = {"kind": "encoder", "retriever": "results/models/other/retriever"}
     config = parse_config(raw, "c")

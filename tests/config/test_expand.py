@@ -66,10 +66,10 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
     assert [config.experiments[name].seed for name in names] == [4, 5, 6]
     same = {config.experiments[name].model_copy(update={"seed": 0}).dump() for name in names}
     assert len(same) == 1
-    assert config.seeds_of("demo-revela@12") == [
-        "demo-revela@12",
-        "demo-revela-seed5@12",
-        "demo-revela-seed6@12",
+    assert config.seeds_of("demo-revela@8") == [
+        "demo-revela@8",
+        "demo-revela-seed5@8",
+        "demo-revela-seed6@8",
     ]
     assert config.seeds_of("ablation") == ["ablation"]
     assert config.seeds_of("bm25") == ["bm25"]
