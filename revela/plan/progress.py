@@ -86,10 +86,11 @@ class LogHandler(LogHandlerBase):
     def _seconds_left(self, now: float) -> float:
         """Estimate the time of the remaining jobs from finished ones of the same rule."""
         every = [seconds for of_rule in self.seconds.values() for seconds in of_rule]
-        left = -sum(now - job.start for job in self.running.values())
+        running = sum(now - job.start for job in self.running.values())
+        left = -running
         for rule, count in self.planned.items():
             left += (count - len(self.seconds[rule])) * statistics.mean(self.seconds[rule] or every)
-        at_once = sum(every) / (now - self.start)
+        at_once = (sum(every) + running) / (now - self.start)
         return max(0.0, left) / max(1.0, at_once)
 
 

@@ -134,9 +134,10 @@ def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     emit(LogEvent.JOB_FINISHED, job_id=5)
     assert capsys.readouterr().err.splitlines() == [
         "5 jobs",
-        "[1/5] chunk 1, 10 s; about 30 s left",  # 4 of 10 s minus the 10 s of the running one
+        # 4 of 10 s minus the 10 s of the running one, two at once
+        "[1/5] chunk 1, 10 s; about 15 s left",
         "[2/5] chunk 2, 10 s; about 15 s left",
-        "[3/5] batch 3, 20 s; about 10 s left",  # 33 s, of which 20 s have passed; 4/3 at once
+        "[3/5] batch 3, 20 s; about 7 s left",  # 33 s, of which 20 s have passed
         "[4/5] batch 4, 20 s; about 8 s left",
         "[5/5] train 5, 15 s",
     ]
