@@ -37,9 +37,10 @@ def _cell(value: Any) -> str:
 
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units."""
-    minutes, hours = seconds // 60, seconds // 3600
+    minutes, rest = divmod(round(seconds), 60)
+    hours = minutes // 60
     if hours >= 48:
-        return f"{hours // 24:.0f} d {hours % 24:.0f} h"
+        return f"{hours // 24} d {hours % 24} h"
     if hours:
-        return f"{hours:.0f} h {minutes % 60:.0f} min"
-    return f"{minutes:.0f} min {seconds % 60:.0f} s" if minutes else f"{seconds:.0f} s"
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

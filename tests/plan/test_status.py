@@ -16,6 +16,7 @@ import pytest
 from revela.common import usage
 from revela.common.errors import RevelaError
 from revela.plan import commands, status
+from revela.plan.show import duration
 from revela.plan.usage import summed
 from revela.training import trackers
 from revela.training.checkpoints import work_folder
@@ -33,6 +34,21 @@ def segment(work: Path, started: float, seen: float, **more: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{started:.0f}-{more.get('host', 'node1')}.json"
     path.write_text(json.dumps(facts | more))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "0 s"),
+        (59.7, "1 min 0 s"),  # not 60 s
+        (119.6, "2 min 0 s"),
+        (3599.8, "1 h 0 min"),
+        (47.9 * 3600, "47 h 54 min"),
+        (49.5 * 3600, "2 d 1 h"),
+    ],
+)
+def test_durations_have_two_units(seconds, words):
+    assert duration(seconds) == words
 
 
 def test_usage_sums_segments_of_restarts_and_nodes(tmp_path):
