@@ -12,6 +12,7 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from revela.plan.jobs import RULES
 from revela.plan.show import duration
 from revela.plan.status import last_line
 
@@ -79,19 +80,21 @@ class LogHandler(LogHandlerBase):
         self.seconds[job.rule].append(now - job.start)
         done, planned = sum(map(len, self.seconds.values())), sum(self.planned.values())
         line = f"[{done}/{planned}] {job.name}, {duration(now - job.start)}"
-        if left := self._seconds_left(now):
-            line += f"; about {duration(left)} left"
-        print(line, file=sys.stderr)
+        print(line + self._left(now), file=sys.stderr)
 
-    def _seconds_left(self, now: float) -> float:
+    def _left(self, now: float) -> str:
         """Estimate the time of the remaining jobs from finished ones of the same rule."""
-        every = [seconds for of_rule in self.seconds.values() for seconds in of_rule]
-        running = sum(now - job.start for job in self.running.values())
-        left = -running
+        spent = left = 0.0
         for rule, count in self.planned.items():
-            left += (count - len(self.seconds[rule])) * statistics.mean(self.seconds[rule] or every)
-        at_once = (sum(every) + running) / (now - self.start)
-        return max(0.0, left) / max(1.0, at_once)
+            running = sum(now - job.start for job in self.running.values() if job.rule == rule)
+            spent += running + sum(self.seconds[rule])
+            if done := self.seconds[rule]:
+                left += max(0.0, (count - len(done)) * statistics.mean(done) - running)
+        if not left:
+            return ""
+        unknown = any(rule in RULES and not self.seconds[rule] for rule in self.planned)
+        at_once = max(1.0, spent / (now - self.start))
+        return f"; {'more than' if unknown else 'about'} {duration(left / at_once)} left"
 
 
 def _why(log: Path | None) -> str:

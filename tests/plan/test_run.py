@@ -41,7 +41,7 @@ def test_run_prints_one_line_a_job(folder):
     assert first.returncode == 0, first.stderr
     assert first.stderr.startswith("snakemake --snakefile ")
     assert "--configfile mine.yaml --replace-workflow-config" in first.stderr
-    assert re.search(r"\[1/2\] chunk mine, \d+ s; about .* left\n\[2/2\] batch mine", first.stderr)
+    assert re.search(r"\[1/2\] chunk mine, \d+ s\n\[2/2\] batch mine", first.stderr)
     assert "6 documents" not in first.stdout + first.stderr  # it is in the log
     assert "6 documents" in (folder / "results/logs/chunk/mine.log").read_text()
     second = run(folder, CONFIG, BATCHES)
@@ -106,7 +106,7 @@ def test_cores_that_run_nothing_are_refused(folder):
 
 
 def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
-    """Two jobs run at once: chunks take 10 s, batches 20 s; no training has finished before."""
+    """Two jobs run at once: chunks take 10 s, batches 20 s, the training 15 s."""
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     handler = progress.LogHandler(None, None)
@@ -117,29 +117,37 @@ def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     def start(number, rule):
         emit(LogEvent.JOB_INFO, jobid=number, rule_name=rule, wildcards={"x": str(number)}, log=[])
 
-    planned = {"chunk": 2, "batch": 2, "train": 1, "total": 5}
-    emit(LogEvent.RUN_INFO, stats=planned)
-    for number in (1, 2):
-        start(number, "chunk")
+    def finish(*numbers):
+        for number in numbers:
+            emit(LogEvent.JOB_FINISHED, job_id=number)
+
+    emit(LogEvent.RUN_INFO, stats={"chunk": 2, "batch": 4, "train": 1, "table": 1, "total": 8})
+    start(1, "chunk")
+    start(2, "chunk")
     now = 10.0
-    for number in (1, 2):
-        emit(LogEvent.JOB_FINISHED, job_id=number)
-    for number in (3, 4):
-        start(number, "batch")
+    finish(1, 2)
+    start(3, "batch")
+    start(4, "batch")
     now = 30.0
-    for number in (3, 4):
-        emit(LogEvent.JOB_FINISHED, job_id=number)
-    start(5, "train")
+    finish(3, 4)
+    start(5, "batch")
+    start(6, "train")
     now = 45.0
-    emit(LogEvent.JOB_FINISHED, job_id=5)
+    finish(6)
+    now = 50.0
+    finish(5)
+    start(7, "batch")
+    now = 70.0
+    finish(7)
     assert capsys.readouterr().err.splitlines() == [
-        "5 jobs",
-        # 4 of 10 s minus the 10 s of the running one, two at once
-        "[1/5] chunk 1, 10 s; about 15 s left",
-        "[2/5] chunk 2, 10 s; about 15 s left",
-        "[3/5] batch 3, 20 s; about 7 s left",  # 33 s, of which 20 s have passed
-        "[4/5] batch 4, 20 s; about 8 s left",
-        "[5/5] train 5, 15 s",
+        "8 jobs",
+        "[1/8] chunk 1, 10 s",
+        "[2/8] chunk 2, 10 s",
+        "[3/8] batch 3, 20 s; more than 20 s left",  # 3 of 20 s, one half done, and a training
+        "[4/8] batch 4, 20 s; more than 20 s left",
+        "[5/8] train 6, 15 s; about 12 s left",  # 2 of 20 s minus the 15 s of the running one
+        "[6/8] batch 5, 20 s; about 11 s left",  # 95 s of jobs have passed in 50 s
+        "[7/8] batch 7, 20 s",  # a table takes no time
     ]
 
 
