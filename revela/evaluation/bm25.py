@@ -17,8 +17,8 @@ class Bm25s:
 
     def __init__(self) -> None:
         self.searcher = _searcher()
-        self.mteb_model_meta = self.searcher.mteb_model_meta
         self.terms: Callable[[str], Any] = _words
+        self.mteb_model_meta = self.searcher.mteb_model_meta
 
     def index(self, corpus: Any, **rest: Any) -> None:
         """Index a corpus in memory.
@@ -26,8 +26,10 @@ class Bm25s:
         Raises:
             RevelaError: it has no words.
         """
-        if unspaced(corpus[:1_000]["text"]):
+        if unspaced(corpus[:1_000]["text"]):  # of each subset anew: their languages may differ
             self.searcher, self.terms = _searcher(tokenizer=_characters), lambda t: [_characters(t)]
+        else:
+            self.searcher, self.terms = _searcher(), _words
         try:
             self.searcher.index(corpus, **rest)
         except ValueError as error:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import mteb
 import pytest
+from datasets import Dataset
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
@@ -26,6 +27,7 @@ from revela.encoding import write_encoding
 from revela.evaluation import commands
 from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task, local_task
+from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.search import encoding_for
 from tests.conftest import TEXTS, encoder_of
 from tests.evaluation.common import QRELS, SUITE, model_of, ndcg, rows_of, searcher_of
@@ -210,6 +212,23 @@ def test_bm25_finds_words_in_scripts_without_spaces(collection, tmp_path, permit
         task.dataset["default"]["test"]["top_ranked"] = dict.fromkeys(queries, permitted)
     found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
     assert found.scores["ndcg_at_10"] == 1
+
+
+def test_bm25_reads_each_subset_in_its_own_script(collection):
+    metadata = local_task("tiny-task", collection, collection).metadata
+    what = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "default"}
+
+    def found(texts, query):
+        documents = Dataset.from_dict({"id": [*texts], "text": [*texts.values()]})
+        queries = Dataset.from_dict({"id": ["q"], "text": [query]})
+        bm25.index(documents, **what, encode_kwargs={})
+        scores = bm25.search(queries, top_k=2, top_ranked=None, **what, encode_kwargs={})["q"]
+        return {document for document, score in scores.items() if score}
+
+    bm25 = Bm25s()
+    assert found({"d0": "绿茶和红茶都很受欢迎。", "d1": "长城是古代的工程。"}, "红茶") == {"d0"}
+    english = {"d0": "the of the of the", "d1": "fields that flood"}
+    assert found(english, "the flooding of a field") == {"d1"}
 
 
 @pytest.mark.parametrize("kind", ["bm25s", "encoder", "product"])
