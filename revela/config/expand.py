@@ -161,8 +161,9 @@ def _rows(where: str, table: dict[str, Any], grids: dict[str, Grid], names: list
         if isinstance(model, str) and model in grids:
             points = {point: labels for point, (labels, _) in grids[model].items()}
         elif isinstance(model, str) and ("*" in model or given is model):
-            points = {name: {"model": name} for name in fnmatch.filter(names, model)}
-            if not points and "*" in model:
+            found = fnmatch.filter(names, model) if "*" in model else [model]
+            points = {name: {"model": name} for name in found}
+            if not points:
                 raise RevelaError(f"{where}.rows: no experiment or model matches {model!r}")
         rows += [_row(row, *point) for point in points.items()] if points else [row]
     return table | {"rows": rows} if rows else table

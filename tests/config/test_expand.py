@@ -128,6 +128,8 @@ def test_rows_of_a_pattern_are_a_row_a_model():
         "bm25",
         {"label": "Ours, {model}", "model": "demo-revela*"},
         "demo-sweep*",
+        "demo-revela@8",
+        "demo-revela-warm-seed1",
     ]
     rows = parse_config(raw, "demo.yaml").tables["demo"].rows
     assert [(row.label, row.model) for row in rows] == [
@@ -136,6 +138,8 @@ def test_rows_of_a_pattern_are_a_row_a_model():
         ("Ours, demo-revela-warm", ["demo-revela-warm"]),
         ("demo-sweep-seed-3", ["demo-sweep-seed-3"]),
         ("demo-sweep-seed-4", ["demo-sweep-seed-4"]),
+        ("demo-revela@8", ["demo-revela@8"]),
+        ("demo-revela-warm-seed1", ["demo-revela-warm-seed1"]),
     ]
     raw["tables"]["demo"]["rows"] = ["demo-revel-*"]
     with pytest.raises(RevelaError, match="rows: no experiment or model matches 'demo"):
