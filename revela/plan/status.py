@@ -41,7 +41,7 @@ def show(results: Path) -> None:
     rows = trainings(results, now)
     unfinished = [row for row in rows if row["state"] != "done"]
     for row in unfinished:
-        if any(job.endswith(f" {row['model']}") for job in failed):
+        if failed.keys() & {f"train {row['model']}", f"pretrain {row['model']}"}:
             row["state"] = "failed"
     show_table("Trainings", rows)
     show_table("Unfinished evaluations", evaluations_under_way(results, now))
@@ -73,9 +73,12 @@ def trainings(results: Path, now: float) -> list[dict[str, Any]]:
 
 def failures(results: Path) -> dict[str, str]:
     """Return the last log line of each failed job: `train x` → line."""
-    lines = {log: last_line(log) for log in sorted(results.glob("logs/*/*.log"))}
+    logs = results / "logs"
+    lines = {log: last_line(log) for log in sorted(logs.rglob("*.log"))}
     return {
-        f"{log.parent.name} {log.stem}": line for log, line in lines.items() if _ERROR.search(line)
+        " ".join(log.relative_to(logs).with_suffix("").parts): line
+        for log, line in lines.items()
+        if _ERROR.search(line)
     }
 
 

@@ -165,6 +165,16 @@ def test_files_that_jobs_remove_meanwhile(results, monkeypatch):
         status.show(results)
 
 
+def test_a_training_is_not_failed_because_a_table_of_its_name_is(results, capsys):
+    segment(results / "models/under-way/checkpoints/0123", time.time() - 100, time.time())
+    log = results / "logs/table/under-way.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("revela: error: a score is damaged\n")
+    status.show(results)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "│ under-way" in line)
+    assert "running" in row
+
+
 def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     now = time.time()
     segment(results / "models/under-way/checkpoints/0123", now - 100, now)
@@ -173,6 +183,7 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
         "train/done": "7 steps\n",
         "evaluate/done.c": "Traceback …\nsafetensors.SafetensorError: header\n",
         "batch/mine": "no errors: Error counts are 0\n",
+        "verify": "revela: error: a result is damaged\n",
     }
     for name, text in logs.items():
         log = results / "logs" / f"{name}.log"
@@ -181,6 +192,7 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     assert status.failures(results) == {
         "train under-way": "revela: error: the loss is not finite",
         "evaluate done.c": "safetensors.SafetensorError: header",
+        "verify": "revela: error: a result is damaged",
     }
     with pytest.raises(RevelaError, match="'under-way' is running"):
         status.clean(results, "under-way")
