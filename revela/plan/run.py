@@ -56,8 +56,8 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     except SystemExit as stop:
         if stop.code:
             print(*progress.FAILED, sep="\n", file=sys.stderr)
-            for target in arguments if "MissingRuleException" in progress.ERRORS else ():
-                if not target.startswith("-"):
+            for target in given.targets if "MissingRuleException" in progress.ERRORS else ():
+                if "/" in target:  # others may be rules
                     check_name(str(config), "target", target, checked.targets())
             raise
     if makes:

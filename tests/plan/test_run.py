@@ -159,6 +159,6 @@ def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     ],
 )
 def test_misspelt_target_is_reported_with_a_suggestion(folder, target, message):
-    result = run(folder, CONFIG, target)
+    result = run(folder, CONFIG, "--jobs", "2", "usage", target)  # neither is a misspelt target
     assert result.returncode == 1
     assert re.search(f"revela: error: mine.yaml: {message}", result.stderr)
