@@ -100,7 +100,9 @@ class Table(Captioned):
             raise ValueError("measured rows need benchmark or columns")
         if (self.reported is not None) != any(row.reported for row in self.rows):
             raise ValueError("a reported file and rows with reported require each other")
-        for heading, _ in self.columns:
+        for heading, shown in self.columns:
+            if not shown:
+                raise ValueError(f"column {heading!r} has no task")
             if heading in (self.mean, "source"):
                 raise ValueError(f"a column cannot be called {heading!r}: the table adds one")
         names = self.names()
