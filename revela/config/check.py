@@ -23,34 +23,25 @@ from revela.config.printed import read_listing, read_reported
 from revela.config.report import DynamicsFigure
 from revela.config.text import FilesCorpus
 
-_CLASHES = {
-    "experiments": ["models", "backbones"],
-    "listings": ["tables"],
-    "costs": ["tables", "listings"],
-}
-"""Sections whose entries would be written to the same files as those of others."""
+_WRITTEN = (
+    {"models": [""], "experiments": [""]},
+    {"backbones": [""], "experiments": [""]},
+    {"costs": ["_claims", ""], "tables": ["_significance", "_vs_paper", ""], "listings": [""]},
+)
+"""Sections that write to one folder: files with the entry's name and these endings."""
 
-_BESIDE = {"tables": ("_significance", "_vs_paper"), "costs": ("_claims",)}
-"""Endings of the further files that an entry of a section is written to."""
-
-_SUMMARY = "usage"  # results/tables/usage.csv: GPU-hours of all models
+_SUMMARY = {"usage": "the table of GPU-hours"}  # results/tables/usage.csv
 
 
 def check_references(config: Config) -> None:
     """Check references between entries, and the files that they name."""
-    for section, others in _CLASHES.items():
-        for name, other in itertools.product(getattr(config, section), others):
-            if name in getattr(config, other):
-                taken = f"the name is taken by a {other.removesuffix('s')}"
-                raise RevelaError(f"{section}.{name}: {taken}")
-    for section, endings in _BESIDE.items():
-        for name, ending in itertools.product(getattr(config, section), endings):
-            for other in ("tables", "listings", "costs"):
-                if (taken := f"{name}{ending}") in getattr(config, other):
-                    raise RevelaError(f"{other}.{taken}: the name is taken by {section}.{name}")
-    for section in ("tables", "listings", "costs"):
-        if _SUMMARY in getattr(config, section):
-            raise RevelaError(f"{section}.{_SUMMARY}: the name is taken by the table of GPU-hours")
+    for sections in _WRITTEN:
+        taken = dict(_SUMMARY) if "tables" in sections else {}
+        for section, endings in sections.items():
+            for name, ending in itertools.product(getattr(config, section), endings):
+                entry = f"{section}.{name}"
+                if (other := taken.setdefault(f"{name}{ending}", entry)) != entry:
+                    raise RevelaError(f"{entry}: the name is taken by {other}")
     _check_circles(config, "batches", "sample_from")
     _check_circles(config, "experiments", "language_model")
     for name, batches in config.batches.items():
