@@ -28,12 +28,13 @@ PYTHON = "python" if workflow.deployment_settings.deployment_method else sys.exe
 
 
 def in_job(command):
-    """Return the shell command of a rule, with what `job.sh` defines.
+    """Return the shell command of a rule, with what `job.sh` defines; its output is logged.
 
     `shell.prefix` would change the rules of a workflow that uses this one as a module, too.
     """
     begin = shlex.join(["source", str(ROOT / "workflow/job.sh"), PYTHON])
-    return f"{begin.replace('{', '{{').replace('}', '}}')}; {command}"
+    begin = begin.replace("{", "{{").replace("}", "}}")
+    return f"{begin}; {command} | record {{log:q}}"
 
 
 def or_exit(function, *given):

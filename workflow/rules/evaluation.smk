@@ -21,7 +21,7 @@ rule collection:
     shell:
         in_job(
             "revela collection --settings {params.settings:q} {wildcards.task:q} {params.inputs}"
-            " --output {output:q} | record {log:q}"
+            " --output {output:q}"
         )
 
 
@@ -58,8 +58,9 @@ rule evaluate:
             " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
             " --scores {output.scores:q} --queries {output.queries:q} --run {output.run:q}"
             " --mteb {output.mteb:q}"
-            " {params.sharing} | record {log:q} && mkdir -p {output.embeddings:q}"
+            " {params.sharing}"
         )
+        + " && mkdir -p {output.embeddings:q}"
 
 
 rule evaluate_language_model:
@@ -81,5 +82,5 @@ rule evaluate_language_model:
     shell:
         in_job(
             "revela evaluate-lm {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
-            " --benchmark {params.benchmark:q} --scores {output:q} | record {log:q}"
+            " --benchmark {params.benchmark:q} --scores {output:q}"
         )

@@ -27,7 +27,7 @@ rule table:
     shell:
         in_job(
             "revela table --settings {params.settings:q} --scores results/scores"
-            " --output {output.csv:q} | record {log:q}"
+            " --output {output.csv:q}"
         )
 
 
@@ -48,7 +48,7 @@ rule compare:
     shell:
         in_job(
             "revela compare --settings {params.settings:q} --scores results/scores"
-            " --output {output.csv:q} | record {log:q}"
+            " --output {output.csv:q}"
         )
 
 
@@ -63,7 +63,7 @@ rule verify:
     conda:
         "../../envs/environment.yaml"
     shell:
-        in_job("revela verify {input:q} | record {log:q}")
+        in_job("revela verify {input:q}")
 
 
 rule figure:
@@ -89,7 +89,6 @@ rule figure:
     shell:
         in_job(
             "revela figure --settings {params.settings:q} {params.inputs} --output {output.png:q}"
-            " | record {log:q}"
         )
 
 
@@ -112,7 +111,6 @@ rule listing:
     shell:
         in_job(
             "revela listing --settings {params.settings:q} {params.inputs} --output {output.csv:q}"
-            " | record {log:q}"
         )
 
 
@@ -137,7 +135,7 @@ rule cost:
     shell:
         in_job(
             "revela cost --settings {params.settings:q} --known {params.known:q}"
-            " --output {output.csv:q} | record {log:q}"
+            " --output {output.csv:q}"
         )
 
 
@@ -157,7 +155,6 @@ rule step_cost:
     shell:
         in_job(
             "$REVELA_PYTHON -m bench.training.step_cost --sizes {params.sizes} --output {output:q} 2>&1"
-            " | record {log:q}"
         )
 
 
@@ -178,6 +175,4 @@ rule usage:
         paper=f"{ROOT}/data/paper/gpu_hours.csv",
         version=STAGE_VERSIONS["usage"],
     shell:
-        in_job(
-            "revela usage results --paper {params.paper:q} --output {output.csv:q} | record {log:q}"
-        )
+        in_job("revela usage results --paper {params.paper:q} --output {output.csv:q}")

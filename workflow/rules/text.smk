@@ -21,7 +21,6 @@ rule chunk:
     shell:
         in_job(
             "revela chunk --settings {params.settings:q} --output {output:q} --workers {threads}"
-            " | record {log:q}"
         )
 
 
@@ -42,7 +41,6 @@ rule batch:
     shell:
         in_job(
             "revela batch --settings {params.settings:q} {params.inputs} --output {output:q}"
-            " | record {log:q}"
         )
 
 
@@ -62,5 +60,4 @@ rule pair:
     shell:
         in_job(
             "revela pair --settings {params.settings:q} {params.inputs} --output {output:q}"
-            " | record {log:q}"
         )

@@ -26,7 +26,7 @@ rule pretrain:
     shell:
         in_job(
             "launch {resources.nodes} revela pretrain --settings {params.settings:q} {params.inputs}"
-            " --output {params.folder:q} | record {log:q}"
+            " --output {params.folder:q}"
         )
 
 
@@ -63,5 +63,4 @@ rule train:
             " --loader-workers {resources.loader_workers}"
             " --checkpoint-minutes {resources.checkpoint_minutes}"
             " $([[ {resources.gradient_checkpointing} = [fF0]* ]] || echo --gradient-checkpointing)"
-            " | record {log:q}"
         )
