@@ -187,10 +187,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
 
 
 def load_model(
-    name: str,
-    causal: bool = False,
-    revision: str | None = None,
-    dtype: torch.dtype = torch.float32,
+    name: str, causal: bool = False, revision: str | None = None, dtype: torch.dtype = torch.float32
 ) -> Any:
     """Load a backbone, without its head unless `causal`; an adapter is merged into its own.
 

@@ -180,18 +180,13 @@ def _gpu_facts(seconds: float) -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     """Return the commit of the source tree, with `-dirty` appended if it has changes."""
+    tracked = ["ls-files", "--error-unmatch", __file__]  # fails in another project's environment
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-
-    def git(*command: str) -> str:
-        here, quiet = Path(__file__).parent, subprocess.DEVNULL
-        answer = subprocess.check_output(
-            ["git", *command], cwd=here, stderr=quiet, text=True, timeout=10
-        )
-        return answer.strip()
-
+    here: dict[str, Any] = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        git("ls-files", "--error-unmatch", __file__)  # fails in another project's environment
-        return git(*describe)
+        for command in (tracked, describe):
+            answer = subprocess.check_output(["git", *command], text=True, timeout=10, **here)
+        return answer.strip()
     return None
 
 

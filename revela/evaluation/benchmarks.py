@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from revela.common.outputs import atomic_output
 from revela.config.catalogue import mteb_task_names
 from revela.config.evaluation import MtebBenchmark, RetrievalBenchmark
 from revela.config.local import collection_files
-from revela.text.rows import json_lines, parquet_rows
+from revela.text.rows import numbered_rows
 
 _JUDGEMENT = ["query-id", "corpus-id", "score"]
 _QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
@@ -151,7 +151,7 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
     """
     seen: dict[str, bytes] = {}
     repeated = 0
-    for place, row in _numbered_rows(paths):
+    for place, row in chain.from_iterable(map(numbered_rows, paths)):
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
         if not isinstance(row, dict):
@@ -184,21 +184,12 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
         print(f"{paths[0]}: {repeated} duplicate rows count once")
 
 
-def _numbered_rows(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Yield as `json_lines` does, for Parquet files as well."""
-    for path in paths:
-        if path.suffix == ".parquet":
-            yield from ((f"{path}:{n}", row) for n, row in enumerate(parquet_rows(path), start=1))
-        else:
-            yield from json_lines(path)
-
-
 def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
     """Yield `path:line` and the fields of each judgement, without a header."""
     for path in paths:
         if path.suffix == ".parquet":
-            for number, judged in enumerate(parquet_rows(path, _JUDGEMENT), start=1):
-                yield f"{path}:{number}", [str(judged[column]) for column in _JUDGEMENT]
+            for place, judged in numbered_rows(path, _JUDGEMENT):
+                yield place, [str(judged[column]) for column in _JUDGEMENT]
             continue
         with reading(path, "text"), path.open(encoding="utf-8-sig") as stream:
             lines = [line.rstrip("\n") for line in stream]

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -48,18 +47,6 @@ def collection(settings: MadeBenchmark, task: str, inputs: dict[str, Path], outp
     return Made(summary, {"task": task, **counts})
 
 
-@contextlib.contextmanager
-def _without_corpus(cache: Path) -> Iterator[None]:
-    """Remove the copy of a corpus after an evaluation, and the cache if it is then empty."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # something else is in it, or it is no folder
-            (cache / CORPUS).unlink(missing_ok=True)
-            cache.rmdir()
-            cache.parent.rmdir()
-
-
 @step(app)
 def evaluate(
     task: str,
@@ -89,7 +76,7 @@ def evaluate(
     from revela.config.local import collection_files
     from revela.evaluation import measure
 
-    with _without_corpus(cache):
+    try:
         loaded_task = load_task(benchmark, task, folder, cache)
         revision, weights = measure.revision_of(model), measure.weights_of(model)
         searcher = measure.load_searcher(model, name, revision, benchmark, cache, similar)
@@ -101,6 +88,11 @@ def evaluate(
             with atomic_output(mteb) as temporary:
                 ResultCache(temporary).save_to_cache(found.result, searcher.mteb_model_meta)
         write_json(output, found.scores)
+    finally:  # the copy of a corpus is removed, and the cache if it is then empty
+        with contextlib.suppress(OSError):  # something else is in it, or it is no folder
+            (cache / CORPUS).unlink(missing_ok=True)
+            cache.rmdir()
+            cache.parent.rmdir()
     if model.kind == "encoder":
         if embeddings:
             shutil.move(cache, embeddings)

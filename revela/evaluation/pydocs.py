@@ -8,15 +8,13 @@ The tasks resemble CodeSearchNet and CodeSearchNet-CC. The embedded training cor
 installed packages and contains none of this text.
 """
 
-import json
-import lzma
 import random
 from pathlib import Path
 
 import revela
-from revela.common.errors import reading
 from revela.config.evaluation import PydocsBenchmark
 from revela.evaluation.benchmarks import write_collection
+from revela.text.rows import json_lines
 
 # In the repository, since the libraries of two Pythons differ in a few functions.
 FUNCTIONS = Path(revela.__file__).parents[1] / "data/pydocs/functions.jsonl.xz"
@@ -28,11 +26,10 @@ def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, 
     Raises:
         RevelaError: the functions are not in the repository, or not readable.
     """
-    with reading(FUNCTIONS, "a file of functions"), lzma.open(FUNCTIONS) as lines:
-        functions = [json.loads(line) for line in lines]
-        random.Random(settings.seed).shuffle(functions)
-        drawn = functions[: settings.max_documents]
-        texts = {function["id"]: _query_and_document(function, task) for function in drawn}
+    functions = [function for _, function in json_lines(FUNCTIONS)]
+    random.Random(settings.seed).shuffle(functions)
+    drawn = functions[: settings.max_documents]
+    texts = {function["id"]: _query_and_document(function, task) for function in drawn}
     asked = list(texts.items())[: settings.max_queries]
     return write_collection(
         folder,

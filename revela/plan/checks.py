@@ -115,14 +115,8 @@ def _trainings(plan: Plan) -> Iterator[Finding]:
             yield Finding(f"train {name}", "error", message, jobs)
         need = None
         if models:
-            size = plan.row_size(name)
-            need = estimates.training_memory(
-                experiment,
-                models,
-                size,
-                machine.has_bfloat16,
-                machine.gradient_checkpointing,
-            )
+            half, again = machine.has_bfloat16, machine.gradient_checkpointing
+            need = estimates.training_memory(experiment, models, plan.row_size(name), half, again)
         yield _memory(f"train {name}", need, machine, jobs)
 
 

@@ -20,7 +20,7 @@ from revela.report import significance, tables
 
 _QUERIES = 8  # at each end of a comparison
 _CHARACTERS = 300  # of a text
-_FACTS = ("git_commit", "finished", "host", "stage_version", "revision", "commits", "versions")
+_FACTS = ("git_commit", "finished", "stage_version", "revision", "commits", "versions")
 
 
 def write_page(config: Config, name: str, results: Path) -> str:

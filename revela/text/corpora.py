@@ -15,7 +15,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explain, explained
-from revela.config.local import JSON_LINES, ROWS, is_plain, text_files
+from revela.config.local import ROWS, is_plain, text_files
 from revela.config.text import (
     AnyCorpus,
     FieldNames,
@@ -25,7 +25,7 @@ from revela.config.text import (
     PackagesCorpus,
     RowCorpus,
 )
-from revela.text.rows import column_names, json_lines, parquet_rows, take
+from revela.text.rows import column_names, numbered_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
@@ -262,14 +262,11 @@ def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
 
 def _rows_of(path: Path, fields: list[str] | None = None) -> Iterator[tuple[str, Any]]:
     """Yield (place, row) of a file; of Parquet only some fields, if it has them all."""
-    name = path.name.lower()
-    if name.endswith(".parquet"):
-        known = set(fields or ()) <= set(column_names(path))
-        rows = enumerate(parquet_rows(path, fields if known else None), start=1)
-        return ((f"{path}:{number}", row) for number, row in rows)
-    if name.endswith(JSON_LINES):
-        return json_lines(path)
-    raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}")
+    if not path.name.lower().endswith(ROWS):
+        raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}")
+    parquet = path.suffix.lower() == ".parquet"
+    known = parquet and set(fields or ()) <= set(column_names(path))
+    return numbered_rows(path, fields if known else None)
 
 
 def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:

@@ -62,6 +62,14 @@ def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[
             yield from rows.to_pylist()
 
 
+def numbered_rows(path: Path, columns: list[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield (`path:number`, row) of a Parquet file or, as `json_lines` does, of JSON lines."""
+    if path.suffix.lower() != ".parquet":
+        return json_lines(path)
+    rows = enumerate(parquet_rows(path, columns), start=1)
+    return ((f"{path}:{number}", row) for number, row in rows)
+
+
 def column_names(path: Path) -> list[str]:
     """Return the columns of a Parquet file; errors are those of `parquet_rows`."""
     import pyarrow.parquet as pq

@@ -63,9 +63,7 @@ class BatchCollator:
         if objective.name == "revela" and objective.similarity == "documents":
             lists["reads"] = [
                 chunks_to_read(
-                    row["documents"],
-                    objective.wrong_share,
-                    Random(f"reads {seed} {row['index']}"),
+                    row["documents"], objective.wrong_share, Random(f"reads {seed} {row['index']}")
                 )
                 for row in rows
             ]
