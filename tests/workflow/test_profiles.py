@@ -67,6 +67,20 @@ def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
     assert asked(printed, "evaluate")["slurm_partition"] == "gpu"
 
 
+@pytest.mark.parametrize(("visible", "threads"), [(None, "8"), ("", "1")])
+def test_one_job_at_a_time_computes_on_the_gpus(clone, tmp_path, monkeypatch, visible, threads):
+    """Without a profile; `CUDA_VISIBLE_DEVICES=` hides the GPUs."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '81559\\n81559\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    printed = plan(clone, "--cores", "8", "results/tables/coir.csv")
+    for rule in ("train", "evaluate"):
+        assert asked(printed, rule).get("threads", "1") == threads
+    assert asked(printed, "batch").get("threads", "1") == "1"
+
+
 @pytest.mark.parametrize(("overlay", "gpus"), [([], 4), (["--workflow-profile", "slurm/nodes"], 8)])
 def test_preflight_judges_a_cluster_by_its_trainings(clone, tmp_path, overlay, gpus):
     """Not by the evaluations, which have one GPU, nor by the GPU of the login node."""

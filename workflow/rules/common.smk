@@ -26,6 +26,9 @@ ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[
 # A conda environment has its own Python.
 PYTHON = "python" if workflow.deployment_settings.deployment_method else sys.executable
 
+# Cores of a job that computes on all GPUs of its machine, if that has any: two would share them.
+COMPUTING = workflow.cores if this_machine().gpus else 1
+
 
 def in_job(command):
     """Return the shell command of a rule, with what `job.sh` defines; its output is logged.

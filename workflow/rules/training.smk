@@ -41,7 +41,7 @@ rule train:
         "results/logs/train/{experiment}.log",
     conda:
         "../../envs/environment.yaml"
-    threads: 1
+    threads: COMPUTING
     resources:
         nodes=1,
         zero=0,
