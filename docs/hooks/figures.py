@@ -1,4 +1,4 @@
-"""Every cell of the paper's tables: its command, the printed figure, the figure measured here."""
+"""Every cell of the paper's tables: its command, the printed number, the one measured here."""
 
 import math
 from pathlib import Path
@@ -13,12 +13,12 @@ from revela.report.tables import measured_figures
 
 ROOT = Path(__file__).parents[2]
 HEAD = """\
-# Every figure of the paper
+# Every number of the paper
 
-Each section is a table of `config.yaml` with the figures that the paper prints. "Measured" is the
+Each section is a table of `config.yaml` with the numbers that the paper prints. "Measured" is the
 score in `results/scores` of the checkout that built this page; "–" means that it has none. To
 compute a cell with everything it depends on, append its path to `snakemake --cores 8`, or use a
-profile. "Recomputed" is the mean of the printed figures, given where the paper prints a different
+profile. "Recomputed" is the mean of the printed numbers, given where the paper prints a different
 mean.
 [Reproducing a table](reproducing.md) explains the verdicts.
 """

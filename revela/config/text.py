@@ -63,7 +63,10 @@ class PackagesCorpus(Corpus):
 
 OnBadRow = Annotated[
     Literal["error", "skip"],
-    Field(description="skip: count and skip bad rows, up to one in a hundred"),
+    Field(
+        description="skip: count and skip bad rows, up to 100 (at most half of all) or, of many, one "
+        "in a hundred"
+    ),
 ]
 
 

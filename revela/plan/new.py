@@ -35,7 +35,7 @@ corpora:
     source: files
     path: {path}
     fields: {fields}
-    on_bad_row: skip # such as empty files, up to one in a hundred
+    on_bad_row: skip # such as empty files, up to 100 or one in a hundred
     max_words: {max_words} # of a chunk
     share: [0, {kept}] # the other documents are held out for the benchmark
   {name}-aside: {{<<: *texts, share: [{kept}, 1]}}
