@@ -23,7 +23,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: .venv/installed
-	HF_HUB_OFFLINE=1 revela run config.demo.yaml --prioritize \
+	HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} revela run config.demo.yaml --prioritize \
 	    $(foreach name,replug contriever revela,results/models/demo-$(name)/retriever)
 	@revela ranking results/benchmarks/pydocs/docstring-to-function \
 	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)

@@ -122,7 +122,6 @@ class Encoder(nn.Module):
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
         return output.last_hidden_state
 
-    @torch.inference_mode()
     def encode(
         self,
         texts: Sequence[str],
@@ -132,21 +131,43 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
 
-        Texts are truncated at `max_length` or the model's own maximum, if that is smaller. Batches
-        have a fixed number of tokens and texts of similar length, so there is little padding.
-        `on_batch` is called after each batch with its number of texts.
+        Texts are truncated at `max_length` or the model's own maximum, if that is smaller. See
+        `encode_rows`.
+        """
+        return self.encode_rows(self.tokenize(texts, role, max_length), texts, on_batch)
+
+    def tokenize(self, texts: Sequence[str], role: Role, max_length: int) -> list[list[int]]:
+        """Return the token ids of texts, truncated as by `encode`."""
+        longest = int(min(max_length, self.max_length))
+        return token_ids(self.tokenizer, texts, role, self.encoding, longest)
+
+    @torch.inference_mode()
+    def encode_rows(
+        self,
+        rows: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        on_batch: Callable[[int], Any] | None = None,
+    ) -> Tensor:
+        """Return embeddings (N, D) of the token ids of texts, in float32 on the CPU.
+
+        Batches have a fixed number of tokens and texts of similar length, so there is little
+        padding. `on_batch` is called after each batch with its number of texts.
 
         Raises:
             RevelaError: an embedding is not finite; the message gives the text.
         """
-        longest = int(min(max_length, self.max_length))
-        rows = token_ids(self.tokenizer, texts, role, self.encoding, longest)
+        device = self.model.device
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
-        room = _TOKENS_PER_BATCH[self.model.device.type]
+        room = _TOKENS_PER_BATCH[device.type]
 
-        def finish(batch: list[int], output: Tensor) -> None:
-            output = output.cpu()
+        def send(tensor: Tensor) -> Tensor:
+            pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+            return pinned.to(device, non_blocking=True)
+
+        def finish(batch: list[int], output: Tensor, copied: torch.cuda.Event | None) -> None:
+            if copied:
+                copied.synchronize()
             if not bool(output.isfinite().all()):
                 bad = batch[int((~output.isfinite()).any(1).nonzero()[0])]
                 raise RevelaError(f"the embedding of {texts[bad][:80]!r} is not finite")
@@ -155,14 +176,16 @@ class Encoder(nn.Module):
             if on_batch:
                 on_batch(len(batch))
 
-        running: list[tuple[list[int], Tensor]] = []
+        running: list[tuple[list[int], Tensor, torch.cuda.Event | None]] = []
         while order:
             size = max(1, room // (len(rows[order[0]]) + _PAD_MULTIPLE))
             batch, order = order[:size], order[size:]
             ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_token_id)
             lengths = [len(rows[i]) for i in batch]
-            output = self(ids.to(self.model.device), mask.to(self.model.device), lengths)
-            running.append((batch, output))
+            output = self(send(ids), send(mask), lengths).to("cpu", non_blocking=True)
+            on_gpu = device.type == "cuda"
+            copied = torch.cuda.current_stream(device).record_event() if on_gpu else None
+            running.append((batch, output, copied))
             if len(running) > 1:  # meanwhile a GPU computes the next batch
                 finish(*running.pop(0))
         for done in running:

@@ -1,6 +1,7 @@
-"""Checks that two processes on one device compute the same gradients as one process.
+"""Checks that two processes compute the same gradients as one process.
 
-With gloo, since NCCL allows one process per GPU.
+Each has a GPU if there are two. Otherwise they share the device, with gloo in place of NCCL, which
+allows one process per GPU.
 """
 
 import tempfile
@@ -27,18 +28,27 @@ def measure(device: torch.device) -> list[dict[str, str]]:
     assert torch.equal(first, second), "the processes' gradients differ"
     error = far(first, one)
     assert error < BOUNDS[torch.bfloat16], error
-    return [{"processes": "2", "backend": "gloo", "error of gradients": f"{error:.0e}"}]
+    return [{"processes": "2", "backend": _backend(), "error of gradients": f"{error:.0e}"}]
+
+
+def _backend() -> str:
+    return "nccl" if torch.cuda.device_count() > 1 else "gloo"
 
 
 def _gradients(rank: int, world: int, device: str, folder: str) -> None:
-    place = torch.device(device)
+    backend = _backend()
+    place = torch.device(device if backend == "gloo" else f"cuda:{rank}")
+    if backend == "nccl":
+        torch.cuda.set_device(place)
     torch.manual_seed(0)
     retriever = adapted(model_of("SmolLM2-135M", place, True).model, True, False)
     causal = adapted(model_of("SmolLM2-135M", place, True), True, False)
     module: Any = Revela(Encoder(retriever, None, ENCODING), causal, REVELA).eval()  # no dropout
     batches = batches_of(4, 1, causal.config.vocab_size, place, True)[:2]
     if world > 1:
-        distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world)
+        distributed.init_process_group(
+            backend, f"file://{folder}/meet", rank=rank, world_size=world
+        )
         module = DistributedDataParallel(module, find_unused_parameters=True)
     for batch in batches[rank::world]:
         learning(module, place)(batch)

@@ -5,6 +5,7 @@ chunks whose lengths vary from step to step, as in real data. A batch is a forwa
 pass; AdamW counts once in 32 batches, as in the paper.
 """
 
+import gc
 import random
 import time
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.attention.dense import plain_pass
@@ -26,6 +28,7 @@ from revela.training.objectives.revela import Revela
 
 CHUNKS = 320_000 * 16  # of the paper's training
 BATCHES_A_STEP = 32
+REPLUG_CHUNKS = 4500 * BATCHES_A_STEP * 16
 STEPS = 12
 TINY = {
     "num_hidden_layers": 2,
@@ -71,7 +74,12 @@ def matmul(device: torch.device, tiny: bool) -> list[dict[str, str]]:
     ]
 
 
-def layer_flops(model: nn.Module, tokens: int) -> float:
+def layer_weights(model: nn.Module) -> int:
+    """Return the number of weights of the layers."""
+    return sum(w.numel() for name, w in model.named_parameters() if "embed" not in name)
+
+
+def layer_flops(model: nn.Module, tokens: float) -> float:
     """Return FLOPs of the layers' products: two per token and frozen weight, three if trained."""
     named = [item for item in model.named_parameters() if "embed" not in item[0]]
     frozen = sum(weight.numel() for _, weight in named if not weight.requires_grad)
@@ -200,14 +208,24 @@ def revela(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]
     plans = [(*one, False, True) for one in grown]
     plans[1:1] = [(*grown[0], True, True), (*grown[0], False, False)]
     for size, together, checkpointing, fused in plans:
-        try:
-            row = _revela(shape, device, tiny, size, together, checkpointing, fused, rate)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            row = _revela(shape, device, tiny, size, together, True, fused, rate)
-        rows.append(row)
-        print(row, flush=True)
+        options = (shape, device, tiny, size, together)
+        row = _if_it_fits(*options, checkpointing, fused, rate)
+        if row is None and not checkpointing:
+            row = _if_it_fits(*options, True, fused, rate)
+        rows.append(row or {"B": str(size), "batches a forward": str(together), "GB": "too many"})
+        print(rows[-1], flush=True)
     return rows
+
+
+def _if_it_fits(*given: Any) -> dict[str, str] | None:
+    """Return a row, or None if the device has too little memory; then nothing of it is kept."""
+    try:
+        return _revela(*given)
+    except torch.OutOfMemoryError:
+        row = None  # the exception holds the tensors until this block ends
+    gc.collect()
+    torch.cuda.empty_cache()
+    return row
 
 
 def _revela(
@@ -284,7 +302,11 @@ def beside_plain(shape: str, device: torch.device, tiny: bool) -> list[dict[str,
                 plain_pass(causal, *batch).backward()
 
         row = {"B": str(size)}
-        for name, run in {"ours": ours, "plain, packed": packed, "plain, stock": stock}.items():
+        for name, run in {
+            "ours": ours,
+            "plain, packed": packed,
+            "plain, padded, all logits": stock,
+        }.items():
             try:
                 row[f"{name}, ms"] = f"{1000 * timed(run, ids, device):.1f}"
             except torch.OutOfMemoryError:
@@ -296,7 +318,7 @@ def beside_plain(shape: str, device: torch.device, tiny: bool) -> list[dict[str,
 
 def replug(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
     """Measure REPLUG's batches, whose cost is quadratic in B."""
-    rows = []
+    rate, rows = rate_of(device, tiny), []
     for size in (2, 4) if tiny else (8, 16, 32):
         retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
         causal = model_of(shape, device, tiny)
@@ -308,12 +330,18 @@ def replug(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]
             torch.cuda.reset_peak_memory_stats()
         step = learning(module, device)
         seconds = timed(step, batches[: STEPS // 2], device)
-        scored = sum(size * tokens_in(batch)[1] for batch in batches) / len(batches)
+        tokens = [tokens_in(batch) for batch in batches]
+        encoded, read = (sum(counts) / len(batches) for counts in zip(*tokens, strict=True))
+        scored = size * read
+        layers, head = layer_weights(causal.model), causal.get_output_embeddings().weight.numel()
+        flops = layer_flops(retriever, encoded) + 2.0 * (read * layers + scored * (layers + head))
         rows.append(
             {
                 "B": str(size),
                 "ms a batch": f"{1000 * seconds:.1f}",
                 "scored tokens/s": f"{scored / seconds:,.0f}",
+                "of matmul rate": f"{flops / seconds / rate:.0%}",
+                "hours of the paper's run": f"{seconds / size * REPLUG_CHUNKS / 3600:.1f}",
                 "GB": peak(device),
                 "waits": waits_of(step, batches[0], device),
             }
@@ -341,7 +369,10 @@ def operators(device: torch.device, tiny: bool) -> list[dict[str, str]]:
     def own(event: Any) -> float:
         return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
 
-    events = sorted(profiled.key_averages(), key=own, reverse=True)
+    # Of a GPU the kernels: the operators that launch them have the same time once more.
+    found = profiled.key_averages()
+    kernels = [event for event in found if event.device_type == DeviceType.CUDA]
+    events = sorted(kernels if cuda else found, key=own, reverse=True)
     total = sum(map(own, events))
     calls = sum(event.count for event in events if own(event))
     every = {"operator": "all", "calls": str(calls), "ms": f"{total / 1000:.2f}", "share": "100%"}

@@ -64,8 +64,8 @@ class PackagesCorpus(Corpus):
 OnBadRow = Annotated[
     Literal["error", "skip"],
     Field(
-        description="skip: count and skip bad rows, up to 100 (at most half of all) or, of many, one "
-        "in a hundred"
+        description="skip: count and skip bad rows, up to 100 (at most half of all) or, of many, "
+        "one in a hundred"
     ),
 ]
 

@@ -4,7 +4,7 @@ import hashlib
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +144,16 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).digest()
 
 
+def _ahead(function: Callable[[Shard], Any], shards: list[Shard]) -> Iterator[Any]:
+    """Yield a function's result on each shard; the next one is computed in a thread meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(function, shards[0])
+        for upcoming in shards[1:]:
+            done, running = running.result(), thread.submit(function, upcoming)
+            yield done
+        yield running.result()
+
+
 @dataclass(frozen=True)
 class _Job:
     """The data that a device's process needs."""
@@ -177,9 +187,13 @@ class _Job:
         encoder = self.load(device)
         total = sum(len(shard.passages) for shard in shards)
         with tqdm(total=total, desc=f"passages, {device}", position=place, mininterval=2) as bar:
-            for shard in shards:
+
+            def read(shard: Shard) -> tuple[list[str], list[list[int]]]:
                 texts = self.texts(shard)
-                embeddings = encoder.encode(texts, "passage", self.max_length, bar.update)
+                return texts, encoder.tokenize(texts, "passage", self.max_length)
+
+            for shard, (texts, rows) in zip(shards, _ahead(read, shards), strict=True):
+                embeddings = encoder.encode_rows(rows, texts, bar.update)
                 # Embeddings in half precision are stored in half precision.
                 half = encoder.model.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings

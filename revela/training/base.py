@@ -134,13 +134,16 @@ class BaseTrainer(transformers.Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Load complete steps only: a shorter last one would depend on the number of processes."""
-        rows = len(self.train_dataset)
+        rows, workers = len(self.train_dataset), self.args.dataloader_num_workers
+        # The Trainer fetches all batches of a step before it computes the first one.
+        ahead = math.ceil(self.args.gradient_accumulation_steps / max(workers, 1)) + 1
         loader = DataLoader(
             self.train_dataset,
             self.args.train_batch_size,
             sampler=RandomSampler(self.train_dataset, num_samples=rows - rows % self.rows_per_step),
             collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
+            num_workers=workers,
+            prefetch_factor=ahead if workers else None,
             pin_memory=self.args.dataloader_pin_memory,
             worker_init_fn=checkpoints.start_loader_worker,
         )

@@ -79,8 +79,8 @@ def train(
     folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
     inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
     workers = loader_workers if devices()[0] != "cpu" else 0
-    if workers:  # tokenizers warns if a process forks after using threads
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if workers:  # which are forked: they would wait for threads of tokenizers in this process
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with start(output, experiment, inputs) as work:
         # Before the models: ZeRO-3 shards weights while they are loaded.
         arguments = training_arguments(

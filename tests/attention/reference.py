@@ -1,10 +1,14 @@
 """A plain-loop transcription of the paper's equations, independent of the package."""
 
+import inspect
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
+
+_GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def in_batch_losses(
@@ -66,7 +70,7 @@ def varlen_attn(
     assert len(key) == len(value) == key_starts[-1]
     group, rest = divmod(query.shape[1], key.shape[1])
     assert not rest
-    assert enable_gqa or group == 1
+    assert enable_gqa or group == 1 or not _GROUPED  # older versions have no such argument
     rows = []
     for row in range(len(query_starts) - 1):
         queries = slice(query_starts[row], query_starts[row + 1])
