@@ -14,7 +14,9 @@ import statistics
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from revela.common.errors import RevelaError
 from revela.common.outputs import read_json
@@ -34,9 +36,11 @@ _MADE = {
     "tables": "tables/*.csv",
 }
 
+Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 
-def show(results: Path) -> None:
-    """Print the state of trainings and evaluations, and the number of files of each kind."""
+
+def show(results: Results = Path("results")) -> None:
+    """Show the state of all trainings and evaluations, failed jobs and the results so far."""
     now, failed = time.time(), failures(results)
     rows = trainings(results, now)
     unfinished = [row for row in rows if row["state"] != "done"]
