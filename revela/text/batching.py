@@ -93,14 +93,13 @@ def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[
     import datasets
 
     with tempfile.TemporaryDirectory(prefix=".runs.", dir=chunks.parent) as cache:
-        rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache)
-        rows = rows.select_columns(["text", "document"])
+        columns = ["text", "document"]
+        rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache, columns=columns)
+        rows = rows.with_format("arrow")
         starts = list(range(0, len(rows) - run_length + 1, run_length))
         random.Random(seed).shuffle(starts)
         for first in group_consecutive(starts, size // run_length):
-            found = rows[[start + n for start in first for n in range(run_length)]]
-            columns = found.values()
-            yield [dict(zip(found, chunk, strict=True)) for chunk in zip(*columns, strict=True)]
+            yield rows[[start + n for start in first for n in range(run_length)]].to_pylist()
 
 
 def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
