@@ -103,14 +103,11 @@ def find_file(
     with explained(what, name):
         try:
             return Path(hf_hub_download(name, file, revision=revision, repo_type=_KINDS[what]))
-        except errors.LocalEntryNotFoundError:
-            print(
-                f"{what} {name!r}: {file} is not in the local cache; assuming that there is none",
-                file=sys.stderr,
-            )
-        except errors.EntryNotFoundError:
-            pass
-    return None
+        except errors.EntryNotFoundError as error:
+            if isinstance(error, errors.LocalEntryNotFoundError):
+                lacks = f"{file} is not in the local cache; assuming that there is none"
+                print(f"{what} {name!r}: {lacks}", file=sys.stderr)
+            return None
 
 
 def read_model_json(name: str, file: str, revision: str | None = None) -> Any | None:

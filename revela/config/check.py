@@ -30,13 +30,11 @@ _WRITTEN = (
 )
 """Sections that write to one folder: files with the entry's name and these endings."""
 
-_SUMMARY = {"usage": "the table of GPU-hours"}  # results/tables/usage.csv
-
 
 def check_references(config: Config) -> None:
     """Check references between entries, and the files that they name."""
     for sections in _WRITTEN:
-        taken = dict(_SUMMARY) if "tables" in sections else {}
+        taken = {"usage": "the table of GPU-hours"} if "tables" in sections else {}
         for section, endings in sections.items():
             for name, ending in itertools.product(getattr(config, section), endings):
                 entry = f"{section}.{name}"
@@ -179,9 +177,9 @@ def check_trained(config: Config) -> None:
     """
     for name in config.experiments:
         retriever = Path(paths.made("experiments", name))
-        folder = retriever.parent
-        done = retriever.is_dir() and (folder / "manifest.json").exists()
-        for file in read_json(folder / "manifest.json").get("files", []) if done else ():
-            if not (folder / file).exists():
+        manifest = retriever.with_name("manifest.json")
+        done = retriever.is_dir() and manifest.exists()
+        for written in read_json(manifest).get("files", []) if done else ():
+            if not (file := retriever.parent / written).exists():
                 advice = f"restore it, or remove {retriever} to train again"
-                raise RevelaError(f"{folder / file}: missing: {advice}")
+                raise RevelaError(f"{file}: missing: {advice}")

@@ -187,7 +187,9 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
     seconds, last_step, ended = None, None, False
     if segments:  # of the last start: an earlier one may have had other GPUs
         start = segments[-1]
-        last_step, ended = start["last_step"], start["ended"] or _is_gone(start)
+        here = start["host"] == socket.gethostname()  # only there can one tell that it is dead
+        gone = here and not Path(f"/proc/{start['process']}").exists()
+        last_step, ended = start["last_step"], start["ended"] or gone
         if (made := start["step"] - start["first_step"]) > 0:
             seconds = (start["seen"] - start["began"]) / made
     seen, cost = _last_sign(work), spent(work)
@@ -206,12 +208,6 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
         "GPU-hours": cost["gpu_hours"],
         "last sign": _ago(now, seen),
     }
-
-
-def _is_gone(segment: dict[str, Any]) -> bool:
-    """Return whether a segment's process is known to be dead, which only its machine can tell."""
-    own = segment["host"] == socket.gethostname()
-    return own and not Path(f"/proc/{segment['process']}").exists()
 
 
 def _last_sign(work: Path) -> float:
