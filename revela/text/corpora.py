@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, check_name, unknown_name
 from revela.common.hub import explain, explained
 from revela.config.local import ROWS, is_plain, text_files
 from revela.config.text import (
@@ -177,8 +177,8 @@ def _checked(
     for number, (place, row) in enumerate(rows, start=1):
         if number == 1 and isinstance(row, dict):  # later rows may lack an id or a title
             for name in (corpus.fields.id, corpus.fields.title):
-                if name is not None and name not in row:
-                    raise RevelaError(f"{place}: {unknown_name('field', name, map(str, row))}")
+                if name is not None:
+                    check_name(place, "field", name, [*map(str, row)])
         try:
             document = _document(place, row, corpus.fields)
         except ValueError as error:
