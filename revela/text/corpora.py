@@ -5,8 +5,6 @@ import hashlib
 import importlib.util
 import itertools
 import re
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError, check_name, unknown_name
-from revela.common.hub import explain, explained
+from revela.common.hub import explained
 from revela.config.local import ROWS, is_plain, text_files
 from revela.config.text import (
     AnyCorpus,
@@ -31,13 +29,11 @@ _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, 
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
 _EXAMPLES = 20  # of bad rows that are kept
 _CHANCE = 2  # words that may repeat by chance
-_TRIES = 6  # to read a hub data set's stream, without a row in between
 _WORD = re.compile(r"[^\W_]")
 _TEXTS = ("text", "content", "contents", "body", "passage")
 _TITLES, _IDS = ("title", "head", "heading", "headline", "name"), ("id", "_id", "key", "uid")
 _IDS_STORED = 1_000_000  # to count repetitions
 _PASSAGE_WORDS = 300  # at most, in a file of passages
-_STATE_ROWS = 1000  # rows between saved positions of a stream
 
 
 @dataclass(frozen=True)
@@ -271,48 +267,22 @@ def _rows_of(path: Path, fields: list[str] | None = None) -> Iterator[tuple[str,
 
 def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
     """Stream a hub data set, or read one raw file of its repository."""
+    import datasets
     import huggingface_hub
 
-    if corpus.file is None:
-        return _streamed(corpus)
-    with explained("data set", corpus.dataset):
-        local = huggingface_hub.hf_hub_download(
-            corpus.dataset, corpus.file, repo_type="dataset", revision=corpus.revision
-        )
-    named = f"{corpus.dataset}/{corpus.file}"
-    fields = [name for name in vars(corpus.fields).values() if name]
-    return ((place.replace(local, named, 1), row) for place, row in _rows_of(Path(local), fields))
-
-
-def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
-    """Stream a hub data set; a stream that breaks off is resumed there."""
-    import datasets
-
-    name, number, tries = corpus.dataset, 0, 0
-    state, at = None, 0  # position of the stream, after so many rows
-    while True:
-        try:
+    name, revision = corpus.dataset, corpus.revision
+    with explained("data set", name):
+        if corpus.file is None:
+            # If the connection breaks off, datasets continues where it was, for several minutes.
             rows = datasets.load_dataset(
-                name, corpus.subset, split=corpus.split, revision=corpus.revision, streaming=True
+                name, corpus.subset, split=corpus.split, revision=revision, streaming=True
             )
-            if state is not None:
-                rows.load_state_dict(state)
-            for row in itertools.islice(rows, number - at, None):
-                tries = 0
-                number += 1
+            for number, row in enumerate(rows, start=1):
                 yield f"{name}:{number}", row
-                if number % _STATE_ROWS == 0:
-                    state, at = rows.state_dict(), number
             return
-        except Exception as error:
-            tries += 1
-            # Retry only if rows were read before and the content is not at fault.
-            of_content = isinstance(error, ValueError | KeyError | TypeError)
-            if not number or of_content or tries == _TRIES:
-                raise RevelaError(explain("data set", name, error)) from error
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            print(
-                f"{name}: broke off after row {number} ({reason}); retrying in {2**tries} s",
-                file=sys.stderr,
-            )
-            time.sleep(2**tries)
+        local = huggingface_hub.hf_hub_download(
+            name, corpus.file, repo_type="dataset", revision=revision
+        )
+    fields = [field for field in vars(corpus.fields).values() if field]
+    for place, row in _rows_of(Path(local), fields):
+        yield place.replace(local, f"{name}/{corpus.file}", 1), row
