@@ -105,6 +105,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     fields = field_names(text_files(texts))
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus)
+    words = documents * each
     gpus = this_machine().gpus
     small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
@@ -115,10 +116,8 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     devices = max(1, gpus)  # each takes the same number of batches in a step
     if batches < devices:
         at_once = f", and a step has a batch for each of {gpus} GPUs" if gpus > 1 else ""
-        raise RevelaError(
-            f"{texts}: {documents * each:.0f} words give about {chunks:.0f} chunks; a batch has 16"
-            f"{at_once}"
-        )
+        found = f"{words:.0f} words give about {chunks:.0f} chunks"
+        raise RevelaError(f"{texts}: {found}; a batch has 16{at_once}")
     if len({place(one.id) < kept for one in sample}) < 2:
         raise RevelaError(
             f"{texts}: too few documents to hold out a tenth ({len(sample)}); split them into more "
@@ -149,7 +148,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         texts=texts,
         path=_flow(str(texts)),
         documents=documents,
-        words=documents * each,
+        words=words,
         fields=_flow(fields.model_dump(exclude_none=True)),
         kept=kept,
         chunks=chunks,
@@ -167,10 +166,8 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     )
     parse_config(yaml.safe_load(text), str(output))
     write_text(output, text)
-    return (
-        f"{texts}: {documents:,.0f} documents, {documents * each:,.0f} words; "
-        f"{steps} steps from {backbone}"
-    )
+    made_of = f"{documents:,.0f} documents, {words:,.0f} words"
+    return f"{texts}: {made_of}; {steps} steps from {backbone}"
 
 
 def _flow(value: Any) -> str:
