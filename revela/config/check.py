@@ -44,11 +44,10 @@ def check_references(config: Config) -> None:
     _check_circles(config, "experiments", "language_model")
     for name, batches in config.batches.items():
         for other in batches.sample_from:
-            if (size := config.batches[other].batch_size) % batches.batch_size:
-                raise RevelaError(
-                    f"batches.{name}.batch_size: {batches.batch_size} does not divide "
-                    f"batch_size {size} of batch set {other!r}"
-                )
+            own, size = batches.batch_size, config.batches[other].batch_size
+            if size % own:
+                uneven = f"{own} does not divide batch_size {size} of batch set {other!r}"
+                raise RevelaError(f"batches.{name}.batch_size: {uneven}")
     for name, trained in config.experiments.items():
         if trained.data.section == "batches":
             for source in trained.first_half:
@@ -77,10 +76,8 @@ def check_references(config: Config) -> None:
         if isinstance(figure, DynamicsFigure):
             shown = config.experiments[figure.experiment]
             if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
-                raise RevelaError(
-                    f"figures.{name}.experiment: {figure.experiment!r} must be a revela "
-                    "experiment with similarity_snapshot_steps"
-                )
+                needed = "must be a revela experiment with similarity_snapshot_steps"
+                raise RevelaError(f"figures.{name}.experiment: {figure.experiment!r} {needed}")
 
 
 def _check_circles(config: Config, section: str, key: str) -> None:

@@ -69,10 +69,8 @@ class Skipped:
     def check(self, rows: int) -> None:
         """Raise a RevelaError if too many of some rows were skipped."""
         if self.count > max(min(_BAD_ROWS, rows / 2), rows * _BAD_SHARE):
-            raise RevelaError(
-                f"{self.count} of {rows} rows are bad, too many to skip; the first: "
-                f"{self.examples[0]}"
-            )
+            bad = f"{self.count} of {rows} rows are bad, too many to skip"
+            raise RevelaError(f"{bad}; the first: {self.examples[0]}")
 
 
 def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
@@ -143,10 +141,8 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(package)
         if spec is None:
-            raise RevelaError(
-                f"package {package!r} is not installed; install it or remove it "
-                "from the configuration"
-            )
+            advice = "install it or remove it from the configuration"
+            raise RevelaError(f"package {package!r} is not installed; {advice}")
         if not spec.submodule_search_locations:
             raise RevelaError(f"{package!r} is a single module, not a package")
         root = Path(spec.submodule_search_locations[0])
@@ -216,9 +212,8 @@ def _document(place: str, row: Any, fields: FieldNames) -> Document:
         raise ValueError(f"field {fields.text!r} is empty")
     title, own = row.get(fields.title) or "", row.get(fields.id)
     if isinstance(own, dict | list):
-        raise ValueError(
-            f"field {fields.id!r} must be a string or number; got {type(own).__name__}"
-        )
+        kind = type(own).__name__
+        raise ValueError(f"field {fields.id!r} must be a string or number; got {kind}")
     return Document(place if own in (None, "") else str(own), text, str(title))
 
 
