@@ -60,10 +60,8 @@ def explain(what: str, name: str, error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     if "does not appear to have a file named" in text and "safetensors" in text:
         url = "https://huggingface.co/spaces/safetensors/convert"
-        return (
-            f"{it} has no safetensors weights: request a conversion at {url} or convert them "
-            "yourself"
-        )
+        advice = f"request a conversion at {url} or convert them yourself"
+        return f"{it} has no safetensors weights: {advice}"
     # If the fields of a data set have changed, the error holds no more than a name.
     if isinstance(error, KeyError) or caused_by(CastError):
         return f"{it} lacks expected fields: {' '.join(text.split())[:200]}"
@@ -103,14 +101,11 @@ def find_file(
     with explained(what, name):
         try:
             return Path(hf_hub_download(name, file, revision=revision, repo_type=_KINDS[what]))
-        except errors.LocalEntryNotFoundError:
-            print(
-                f"{what} {name!r}: {file} is not in the local cache; assuming that there is none",
-                file=sys.stderr,
-            )
-        except errors.EntryNotFoundError:
-            pass
-    return None
+        except errors.EntryNotFoundError as error:
+            if isinstance(error, errors.LocalEntryNotFoundError):
+                lacks = f"{file} is not in the local cache; assuming that there is none"
+                print(f"{what} {name!r}: {lacks}", file=sys.stderr)
+            return None
 
 
 def read_model_json(name: str, file: str, revision: str | None = None) -> Any | None:

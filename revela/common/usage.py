@@ -74,16 +74,14 @@ def spent(work: Path) -> dict[str, Any]:
     last = [segment for segment in segments if starts and segment["started"] >= starts[-1][0]]
     joules = [segment["joules"] for segment in segments]
     peaks = [segment["peak_gpu_memory_gb"] for segment in segments if segment["peak_gpu_memory_gb"]]
-    hours = (
-        sum((segment["seen"] - segment["started"]) * segment["gpus"] for segment in segments) / 3600
-    )
+    gpu_seconds = sum((one["seen"] - one["started"]) * one["gpus"] for one in segments)
     known = bool(joules) and None not in joules
     return {
         "starts": len(starts),
         "hours": round(sum(end - start for start, end in starts) / 3600, 4),
         "gpus": sum(segment["gpus"] for segment in last),
         "gpu": last[-1]["gpu"] if last else None,
-        "gpu_hours": round(hours, 4),
+        "gpu_hours": round(gpu_seconds / 3600, 4),
         "kilowatt_hours": kilowatt_hours(sum(joules)) if known else None,
         "peak_gpu_memory_gb": max(peaks, default=None),
     }

@@ -30,13 +30,11 @@ _WRITTEN = (
 )
 """Sections that write to one folder: files with the entry's name and these endings."""
 
-_SUMMARY = {"usage": "the table of GPU-hours"}  # results/tables/usage.csv
-
 
 def check_references(config: Config) -> None:
     """Check references between entries, and the files that they name."""
     for sections in _WRITTEN:
-        taken = dict(_SUMMARY) if "tables" in sections else {}
+        taken = {"usage": "the table of GPU-hours"} if "tables" in sections else {}
         for section, endings in sections.items():
             for name, ending in itertools.product(getattr(config, section), endings):
                 entry = f"{section}.{name}"
@@ -46,11 +44,10 @@ def check_references(config: Config) -> None:
     _check_circles(config, "experiments", "language_model")
     for name, batches in config.batches.items():
         for other in batches.sample_from:
-            if (size := config.batches[other].batch_size) % batches.batch_size:
-                raise RevelaError(
-                    f"batches.{name}.batch_size: {batches.batch_size} does not divide "
-                    f"batch_size {size} of batch set {other!r}"
-                )
+            own, size = batches.batch_size, config.batches[other].batch_size
+            if size % own:
+                uneven = f"{own} does not divide batch_size {size} of batch set {other!r}"
+                raise RevelaError(f"batches.{name}.batch_size: {uneven}")
     for name, trained in config.experiments.items():
         if trained.data.section == "batches":
             for source in trained.first_half:
@@ -79,10 +76,8 @@ def check_references(config: Config) -> None:
         if isinstance(figure, DynamicsFigure):
             shown = config.experiments[figure.experiment]
             if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
-                raise RevelaError(
-                    f"figures.{name}.experiment: {figure.experiment!r} must be a revela "
-                    "experiment with similarity_snapshot_steps"
-                )
+                needed = "must be a revela experiment with similarity_snapshot_steps"
+                raise RevelaError(f"figures.{name}.experiment: {figure.experiment!r} {needed}")
 
 
 def _check_circles(config: Config, section: str, key: str) -> None:
@@ -179,9 +174,9 @@ def check_trained(config: Config) -> None:
     """
     for name in config.experiments:
         retriever = Path(paths.made("experiments", name))
-        folder = retriever.parent
-        done = retriever.is_dir() and (folder / "manifest.json").exists()
-        for file in read_json(folder / "manifest.json").get("files", []) if done else ():
-            if not (folder / file).exists():
+        manifest = retriever.with_name("manifest.json")
+        done = retriever.is_dir() and manifest.exists()
+        for written in read_json(manifest).get("files", []) if done else ():
+            if not (file := retriever.parent / written).exists():
                 advice = f"restore it, or remove {retriever} to train again"
-                raise RevelaError(f"{folder / file}: missing: {advice}")
+                raise RevelaError(f"{file}: missing: {advice}")

@@ -25,20 +25,25 @@ def text_files(path: Path) -> list[Path]:
     """
     if not path.exists():
         raise RevelaError(f"{path}: no such file or folder")
-    if not path.is_dir():
-        if not path.name.lower().endswith(ROWS):
-            raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}, a folder")
-        return _with_utf8_names([path])
-    files = [file for file in _visible(path) if file.is_file() and _is_read(file)]
-    if not files:
-        raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
-    plain = [file for file in files if is_plain(file)]
-    if 0 < len(plain) < len(files):
-        raise RevelaError(
-            f"{path}: contains both files of rows and plain texts, such as {plain[0].name}; use "
-            "one kind"
-        )
-    return _with_utf8_names(files)
+    if path.is_dir():
+        files = [file for file in _visible(path) if file.is_file() and _is_read(file)]
+        if not files:
+            raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
+        plain = [file for file in files if is_plain(file)]
+        if 0 < len(plain) < len(files):
+            both = f"both files of rows and plain texts, such as {plain[0].name}"
+            raise RevelaError(f"{path}: contains {both}; use one kind")
+    elif path.name.lower().endswith(ROWS):
+        files = [path]
+    else:
+        raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}, a folder")
+    # Ids of documents are written as UTF-8, and so are the file lists of manifests and Snakemake.
+    for file in files:
+        try:
+            str(file).encode()
+        except UnicodeEncodeError as error:
+            raise RevelaError(f"{str(file)!r}: rename it: its name is not UTF-8") from error
+    return files
 
 
 def _is_read(file: Path) -> bool:
@@ -65,16 +70,6 @@ def _visible(folder: Path) -> list[Path]:
         and (file.is_file() or file.is_symlink())
         and (results not in file.absolute().parents or results in folder.absolute().parents)
     )
-
-
-def _with_utf8_names(files: list[Path]) -> list[Path]:
-    # Ids of documents are written as UTF-8, and so are the file lists of manifests and Snakemake.
-    for file in files:
-        try:
-            str(file).encode()
-        except UnicodeEncodeError as error:
-            raise RevelaError(f"{str(file)!r}: rename it: its name is not UTF-8") from error
-    return files
 
 
 def collection_files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:

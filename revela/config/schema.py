@@ -3,6 +3,8 @@
 import itertools
 from typing import Any
 
+from pydantic.json_schema import GenerateJsonSchema
+
 from revela.config.expand import grid_keys
 from revela.config.file import Config
 from revela.config.problems import nested
@@ -14,7 +16,7 @@ def written_schema() -> dict[str, Any]:
 
     It covers keys and types of values; references between them are left to `revela check`.
     """
-    schema = Config.model_json_schema()
+    schema = Config.model_json_schema(schema_generator=_Untitled)
     classes = schema["$defs"]
     for section in schema["properties"].values():
         entries = _any_of(section["additionalProperties"])
@@ -33,6 +35,12 @@ def written_schema() -> dict[str, Any]:
     }
     rows["items"] = {"anyOf": [{"type": "string"}, rows["items"]]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
+class _Untitled(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False: the title of a key would be the key."""
+        return False
 
 
 def _any_of(choice: dict[str, Any]) -> dict[str, Any]:

@@ -167,17 +167,12 @@ def _disk(plan: Plan) -> Iterator[Finding]:
         cached[f"{source.what}s"] += round(size)
     places = [("results", Path("results"), written), ("hub cache", Path(constants.HF_HOME), cached)]
     for what, place, amounts in places:
-        need, free = amounts.total() / GB, _free(place) / GB
+        there = next(one for one in (place, *place.absolute().parents) if one.exists())
+        need, free = amounts.total() / GB, shutil.disk_usage(there).free / GB
         shares = ", ".join(f"{key} {value / GB:.1f}" for key, value in amounts.items() if value)
         if shares:
             message = f"about {need:.1f} GB ({shares}); {place} has {free:.0f} GB free"
             yield Finding(f"disk, {what}", _verdict(need, free), message, plan.jobs)
-
-
-def _free(place: Path) -> int:
-    place = place.absolute()
-    there = next(one for one in (place, *place.parents) if one.exists())
-    return shutil.disk_usage(there).free
 
 
 def _lucene(plan: Plan) -> Iterator[Finding]:

@@ -8,11 +8,12 @@ import typer
 
 from revela.common import outputs
 from revela.config.file import Config
+from revela.plan import status
+from revela.plan.run import run
+from revela.plan.status import Results
 from revela.step import command
 
 app = typer.Typer()
-
-Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 
 
 @app.command()
@@ -40,29 +41,8 @@ def new(
     print(f"{output}: read it, then: revela run {output}")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def run(
-    context: typer.Context,
-    config: Path,
-    cores: Annotated[str, typer.Option(help="CPU cores for all jobs together.")] = "all",
-    verbose: Annotated[bool, typer.Option(help="Show Snakemake's full output.")] = False,
-) -> None:
-    """Run the pipeline of a config with Snakemake and show its tables.
-
-    All other arguments are passed to Snakemake, such as files to make instead of everything, -n, or
-    --report FILE.
-    """
-    from revela.plan.run import run
-
-    run(config, context.args, cores, verbose)
-
-
-@app.command()
-def status(results: Results = Path("results")) -> None:
-    """Show the state of all trainings and evaluations, failed jobs and the results so far."""
-    from revela.plan.status import show
-
-    show(results)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
+app.command("status")(status.show)
 
 
 @app.command()
@@ -71,10 +51,8 @@ def clean(
     results: Path = Path("results"),
 ) -> None:
     """Remove the checkpoints and embedding shards of unfinished models."""
-    from revela.plan.status import clean
-
     for model in models:
-        print(f"{model}: {clean(results, model) / 1e9:.1f} GB removed")
+        print(f"{model}: {status.clean(results, model) / 1e9:.1f} GB removed")
 
 
 @app.command()

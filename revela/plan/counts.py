@@ -1,13 +1,10 @@
 """Estimates sizes before anything is computed: documents → words → chunks → rows → steps."""
 
-import gzip
 import itertools
-import lzma
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from revela.common.errors import RevelaError, reading
 from revela.config import paths
@@ -24,7 +21,7 @@ from revela.config.text import (
 )
 from revela.plan.jobs import SECTIONS, Job
 from revela.text.corpora import Document, Skipped, read_documents
-from revela.text.rows import count_rows
+from revela.text.rows import OPENERS, count_rows
 from revela.text.words import word_pattern
 
 # Words of a chunk as a share of `max_words`, except in the last chunk of a document, which is half
@@ -246,11 +243,9 @@ def _rows_of(file: Path) -> float:
     if file.suffix.lower() == ".parquet":
         return count_rows(file)
     with file.open("rb") as raw:
-        opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(
-            file.suffix.lower(), lambda stream: stream
-        )
+        opened = OPENERS.get(file.suffix.lower(), iter)(raw)
         rows = 0
-        for rows, _ in enumerate(opened(raw), start=1):
+        for rows, _ in enumerate(opened, start=1):
             if rows >= _SAMPLE and raw.tell() >= _SAMPLE_BYTES:
                 return rows * file.stat().st_size / raw.tell()
         return rows

@@ -61,13 +61,13 @@ benchmarks:
   {key}: # from the held-out documents: half a chunk, or a title, must retrieve the rest
     source: texts
     corpus: {name}-aside
-    tasks: [{tasks}]
+    tasks: {tasks}
     max_length: {max_length}
 {collection}
 tables:
   {key}:
     caption: Retrieval on {name} (nDCG@10, %).
-    columns: {{{columns}}}
+    columns: {columns}
     rows:
       - {{label: BM25, model: bm25}}
       - {{label: Backbone untouched, model: {name}-untouched}}
@@ -105,6 +105,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     fields = field_names(text_files(texts))
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus)
+    words = documents * each
     gpus = this_machine().gpus
     small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
@@ -115,10 +116,8 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     devices = max(1, gpus)  # each takes the same number of batches in a step
     if batches < devices:
         at_once = f", and a step has a batch for each of {gpus} GPUs" if gpus > 1 else ""
-        raise RevelaError(
-            f"{texts}: {documents * each:.0f} words give about {chunks:.0f} chunks; a batch has 16"
-            f"{at_once}"
-        )
+        found = f"{words:.0f} words give about {chunks:.0f} chunks"
+        raise RevelaError(f"{texts}: {found}; a batch has 16{at_once}")
     if len({place(one.id) < kept for one in sample}) < 2:
         raise RevelaError(
             f"{texts}: too few documents to hold out a tenth ({len(sample)}); split them into more "
@@ -133,11 +132,9 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     brought = ""
     if collection:
         collection_files(collection)
-        folder, columns = collection.resolve().parent, [*tasks, collection.name]
-        path = _scalar(str(folder))
-        task = _scalar(collection.name)
-        brought = f"  brought: {{source: folder, path: {path}, tasks: [{task}]}}\n"
-    given = fields.model_dump(exclude_none=True)
+        folder, columns = str(collection.resolve().parent), [*tasks, collection.name]
+        benchmark = {"source": "folder", "path": folder, "tasks": [collection.name]}
+        brought = f"  brought: {_flow(benchmark)}\n"
     schema = Path("workflow/schema.json")
     name = _entry_name(output.stem)
     text = _TEMPLATE.format(
@@ -147,37 +144,36 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         else "",
         file=output,
         name=name,
-        key=_scalar(name),  # with quotes if it is a number
+        key=_flow(name),  # with quotes if it is a number
         texts=texts,
-        path=_scalar(str(texts)),
+        path=_flow(str(texts)),
         documents=documents,
-        words=documents * each,
-        fields=yaml.safe_dump(given, default_flow_style=True).strip(),
+        words=words,
+        fields=_flow(fields.model_dump(exclude_none=True)),
         kept=kept,
         chunks=chunks,
         batches=batches,
         # Long documents: a batch from a single place would be too easy.
         run_length=", run_length: 4" if chunks > 8 * kept * documents else "",
-        backbone=_scalar(backbone),
+        backbone=_flow(backbone),
         batches_per_step=batches_per_step,
         steps=steps,
         epochs=steps / epoch,
-        tasks=", ".join(tasks),
-        columns=", ".join(f"{_scalar(column)}: {_scalar(column)}" for column in columns),
+        tasks=_flow(tasks),
+        columns=_flow({column: column for column in columns}),
         collection=brought,
         **machine,
     )
     parse_config(yaml.safe_load(text), str(output))
     write_text(output, text)
-    return (
-        f"{texts}: {documents:,.0f} documents, {documents * each:,.0f} words; "
-        f"{steps} steps from {backbone}"
-    )
+    made_of = f"{documents:,.0f} documents, {words:,.0f} words"
+    return f"{texts}: {made_of}; {steps} steps from {backbone}"
 
 
-def _scalar(text: str) -> str:
-    """Return a text as YAML, with quotes if it needs them."""
-    return yaml.safe_dump([text], default_flow_style=True, width=10**6, allow_unicode=True)[1:-2]
+def _flow(value: Any) -> str:
+    """Return a value as YAML in one line, texts with quotes if they need them."""
+    options: dict[str, Any] = {"width": 10**6, "allow_unicode": True, "sort_keys": False}
+    return yaml.safe_dump([value], default_flow_style=True, **options)[1:-2]
 
 
 def _entry_name(stem: str) -> str:

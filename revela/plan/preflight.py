@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common import outputs
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, check_name
 from revela.config.file import Config
 from revela.plan.checks import Finding, check
 from revela.plan.costs import Plan
@@ -54,8 +54,7 @@ def run(
         SystemExit: mode `only`, without errors.
     """
     mode = os.environ.get("REVELA_PREFLIGHT", "on")
-    if mode not in _MODES:
-        raise RevelaError(f"REVELA_PREFLIGHT: {unknown_name('value', mode, _MODES)}")
+    check_name("REVELA_PREFLIGHT", "value", mode, _MODES)
     if mode == "off":
         return {}
     plan = Plan(config, jobs, machine, known)

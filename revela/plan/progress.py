@@ -16,7 +16,6 @@ from revela.plan.jobs import RULES
 from revela.plan.show import duration
 from revela.plan.status import last_line
 
-_SHOWN = {NOTHING_TO_BE_DONE_MSG}
 _SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer
 _ENDED = "At least one job did not complete successfully"
 
@@ -64,13 +63,15 @@ class LogHandler(LogHandlerBase):
             case LogEvent.JOB_FINISHED if job := self.running.pop(event.job_id, None):
                 self._finished(job)
             case LogEvent.JOB_ERROR if job := self.running.pop(event.jobid, None):
-                FAILED.append(f"{job.name}: {_why(job.log)}")
+                log = job.log if job.log and job.log.exists() else None
+                why = f"{last_line(log)} (see {log})" if log else "no log"
+                FAILED.append(f"{job.name}: {why}")
                 print(f"{job.name} failed; jobs that do not depend on it continue", file=sys.stderr)
             case LogEvent.ERROR:
                 ERRORS.add(event.exception)
                 if event.exception not in _SILENT and _ENDED not in event.msg:
                     print(record.getMessage(), file=sys.stderr)
-            case None if event.msg in _SHOWN or (
+            case None if event.msg == NOTHING_TO_BE_DONE_MSG or (
                 record.levelno >= WARNING and "job execution failed" not in event.msg
             ):
                 print(record.getMessage(), file=sys.stderr)
@@ -95,7 +96,3 @@ class LogHandler(LogHandlerBase):
         unknown = any(rule in RULES and not self.seconds[rule] for rule in self.planned)
         at_once = max(1.0, spent / (now - self.start))
         return f"; {'more than' if unknown else 'about'} {duration(left / at_once)} left"
-
-
-def _why(log: Path | None) -> str:
-    return f"{last_line(log)} (see {log})" if log and log.exists() else "no log"

@@ -4,6 +4,9 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import revela
 from revela.common.errors import RevelaError, check_name
@@ -19,12 +22,16 @@ _MAKES_NOTHING = (
 """Snakemake's options that print or remove something instead of running jobs."""
 
 
-def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
-    """Run the workflow on a config; see `revela run`.
+def run(
+    context: typer.Context,
+    config: Path,
+    cores: Annotated[str, typer.Option(help="CPU cores for all jobs together.")] = "all",
+    verbose: Annotated[bool, typer.Option(help="Show Snakemake's full output.")] = False,
+) -> None:
+    """Run the pipeline of a config with Snakemake and show its tables.
 
-    Raises:
-        RevelaError: the config is invalid, or this is not a checkout with a Snakefile.
-        SystemExit: with Snakemake's exit code, unless that is 0.
+    All other arguments are passed to Snakemake, such as files to make instead of everything, -n, or
+    --report FILE.
     """
     from snakemake.cli import get_argument_parser, main
     from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
@@ -43,16 +50,17 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
     options += ["--replace-workflow-config", "--cores", cores, "--rerun-incomplete"]
     options += ["--rerun-triggers", "mtime", "params", "input", "--workflow-profile", "none"]
     options += ["--max-checksum-file-size", "10000000000"]  # as in the profiles
+    arguments = ["--keep-going", *context.args]
     # Standard output may be piped, as that of --dag is.
-    print(shlex.join(["snakemake", *options, "--keep-going", *arguments]), file=sys.stderr)
-    given = get_argument_parser().parse_args([*options, "--keep-going", *arguments])
+    print(shlex.join(["snakemake", *options, *arguments]), file=sys.stderr)
+    given = get_argument_parser().parse_args([*options, *arguments])
     makes = not any(getattr(given, option) for option in _MAKES_NOTHING)
     if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
         options += ["--logger", "revela"]
         os.environ["REVELA_QUIET"] = "1"  # the output of jobs is in their logs
     try:
-        main([*options, "--keep-going", *arguments])
+        main([*options, *arguments])
     except SystemExit as stop:
         if stop.code:
             print(*progress.FAILED, sep="\n", file=sys.stderr)
@@ -62,17 +70,18 @@ def run(config: Path, arguments: list[str], cores: str, verbose: bool) -> None:
             raise
     if makes:
         show([path for name in checked.tables if (path := Path(made("tables", name))).exists()])
-        drawn = {name: f"results/figures/{name}.png" for name in checked.figures}
-        drawn = {name: path for name, path in drawn.items() if Path(path).exists()}
-        for name in drawn:
-            if isinstance(figure := checked.figures[name], LearningFigure):
-                scores = {k: Path(v) for k, v in checked.inputs("figures", name).items()}
-                print(f"\n{learning_text(figure, scores)}\n")
-        trained = [retriever(one) for one in checked.experiments if Path(retriever(one)).exists()]
-        if not given.targets:
-            for name in checked.experiments:
-                if not Path(target := retriever(name)).exists():
-                    print(f"{name}: not trained, because nothing requested it: {target}")
-        for kind, files in (("figures", list(drawn.values())), ("retrievers", trained)):
+        drawn, trained = [], []
+        for name, figure in checked.figures.items():
+            if (path := Path(f"results/figures/{name}.png")).exists():
+                drawn.append(path)
+                if isinstance(figure, LearningFigure):
+                    scores = {k: Path(v) for k, v in checked.inputs("figures", name).items()}
+                    print(f"\n{learning_text(figure, scores)}\n")
+        for name in checked.experiments:
+            if (path := Path(retriever(name))).exists():
+                trained.append(path)
+            elif not given.targets:
+                print(f"{name}: not trained, because nothing requested it: {path}")
+        for kind, files in (("figures", drawn), ("retrievers", trained)):
             if files:
                 print(f"{kind}:", *files)

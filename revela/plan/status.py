@@ -14,7 +14,9 @@ import statistics
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from revela.common.errors import RevelaError
 from revela.common.outputs import read_json
@@ -34,9 +36,11 @@ _MADE = {
     "tables": "tables/*.csv",
 }
 
+Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 
-def show(results: Path) -> None:
-    """Print the state of trainings and evaluations, and the number of files of each kind."""
+
+def show(results: Results = Path("results")) -> None:
+    """Show the state of all trainings and evaluations, failed jobs and the results so far."""
     now, failed = time.time(), failures(results)
     rows = trainings(results, now)
     unfinished = [row for row in rows if row["state"] != "done"]
@@ -183,7 +187,9 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
     seconds, last_step, ended = None, None, False
     if segments:  # of the last start: an earlier one may have had other GPUs
         start = segments[-1]
-        last_step, ended = start["last_step"], start["ended"] or _is_gone(start)
+        here = start["host"] == socket.gethostname()  # only there can one tell that it is dead
+        gone = here and not Path(f"/proc/{start['process']}").exists()
+        last_step, ended = start["last_step"], start["ended"] or gone
         if (made := start["step"] - start["first_step"]) > 0:
             seconds = (start["seen"] - start["began"]) / made
     seen, cost = _last_sign(work), spent(work)
@@ -202,12 +208,6 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
         "GPU-hours": cost["gpu_hours"],
         "last sign": _ago(now, seen),
     }
-
-
-def _is_gone(segment: dict[str, Any]) -> bool:
-    """Return whether a segment's process is known to be dead, which only its machine can tell."""
-    own = segment["host"] == socket.gethostname()
-    return own and not Path(f"/proc/{segment['process']}").exists()
 
 
 def _last_sign(work: Path) -> float:

@@ -53,9 +53,8 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         chunks = {name: count_rows(inputs[name]) for name in settings.corpora}
         for name, count in chunks.items():
             if count < size:
-                raise RevelaError(
-                    f"corpus {name!r}: {count} chunks are too few for one batch of {size}"
-                )
+                few = f"{count} chunks are too few for one batch of {size}"
+                raise RevelaError(f"corpus {name!r}: {few}")
         available = sum(count // size for count in chunks.values())
         dropped = sum(count % size for count in chunks.values())
     else:
@@ -93,14 +92,13 @@ def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[
     import datasets
 
     with tempfile.TemporaryDirectory(prefix=".runs.", dir=chunks.parent) as cache:
-        rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache)
-        rows = rows.select_columns(["text", "document"])
+        columns = ["text", "document"]
+        rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache, columns=columns)
+        rows = rows.with_format("arrow")
         starts = list(range(0, len(rows) - run_length + 1, run_length))
         random.Random(seed).shuffle(starts)
         for first in group_consecutive(starts, size // run_length):
-            found = rows[[start + n for start in first for n in range(run_length)]]
-            columns = found.values()
-            yield [dict(zip(found, chunk, strict=True)) for chunk in zip(*columns, strict=True)]
+            yield rows[[start + n for start in first for n in range(run_length)]].to_pylist()
 
 
 def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
@@ -131,10 +129,8 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
         for row in take(read_batches(inputs[name]), available, count, settings.seed):
             texts, documents = row["texts"], row["documents"]
             if len(texts) % size:
-                raise RevelaError(
-                    f"batch set {name!r} has batches of {len(texts)}, "
-                    f"not a multiple of batch_size {size}"
-                )
+                uneven = f"{len(texts)}, not a multiple of batch_size {size}"
+                raise RevelaError(f"batch set {name!r} has batches of {uneven}")
             used = size if settings.oversized == "truncate" else len(texts)
             for first in range(0, used, size):
                 part = slice(first, first + size)
@@ -165,10 +161,9 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
         if len(texts) != settings.batch_size:
             raise RevelaError(f"{place}: {len(texts)} texts, not batch_size {settings.batch_size}")
         if source not in known:
-            raise RevelaError(
-                f"{place}: {unknown_name('src', source, filter(None, known))}; "
-                f"name its corpus: `sources: {{{source}: <corpus>}}`"
-            )
+            unknown = unknown_name("src", source, filter(None, known))
+            advice = f"name its corpus: `sources: {{{source}: <corpus>}}`"
+            raise RevelaError(f"{place}: {unknown}; {advice}")
         yield {"source": known[source], "texts": texts, "documents": None}
 
 

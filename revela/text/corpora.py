@@ -5,16 +5,14 @@ import hashlib
 import importlib.util
 import itertools
 import re
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import explain, explained
+from revela.common.errors import RevelaError, check_name, unknown_name
+from revela.common.hub import explained
 from revela.config.local import ROWS, is_plain, text_files
 from revela.config.text import (
     AnyCorpus,
@@ -31,13 +29,11 @@ _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, 
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
 _EXAMPLES = 20  # of bad rows that are kept
 _CHANCE = 2  # words that may repeat by chance
-_TRIES = 6  # to read a hub data set's stream, without a row in between
 _WORD = re.compile(r"[^\W_]")
 _TEXTS = ("text", "content", "contents", "body", "passage")
 _TITLES, _IDS = ("title", "head", "heading", "headline", "name"), ("id", "_id", "key", "uid")
 _IDS_STORED = 1_000_000  # to count repetitions
 _PASSAGE_WORDS = 300  # at most, in a file of passages
-_STATE_ROWS = 1000  # rows between saved positions of a stream
 
 
 @dataclass(frozen=True)
@@ -73,10 +69,8 @@ class Skipped:
     def check(self, rows: int) -> None:
         """Raise a RevelaError if too many of some rows were skipped."""
         if self.count > max(min(_BAD_ROWS, rows / 2), rows * _BAD_SHARE):
-            raise RevelaError(
-                f"{self.count} of {rows} rows are bad, too many to skip; the first: "
-                f"{self.examples[0]}"
-            )
+            bad = f"{self.count} of {rows} rows are bad, too many to skip"
+            raise RevelaError(f"{bad}; the first: {self.examples[0]}")
 
 
 def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
@@ -147,10 +141,8 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(package)
         if spec is None:
-            raise RevelaError(
-                f"package {package!r} is not installed; install it or remove it "
-                "from the configuration"
-            )
+            advice = "install it or remove it from the configuration"
+            raise RevelaError(f"package {package!r} is not installed; {advice}")
         if not spec.submodule_search_locations:
             raise RevelaError(f"{package!r} is a single module, not a package")
         root = Path(spec.submodule_search_locations[0])
@@ -177,8 +169,8 @@ def _checked(
     for number, (place, row) in enumerate(rows, start=1):
         if number == 1 and isinstance(row, dict):  # later rows may lack an id or a title
             for name in (corpus.fields.id, corpus.fields.title):
-                if name is not None and name not in row:
-                    raise RevelaError(f"{place}: {unknown_name('field', name, map(str, row))}")
+                if name is not None:
+                    check_name(place, "field", name, [*map(str, row)])
         try:
             document = _document(place, row, corpus.fields)
         except ValueError as error:
@@ -220,9 +212,8 @@ def _document(place: str, row: Any, fields: FieldNames) -> Document:
         raise ValueError(f"field {fields.text!r} is empty")
     title, own = row.get(fields.title) or "", row.get(fields.id)
     if isinstance(own, dict | list):
-        raise ValueError(
-            f"field {fields.id!r} must be a string or number; got {type(own).__name__}"
-        )
+        kind = type(own).__name__
+        raise ValueError(f"field {fields.id!r} must be a string or number; got {kind}")
     return Document(place if own in (None, "") else str(own), text, str(title))
 
 
@@ -271,48 +262,22 @@ def _rows_of(path: Path, fields: list[str] | None = None) -> Iterator[tuple[str,
 
 def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
     """Stream a hub data set, or read one raw file of its repository."""
+    import datasets
     import huggingface_hub
 
-    if corpus.file is None:
-        return _streamed(corpus)
-    with explained("data set", corpus.dataset):
-        local = huggingface_hub.hf_hub_download(
-            corpus.dataset, corpus.file, repo_type="dataset", revision=corpus.revision
-        )
-    named = f"{corpus.dataset}/{corpus.file}"
-    fields = [name for name in vars(corpus.fields).values() if name]
-    return ((place.replace(local, named, 1), row) for place, row in _rows_of(Path(local), fields))
-
-
-def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
-    """Stream a hub data set; a stream that breaks off is resumed there."""
-    import datasets
-
-    name, number, tries = corpus.dataset, 0, 0
-    state, at = None, 0  # position of the stream, after so many rows
-    while True:
-        try:
+    name, revision = corpus.dataset, corpus.revision
+    with explained("data set", name):
+        if corpus.file is None:
+            # If the connection breaks off, datasets continues where it was, for several minutes.
             rows = datasets.load_dataset(
-                name, corpus.subset, split=corpus.split, revision=corpus.revision, streaming=True
+                name, corpus.subset, split=corpus.split, revision=revision, streaming=True
             )
-            if state is not None:
-                rows.load_state_dict(state)
-            for row in itertools.islice(rows, number - at, None):
-                tries = 0
-                number += 1
+            for number, row in enumerate(rows, start=1):
                 yield f"{name}:{number}", row
-                if number % _STATE_ROWS == 0:
-                    state, at = rows.state_dict(), number
             return
-        except Exception as error:
-            tries += 1
-            # Retry only if rows were read before and the content is not at fault.
-            of_content = isinstance(error, ValueError | KeyError | TypeError)
-            if not number or of_content or tries == _TRIES:
-                raise RevelaError(explain("data set", name, error)) from error
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            print(
-                f"{name}: broke off after row {number} ({reason}); retrying in {2**tries} s",
-                file=sys.stderr,
-            )
-            time.sleep(2**tries)
+        local = huggingface_hub.hf_hub_download(
+            name, corpus.file, repo_type="dataset", revision=revision
+        )
+    fields = [field for field in vars(corpus.fields).values() if field]
+    for place, row in _rows_of(Path(local), fields):
+        yield place.replace(local, f"{name}/{corpus.file}", 1), row

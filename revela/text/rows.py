@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from revela.common.errors import RevelaError, reading
 from revela.config.text import First
 
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 _ROWS = 1024  # read or written at a time
 
 T = TypeVar("T")
@@ -24,10 +25,9 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         RevelaError: the file cannot be read.
     """
-    open_file: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
     number = 0
     try:
-        with open_file(path, "rb") as stream:
+        with OPENERS.get(path.suffix.lower(), open)(path, "rb") as stream:
             for number, line in enumerate(stream, start=1):
                 if not line.strip():
                     continue

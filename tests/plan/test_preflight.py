@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -445,7 +446,7 @@ def test_disk_of_chunks_and_batches(known):
 @pytest.mark.parametrize(("free", "verdict"), [(9, "error"), (25, "warning"), (99, "ok")])
 def test_the_disk_may_be_full(monkeypatch, free, verdict):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(checks, "_free", lambda _: free * GB)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free * GB))
     jobs = [Job("train", name) for name in ("revela-wiki-1b", "revela-wiki-3b")]
     found = found_in(load_config(ROOT / "config.yaml"), *jobs)
     assert [one.verdict for one in found if one.what == "disk, results"] == [verdict]

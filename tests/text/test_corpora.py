@@ -1,6 +1,7 @@
 """Corpora: every source and every bad row."""
 
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -275,39 +276,17 @@ def test_a_hub_set_skips_bad_rows_unless_told_otherwise(tmp_path):
         documents(source="hub", dataset=str(tmp_path), on_bad_row="error")
 
 
-def test_a_stream_that_breaks_off_is_resumed(tmp_path, monkeypatch, capsys):
-    for shard in range(3):
-        rows = [{"text": f"{shard} {n}"} for n in range(800)]
-        rows_file(tmp_path / f"train-{shard}.jsonl", rows)
-    breaks = iter([1700, 300, 5])
+def test_a_stream_that_stays_broken_is_one_line(tmp_path, monkeypatch):
+    rows_file(tmp_path / "train.jsonl", [{"text": str(n)} for n in range(9)])
     plain = datasets.IterableDataset.__iter__
 
     def breaking(self):
-        left = next(breaks, None)
-        for row in plain(self):
-            if left == 0:
-                raise ConnectionError("the line is dead")
-            left = left and left - 1
-            yield row
+        yield from itertools.islice(plain(self), 5)
+        raise ConnectionError("the line is dead")
 
     monkeypatch.setattr(datasets.IterableDataset, "__iter__", breaking)
-    waits = []
-    monkeypatch.setattr("revela.text.corpora.time.sleep", waits.append)
-    found = documents(source="hub", dataset=str(tmp_path))
-    assert [d.text for d in found] == [f"{shard} {n}" for shard in range(3) for n in range(800)]
-    assert "broke off after row 1700 (ConnectionError: the line is dead); retrying" in (
-        capsys.readouterr().err
-    )
-    assert len(waits) == 3
-    # One that stays broken is an error eventually, one that never worked immediately.
-    breaks = iter([900] + [0] * 9)
     with pytest.raises(RevelaError, match="cannot be reached"):
         documents(source="hub", dataset=str(tmp_path))
-    waits.clear()
-    breaks = iter([0] * 9)
-    with pytest.raises(RevelaError, match="cannot be reached"):
-        documents(source="hub", dataset=str(tmp_path))
-    assert not waits
 
 
 def test_texts_are_cleaned_and_what_is_odd_is_counted(tmp_path):
