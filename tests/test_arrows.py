@@ -73,5 +73,10 @@ def test_every_folder_has_a_floor():
 
 
 @pytest.mark.parametrize("folder", sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py")))
-def test_a_folder_says_what_it_does_in_one_line(folder):
-    assert importlib.import_module(f"revela.{folder}").__doc__.count("\n") == 0
+def test_a_folder_hands_on_its_public_names(folder):
+    package = importlib.import_module(f"revela.{folder}")
+    assert package.__doc__.count("\n") == 0
+    for name in package.__all__:
+        assert getattr(package, name).__module__.startswith(f"revela.{folder}.")
+    with pytest.raises(AttributeError):
+        _ = package.nothing

@@ -1,1 +1,5 @@
 """Shared by every step: one-line errors, atomic outputs and manifests, the hub, usage."""
+
+from revela.common.errors import RevelaError, unknown_name
+
+__all__ = ["RevelaError", "unknown_name"]
