@@ -108,8 +108,7 @@ def evaluate(searcher: Any, task: Any) -> Measured:
                 f"task {task.metadata.name}: no query of {split}/{subset} has judgements"
             )
         unjudged += len(data["queries"]) - judged
-    run: list[str] = []
-    queries: list[tuple[str, str, float]] = []
+    run, queries = [], []
     tag = searcher.mteb_model_meta.name
     specific_scores = task.task_specific_scores
 
@@ -136,9 +135,8 @@ def evaluate(searcher: Any, task: Any) -> Measured:
         for split, entries in result.scores.items()
         for entry in entries
     }
-    scores: dict[str, Any] = {"task": result.task_name}
-    for measure in sorted(set.intersection(*map(set, subsets.values()))):
-        scores[measure] = sum(found[measure] for found in subsets.values()) / len(subsets)
+    means = pd.DataFrame(subsets).dropna().mean(axis=1).sort_index()
+    scores: dict[str, Any] = {"task": result.task_name, **means}
     if len(subsets) > 1:
         scores["subsets"] = subsets
     table = pd.DataFrame(queries, columns=["subset", "query", "ndcg_at_10"])
