@@ -179,15 +179,10 @@ def readers_of(
     group: Any,
     flash: bool = False,
 ) -> tuple[list[int], Sequence[Readers] | Reads, Exchange | None]:
-    """Find the tokens that read each document.
+    """Find the tokens that read each document, for the `kept` pairs of the similarity (B, W · B).
 
-    Args:
-        kept: (B, W · B) which pairs are kept.
-        lengths: token counts of the B reading chunks.
-        similarity: (B, W · B).
-        all_own: keep an e row for each own chunk, read or not.
-        group: the processes whose chunks read each other; None for this one alone.
-        flash: whether flash attention is used.
+    `lengths` are the token counts of the B reading chunks. With `all_own`, each own chunk has an e
+    row, read or not. A `group` of processes, if any, is one whose chunks read each other.
 
     Returns:
         This process's chunks that are e rows, in order; their readers, none if no pair is kept; and

@@ -66,16 +66,11 @@ def encode_corpus(
     made_by: str,
     devices: list[str],
 ) -> list[Shard]:
-    """Encode passages into shards; existing shards are skipped.
+    """Encode N passages of at most `max_length` tokens into shards; existing shards are skipped.
 
-    Args:
-        load: returns the encoder on a device; with several devices it is called in a process per
-            device, so it must be picklable.
-        passages: N texts.
-        max_length: maximum number of tokens of a passage.
-        folder: folder of the shards.
-        made_by: identifies what the embeddings depend on besides the texts.
-        devices: such as `cpu`, `cuda:0`; shards are distributed among them.
+    `load` returns the encoder on a device, such as `cuda:0`. Several devices share the shards, each
+    in a process of its own, so `load` must then be picklable. `made_by` identifies what the
+    embeddings depend on besides the texts.
 
     Raises:
         RevelaError: an embedding is not finite, or a device's process died.

@@ -39,15 +39,11 @@ class DenseSearch:
         folder: Path,
         similar: Path | None = None,
     ) -> None:
-        """Prepare the search, without loading weights.
+        """Prepare the search by a model, its name in runs and the `revision` of its weights.
 
-        Args:
-            model: settings of the encoder.
-            name: its name in runs.
-            revision: of its weights.
-            suite: the benchmark, which sets the maximum length and the precision.
-            folder: folder of the shards, kept for a restart.
-            similar: shards of another corpus, whose passages are reused.
+        No weights are loaded yet. The benchmark `suite` sets the maximum length and the precision;
+        `folder` is that of the shards, kept for a restart; `similar` has shards of another corpus,
+        whose passages are reused.
         """
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
