@@ -151,7 +151,8 @@ class BaseTrainer(transformers.Trainer):
         """
         guard = checkpoints.Guard(self, checkpoint_minutes * 60)
         self.add_callback(guard)
-        self.add_callback(Meter(self.work))
+        if self.is_local_process_zero():
+            self.add_callback(Meter(self.work))
         main = self.is_world_process_zero()
         # One process finds it and removes damaged ones; all resume from it.
         found = [checkpoints.last_checkpoint(self.work) if main else None]
