@@ -134,10 +134,8 @@ class DenseSearch:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
             lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
             top_ranked = lexical
-        encoding = encoding_for(self.encoding, task_metadata, self.suite)
-        model, tokenizer = self.encoder.model, self.encoder.tokenizer
-        encoder = Encoder(model, tokenizer, encoding, self.encoder.max_length)
-        embeddings = encoder.encode(texts, "query", self.max_length)
+        self.encoder.encoding = encoding_for(self.encoding, task_metadata, self.suite)
+        embeddings = self.encoder.encode(texts, "query", self.max_length)
         scores, numbers = exact_search(
             embeddings,
             (shard.load() for shard in self.shards),
