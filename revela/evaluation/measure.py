@@ -68,21 +68,13 @@ def load_searcher(
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of an evaluation.
+    """The results of an evaluation."""
 
-    Attributes:
-        scores: every measure, of the task and of each subset if it has several.
-        run: lines of a TREC run; with several subsets a query is named `split/subset/query`.
-        queries: CSV of each query's nDCG@10: subset, query, ndcg_at_10.
-        unjudged: number of queries without judgements, which are excluded.
-        result: mteb's result for the task.
-    """
-
-    scores: dict[str, Any]
-    run: str
-    queries: str
-    unjudged: int
-    result: Any
+    scores: dict[str, Any]  # every measure, of the task and of each subset if it has several
+    run: str  # lines of a TREC run; with several subsets a query is named `split/subset/query`
+    queries: str  # CSV of each query's nDCG@10: subset, query, ndcg_at_10
+    unjudged: int  # number of queries without judgements, which are excluded
+    result: Any  # mteb's result for the task
 
 
 def evaluate(searcher: Any, task: Any) -> Measured:
