@@ -150,14 +150,9 @@ def _documents(
     gathered: list[Any] = [None] * world
     distributed.all_gather_object(gathered, (wanted, lengths), group=group)
     all_lengths = [length for _, others in gathered for length in others]
-
-    def sent_by(process: int) -> list[int]:
-        """Return the chunks of a process that other processes read."""
-        columns = slice(process * size, (process + 1) * size)
-        others = [wanted for other, (wanted, _) in enumerate(gathered) if other != process]
-        return [int(j) for j in np.flatnonzero(np.any(others, axis=0)[columns])]
-
-    sent = [sent_by(process) for process in range(world)]
+    by_others = np.stack([wanted for wanted, _ in gathered]).reshape(world, world, size)
+    by_others[np.arange(world), np.arange(world)] = False  # reader, owner: the same process
+    sent = [np.flatnonzero(read).tolist() for read in np.any(by_others, axis=0)]  # by each owner
     mine = slice(rank * size, (rank + 1) * size)
     own = [j for j in range(size) if all_own or wanted[mine][j] or j in sent[rank]]
     rows = {rank * size + j: row for row, j in enumerate(own)}
