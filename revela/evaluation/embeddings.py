@@ -102,12 +102,10 @@ def encode_corpus(
 
 
 def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Shard]:
-    """Return the locations of passages' embeddings among the shards of another corpus.
+    """Return the locations of passages' embeddings, where there are any, among another corpus's.
 
-    Args:
-        folder: with a folder for each of the corpus's splits, as `DenseSearch` writes them.
-        passages: N texts; those without an embedding are not in the result.
-        made_by: as given to `encode_corpus`; other shards are skipped.
+    The folder has one for each of the corpus's splits, as `DenseSearch` writes them; only shards
+    with the `made_by` that `encode_corpus` was given count.
     """
     wanted: dict[bytes, list[int]] = defaultdict(list)
     for number, text in enumerate(passages):

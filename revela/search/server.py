@@ -27,12 +27,10 @@ _PAGE = Path(__file__).with_name("page.html")
 
 
 def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAPI:
-    """Return the application.
+    """Return the application that searches an index.
 
-    Args:
-        index: the index to search.
-        hosts: host names that requests may use, which excludes pages of other sites.
-        token: secret that must first be given as `/?token=`, if any.
+    Requests may use the names `hosts` only, which excludes pages of other sites; a secret `token`,
+    if any, must first be given as `/?token=`.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
