@@ -157,7 +157,7 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
         for field, value in one.items():
             if not isinstance(value, str):
                 raise RevelaError(f"{place}: {field} must be a string; got {value!r}")
-        if not one["id"] or any(map(str.isspace, one["id"])):
+        if one["id"].split() != [one["id"]]:
             raise RevelaError(
                 f"{place}: _id {one['id']!r} must be non-empty and without spaces (TREC run format)"
             )

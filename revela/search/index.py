@@ -149,7 +149,7 @@ class Index:
             )
         self.models = [model["name"] for model in self.described["models"]]
         self.labels = _labels(self.models)
-        self._loaded: dict[int, tuple[Encoder, list[Tensor]]] = {}
+        self._model = functools.cache(self._load)
 
     def search(
         self,
@@ -225,31 +225,28 @@ class Index:
             for numbers, scores in zip(*found, strict=True)
         ]
 
-    def _model(self, number: int) -> tuple[Encoder, list[Tensor]]:
-        if number not in self._loaded:
-            name = self.models[number]
-            encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
-            if _revision(name) != self.described["models"][number]["revision"]:
+    def _load(self, number: int) -> tuple[Encoder, list[Tensor]]:
+        name = self.models[number]
+        encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
+        if _revision(name) != self.described["models"][number]["revision"]:
+            raise RevelaError(
+                f"{name} has changed since {self.folder} was made; remove it and run revela index "
+                "again"
+            )
+        blocks = []
+        place = self.folder / "embeddings" / str(number)
+        for path in sorted(place.glob("*.safetensors")):
+            try:
+                blocks.append(Shard(path, range(0)).load())
+            except (SafetensorError, OSError) as error:
                 raise RevelaError(
-                    f"{name} has changed since {self.folder} was made; remove it and run revela "
-                    "index again"
-                )
-            blocks = []
-            place = self.folder / "embeddings" / str(number)
-            for path in sorted(place.glob("*.safetensors")):
-                try:
-                    blocks.append(Shard(path, range(0)).load())
-                except (SafetensorError, OSError) as error:
-                    raise RevelaError(
-                        f"{path}: cannot be read ({error}); run revela index again"
-                    ) from error
-            if (count := sum(map(len, blocks))) != len(self.chunks):
-                raise RevelaError(
-                    f"{place}: {count} embeddings of {len(self.chunks)} chunks; run revela index "
-                    "again"
-                )
-            self._loaded[number] = (encoder, blocks)
-        return self._loaded[number]
+                    f"{path}: cannot be read ({error}); run revela index again"
+                ) from error
+        if (count := sum(map(len, blocks))) != len(self.chunks):
+            raise RevelaError(
+                f"{place}: {count} embeddings of {len(self.chunks)} chunks; run revela index again"
+            )
+        return encoder, blocks
 
 
 def _entries(models: Sequence[str]) -> list[EncoderModel]:
