@@ -1,6 +1,6 @@
 """Pretrains a small backbone: a BPE tokenizer and a Llama, trained on the chunks of corpora."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def _collate(windows: list[np.ndarray]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
     """Train a byte-level BPE tokenizer; it adds no BOS and has an EOS and a padding token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
