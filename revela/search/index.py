@@ -251,16 +251,13 @@ class Index:
 
 def _entries(models: Sequence[str]) -> list[EncoderModel]:
     """Return the settings of models; one without encoding files uses that of the first."""
-    first, *others = (EncoderModel(kind="encoder", retriever=ModelRef(model)) for model in models)
-    encoding = EncodingKeys(**load_encoding(first)[1].model_dump())
+    entries = [EncoderModel(kind="encoder", retriever=ModelRef(model)) for model in models]
+    encoding = EncodingKeys(**load_encoding(entries[0])[1].model_dump())
     return [
-        first,
-        *(
-            entry
-            if read_model_json(entry.retriever, "modules.json")
-            else entry.model_copy(update={"encoding": encoding})
-            for entry in others
-        ),
+        entry
+        if read_model_json(entry.retriever, "modules.json")
+        else entry.model_copy(update={"encoding": encoding})
+        for entry in entries
     ]
 
 
