@@ -80,10 +80,8 @@ class Encoder(nn.Module):
         self, model: Any, tokenizer: Any, encoding: Encoding, max_length: float = math.inf
     ) -> None:
         super().__init__()
-        self.model = model
-        self.tokenizer = tokenizer
-        self.encoding = encoding
-        self.max_length = max_length
+        self.model, self.tokenizer = model, tokenizer
+        self.encoding, self.max_length = encoding, max_length
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, lengths: Sequence[int] | None = None
@@ -221,7 +219,8 @@ def load_model(
 
     if base := adapter_base(name, revision):
         with zero.unsharded():  # merging needs whole weights
-            return load_adapter(load_model(base, causal, dtype=dtype), name, revision)
+            adapted = load_adapter(load_model(base, causal, dtype=dtype), name, revision)
+            return adapted.merge_and_unload()
     check_model_folder(name)
     loader = AutoModelForCausalLM if causal else AutoModel
     options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
@@ -261,16 +260,12 @@ def adapter_base(name: str, revision: str | None = None) -> str | None:
         return str(settings["base_model_name_or_path"])
 
 
-def load_adapter(model: Any, name: str, revision: str | None = None) -> Any:
-    """Merge the LoRA weights of a folder or of the hub into a model.
+def load_adapter(model: Any, name: str, revision: str | None = None, trained: bool = False) -> Any:
+    """Put the LoRA weights of a folder or of the hub on a model, to be `trained` further if set.
 
     Raises:
         RevelaError: as `load_model`, or the adapter belongs to another model.
     """
-    return _adapted(model, name, revision).merge_and_unload()
-
-
-def _adapted(model: Any, name: str, revision: str | None = None, trained: bool = False) -> Any:
     from peft import PeftModel
 
     with explained("adapter", name), warnings.catch_warnings():
@@ -289,7 +284,7 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
     revision = None if model.adapter else model.revision
     backbone = load_model(model.retriever, revision=revision, dtype=native_dtype(precision))
     if model.adapter:
-        backbone = load_adapter(backbone, model.adapter, model.revision)
+        backbone = load_adapter(backbone, model.adapter, model.revision).merge_and_unload()
     tokenizer, encoding, own = load_encoding(model)
     longest = min(own or math.inf, positions(backbone))
     return Encoder(backbone, tokenizer, encoding, longest).to(device).eval()
@@ -310,16 +305,12 @@ def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:
     tokenizer = load_tokenizer(source, revision)
     own, length = read_encoding(source, revision, tokenizer) or (Encoding(), None)
     encoding = own.model_copy(update=model.encoding.model_dump(exclude_none=True))
-    _declare_tokens(tokenizer, encoding)
-    return tokenizer, encoding, model.max_length or length
-
-
-def _declare_tokens(tokenizer: Any, encoding: Encoding) -> None:
-    """Keep a prefix's tokens, such as UniXcoder's modes, whole: few models declare them."""
     known = tokenizer.get_vocab()
+    # A prefix's tokens, such as UniXcoder's modes, stay whole: few models declare them.
     for token in re.findall(r"<\S+?>", encoding.query_prefix + encoding.passage_prefix):
         if token in known:
             tokenizer.add_tokens(token, special_tokens=True)
+    return tokenizer, encoding, model.max_length or length
 
 
 def add_lora(model: Any, lora: Lora, seed: int) -> Any:
@@ -367,7 +358,7 @@ def continue_lora(model: Any, name: str, lora: Lora) -> Any:
             f"{found.lora_dropout} and targets {', '.join(sorted(found.target_modules))}; set lora "
             "to the same values to train it further"
         )
-    return _adapted(model, name, trained=True)
+    return load_adapter(model, name, trained=True)
 
 
 def positions(model: Any) -> float:

@@ -79,14 +79,11 @@ def appends_eos(tokenizer: Any) -> bool:
 def write_encoding(
     folder: Path, tokenizer: Any, encoding: Encoding, positions: float, longest: int
 ) -> None:
-    """Add the files that make a folder of weights a sentence-transformers model.
+    """Make a folder of weights, or of an adapter, a sentence-transformers model.
 
-    Args:
-        folder: weights or an adapter, as written by `save_pretrained`.
-        tokenizer: the backbone's; the folder gets a copy that strips texts and appends the EOS.
-        encoding: the model's.
-        positions: number of positions of the backbone, infinity without a limit.
-        longest: maximum number of tokens of a training text.
+    It gets a copy of the backbone's tokenizer that strips texts and appends the EOS, limited to the
+    model's `positions` (infinity without a limit), and to 2048 tokens or to those of the `longest`
+    training text.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules

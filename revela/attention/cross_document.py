@@ -150,14 +150,9 @@ def _documents(
     gathered: list[Any] = [None] * world
     distributed.all_gather_object(gathered, (wanted, lengths), group=group)
     all_lengths = [length for _, others in gathered for length in others]
-
-    def sent_by(process: int) -> list[int]:
-        """Return the chunks of a process that other processes read."""
-        columns = slice(process * size, (process + 1) * size)
-        others = [wanted for other, (wanted, _) in enumerate(gathered) if other != process]
-        return [int(j) for j in np.flatnonzero(np.any(others, axis=0)[columns])]
-
-    sent = [sent_by(process) for process in range(world)]
+    by_others = np.stack([wanted for wanted, _ in gathered]).reshape(world, world, size)
+    by_others[np.arange(world), np.arange(world)] = False  # reader, owner: the same process
+    sent = [np.flatnonzero(read).tolist() for read in np.any(by_others, axis=0)]  # by each owner
     mine = slice(rank * size, (rank + 1) * size)
     own = [j for j in range(size) if all_own or wanted[mine][j] or j in sent[rank]]
     rows = {rank * size + j: row for row, j in enumerate(own)}
@@ -179,15 +174,10 @@ def readers_of(
     group: Any,
     flash: bool = False,
 ) -> tuple[list[int], Sequence[Readers] | Reads, Exchange | None]:
-    """Find the tokens that read each document.
+    """Find the tokens that read each document, for the `kept` pairs of the similarity (B, W · B).
 
-    Args:
-        kept: (B, W · B) which pairs are kept.
-        lengths: token counts of the B reading chunks.
-        similarity: (B, W · B).
-        all_own: keep an e row for each own chunk, read or not.
-        group: the processes whose chunks read each other; None for this one alone.
-        flash: whether flash attention is used.
+    `lengths` are the token counts of the B reading chunks. With `all_own`, each own chunk has an e
+    row, read or not. A `group` of processes, if any, is one whose chunks read each other.
 
     Returns:
         This process's chunks that are e rows, in order; their readers, none if no pair is kept; and

@@ -75,13 +75,14 @@ def local_task(name: str, folder: Path, cache: Path) -> Any:
     asked = {row["id"]: row["text"] for row in read_rows(queries)}
     documents = _memory_mapped(read_rows(corpus), cache / CORPUS)
     places = {name: place for place, name in enumerate(documents["id"])}
+    task = LocalTask()
     split = {
         "corpus": documents,
-        "queries": Dataset.from_list([{"id": name, "text": text} for name, text in asked.items()]),
+        "queries": Dataset.from_dict({"id": list(asked), "text": list(asked.values())}),
         "relevant_docs": read_qrels(qrels, set(asked), set(places)),
         "top_ranked": None,
     }
-    task = LocalTask()
+    task.dataset, task.data_loaded = {"default": {"test": split}}, True
     # Equal ids alone may be a coincidence, such as numbers.
     itself = sum(
         text.split() == documents[places[name]]["text"].split()
@@ -91,8 +92,6 @@ def local_task(name: str, folder: Path, cache: Path) -> Any:
     if itself:
         print(f"{itself} queries are documents of the collection; none retrieves itself")
         task.ignore_identical_ids = True
-    task.dataset = {"default": {"test": split}}
-    task.data_loaded = True
     return task
 
 
@@ -115,28 +114,21 @@ def write_collection(
     queries: Iterable[tuple[str, str]],
     judgements: Iterable[tuple[str, str, int]],
 ) -> dict[str, int]:
-    """Write a collection in BEIR layout.
+    """Write a collection in BEIR layout; return the numbers of `documents` and `queries`.
 
-    Args:
-        folder: to write.
-        documents: id, title, text.
-        queries: id, text.
-        judgements: query, document, relevance.
-
-    Returns:
-        The number of documents and of queries.
+    A document is its id, title and text; a query its id and text; a judgement the ids of a query
+    and a document, and the relevance.
     """
-    rows = {
-        "documents": ("corpus.jsonl", ({"_id": k, "title": t, "text": x} for k, t, x in documents)),
-        "queries": ("queries.jsonl", ({"_id": k, "text": text} for k, text in queries)),
-    }
     folder.mkdir(parents=True)
-    counts = dict.fromkeys(rows, 0)
-    for what, (file, texts) in rows.items():
-        with (folder / file).open("w", encoding="utf-8") as stream:
-            for row in texts:
-                stream.write(json.dumps(row) + "\n")
-                counts[what] += 1
+    counts = {"documents": 0, "queries": 0}
+    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as stream:
+        for name, title, text in documents:
+            stream.write(json.dumps({"_id": name, "title": title, "text": text}) + "\n")
+            counts["documents"] += 1
+    with (folder / "queries.jsonl").open("w", encoding="utf-8") as stream:
+        for name, text in queries:
+            stream.write(json.dumps({"_id": name, "text": text}) + "\n")
+            counts["queries"] += 1
     with (folder / "qrels.tsv").open("w", encoding="utf-8") as stream:
         stream.write("\t".join(_JUDGEMENT) + "\n")
         stream.writelines("\t".join(map(str, judgement)) + "\n" for judgement in judgements)
@@ -165,7 +157,7 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
         for field, value in one.items():
             if not isinstance(value, str):
                 raise RevelaError(f"{place}: {field} must be a string; got {value!r}")
-        if not one["id"] or any(map(str.isspace, one["id"])):
+        if one["id"].split() != [one["id"]]:
             raise RevelaError(
                 f"{place}: _id {one['id']!r} must be non-empty and without spaces (TREC run format)"
             )

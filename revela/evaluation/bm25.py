@@ -1,7 +1,6 @@
 """mteb's BM25 by bm25s, restricted to the documents that a query may find."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,15 +8,12 @@ import numpy as np
 from revela.common.errors import RevelaError
 from revela.text.words import term_pattern, unspaced
 
-_STOPWORDS, _STEMMER = "en", "english"
-
 
 class Bm25s:
     """mteb's BM25, whose own search would apply the restriction only to its top documents."""
 
     def __init__(self) -> None:
         self.searcher = _searcher()
-        self.terms: Callable[[str], Any] = _words
         self.mteb_model_meta = self.searcher.mteb_model_meta
 
     def index(self, corpus: Any, **rest: Any) -> None:
@@ -26,10 +22,9 @@ class Bm25s:
         Raises:
             RevelaError: it has no words.
         """
-        if unspaced(corpus[:1_000]["text"]):  # of each subset anew: their languages may differ
-            self.searcher, self.terms = _searcher(tokenizer=_characters), lambda t: [_characters(t)]
-        else:
-            self.searcher, self.terms = _searcher(), _words
+        characters = unspaced(corpus[:1_000]["text"])
+        # Of each subset anew: their languages may differ.
+        self.searcher = _searcher(tokenizer=_characters if characters else None)
         try:
             self.searcher.index(corpus, **rest)
         except ValueError as error:
@@ -41,14 +36,18 @@ class Bm25s:
         """Return each query's documents and scores, only those of `top_ranked` if given."""
         if top_ranked is None:
             return self.searcher.search(queries, top_k=top_k, **rest)
+        from bm25s.tokenization import convert_tokenized_to_string_list
+
+        terms = self.searcher._tokenizer.transform(list(queries["text"]))
         ids = self.searcher.corpus_idx_to_id
         number = {document: number for number, document in ids.items()}
         found = {}
-        for query, text in zip(queries["id"], queries["text"], strict=True):
+        by_query = zip(queries["id"], convert_tokenized_to_string_list(terms), strict=True)
+        for query, asked in by_query:
             permitted = np.zeros(len(ids), dtype=np.float32)
             permitted[[number[document] for document in top_ranked.get(query, number)]] = 1
             (numbers,), (scores,) = self.searcher.retriever.retrieve(
-                self.terms(text), k=min(top_k, len(ids)), weight_mask=permitted, show_progress=False
+                [asked], k=min(top_k, len(ids)), weight_mask=permitted, show_progress=False
             )
             best = zip(numbers.tolist(), scores.tolist(), strict=True)
             found[query] = {ids[number]: score for number, score in best if permitted[number]}
@@ -61,16 +60,8 @@ def _searcher(**options: Any) -> Any:
     # Otherwise mteb uses the task's language and has none for `go-Code` or `python-Code`; the
     # paper's figures all use English.
     return mteb.get_model(
-        "mteb/baseline-bm25s", stopwords=_STOPWORDS, stemmer_language=_STEMMER, **options
+        "mteb/baseline-bm25s", stopwords="en", stemmer_language="english", **options
     )
-
-
-def _words(text: str) -> Any:
-    import bm25s
-    import Stemmer
-
-    stemmer = Stemmer.Stemmer(_STEMMER)
-    return bm25s.tokenize(text, stopwords=_STOPWORDS, stemmer=stemmer, show_progress=False)
 
 
 def _characters(text: str) -> list[str]:

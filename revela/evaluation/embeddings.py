@@ -66,16 +66,11 @@ def encode_corpus(
     made_by: str,
     devices: list[str],
 ) -> list[Shard]:
-    """Encode passages into shards; existing shards are skipped.
+    """Encode N passages of at most `max_length` tokens into shards; existing shards are skipped.
 
-    Args:
-        load: returns the encoder on a device; with several devices it is called in a process per
-            device, so it must be picklable.
-        passages: N texts.
-        max_length: maximum number of tokens of a passage.
-        folder: folder of the shards.
-        made_by: identifies what the embeddings depend on besides the texts.
-        devices: such as `cpu`, `cuda:0`; shards are distributed among them.
+    `load` returns the encoder on a device, such as `cuda:0`. Several devices share the shards, each
+    in a process of its own, so `load` must then be picklable. `made_by` identifies what the
+    embeddings depend on besides the texts.
 
     Raises:
         RevelaError: an embedding is not finite, or a device's process died.
@@ -107,12 +102,10 @@ def encode_corpus(
 
 
 def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Shard]:
-    """Return the locations of passages' embeddings among the shards of another corpus.
+    """Return the locations of passages' embeddings, where there are any, among another corpus's.
 
-    Args:
-        folder: with a folder for each of the corpus's splits, as `DenseSearch` writes them.
-        passages: N texts; those without an embedding are not in the result.
-        made_by: as given to `encode_corpus`; other shards are skipped.
+    The folder has one for each of the corpus's splits, as `DenseSearch` writes them; only shards
+    with the `made_by` that `encode_corpus` was given count.
     """
     wanted: dict[bytes, list[int]] = defaultdict(list)
     for number, text in enumerate(passages):

@@ -14,11 +14,10 @@ from revela.encoder import devices, load_model, load_tokenizer, native_dtype
 def evaluate(
     model: LanguageModel, benchmark: LmEvalBenchmark, task: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measure a language model on a task.
+    """Return a language model's scores on a task, and facts for the manifest.
 
-    Returns:
-        The scores, each between 0 and 1 under its name in lm-eval (`acc`, `acc_norm`, …), and facts
-        for the manifest: the task's version, examples, lm-eval's full names of the measures.
+    A score is between 0 and 1 and has its name in lm-eval (`acc`, `acc_norm`, …). The facts are the
+    task's version, the number of examples and lm-eval's full names of the measures.
 
     Raises:
         RevelaError: lm-eval is missing or has no such task, or the task's data or the model cannot

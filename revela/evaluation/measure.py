@@ -68,21 +68,13 @@ def load_searcher(
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of an evaluation.
+    """The results of an evaluation."""
 
-    Attributes:
-        scores: every measure, of the task and of each subset if it has several.
-        run: lines of a TREC run; with several subsets a query is named `split/subset/query`.
-        queries: CSV of each query's nDCG@10: subset, query, ndcg_at_10.
-        unjudged: number of queries without judgements, which are excluded.
-        result: mteb's result for the task.
-    """
-
-    scores: dict[str, Any]
-    run: str
-    queries: str
-    unjudged: int
-    result: Any
+    scores: dict[str, Any]  # every measure, of the task and of each subset if it has several
+    run: str  # lines of a TREC run; with several subsets a query is named `split/subset/query`
+    queries: str  # CSV of each query's nDCG@10: subset, query, ndcg_at_10
+    unjudged: int  # number of queries without judgements, which are excluded
+    result: Any  # mteb's result for the task
 
 
 def evaluate(searcher: Any, task: Any) -> Measured:
@@ -108,8 +100,7 @@ def evaluate(searcher: Any, task: Any) -> Measured:
                 f"task {task.metadata.name}: no query of {split}/{subset} has judgements"
             )
         unjudged += len(data["queries"]) - judged
-    run: list[str] = []
-    queries: list[tuple[str, str, float]] = []
+    run, queries = [], []
     tag = searcher.mteb_model_meta.name
     specific_scores = task.task_specific_scores
 
@@ -136,9 +127,8 @@ def evaluate(searcher: Any, task: Any) -> Measured:
         for split, entries in result.scores.items()
         for entry in entries
     }
-    scores: dict[str, Any] = {"task": result.task_name}
-    for measure in sorted(set.intersection(*map(set, subsets.values()))):
-        scores[measure] = sum(found[measure] for found in subsets.values()) / len(subsets)
+    means = pd.DataFrame(subsets).dropna().mean(axis=1).sort_index()
+    scores: dict[str, Any] = {"task": result.task_name, **means}
     if len(subsets) > 1:
         scores["subsets"] = subsets
     table = pd.DataFrame(queries, columns=["subset", "query", "ndcg_at_10"])

@@ -39,15 +39,11 @@ class DenseSearch:
         folder: Path,
         similar: Path | None = None,
     ) -> None:
-        """Prepare the search, without loading weights.
+        """Prepare the search by a model, its name in runs and the `revision` of its weights.
 
-        Args:
-            model: settings of the encoder.
-            name: its name in runs.
-            revision: of its weights.
-            suite: the benchmark, which sets the maximum length and the precision.
-            folder: folder of the shards, kept for a restart.
-            similar: shards of another corpus, whose passages are reused.
+        No weights are loaded yet. The benchmark `suite` sets the maximum length and the precision;
+        `folder` is that of the shards, kept for a restart; `similar` has shards of another corpus,
+        whose passages are reused.
         """
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
@@ -138,10 +134,8 @@ class DenseSearch:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
             lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
             top_ranked = lexical
-        encoding = encoding_for(self.encoding, task_metadata, self.suite)
-        model, tokenizer = self.encoder.model, self.encoder.tokenizer
-        encoder = Encoder(model, tokenizer, encoding, self.encoder.max_length)
-        embeddings = encoder.encode(texts, "query", self.max_length)
+        self.encoder.encoding = encoding_for(self.encoding, task_metadata, self.suite)
+        embeddings = self.encoder.encode(texts, "query", self.max_length)
         scores, numbers = exact_search(
             embeddings,
             (shard.load() for shard in self.shards),

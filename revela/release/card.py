@@ -73,10 +73,8 @@ Data: {corpora}.
 def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     """Return the card of a trained retriever, or None if a training did not write its folder.
 
-    Args:
-        folder: as written by a training, with its manifest and scores in place.
-        location: folder or hub name from which the usage example loads the model.
-        merged: whether the weights of an adapter are merged into the backbone's.
+    The training's manifest and scores are in place; the usage example loads the model from the
+    folder or hub name `location`; the weights of an adapter may be `merged` into the backbone's.
     """
     folder = folder.resolve()
     at_step = folder.parent.name == "steps" and folder.name.isdecimal()

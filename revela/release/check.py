@@ -46,14 +46,9 @@ def check_is_retriever(folder: Path) -> None:
 def check_folder(folder: Path, reference: EncoderModel | None = None) -> dict[str, float]:
     """Encode a few texts here and in a process with sentence-transformers only.
 
-    Both compute in float32 on the CPU, since the GPUs of a training may be full.
-
-    Args:
-        folder: a model of sentence-transformers.
-        reference: the model loaded here; the folder itself by default.
-
-    Returns:
-        The cosine of each text's two vectors; lower where their lengths differ.
+    Both compute in float32 on the CPU, since the GPUs of a training may be full. Here the folder
+    itself is loaded, or the `reference` if given. Return the cosine of each text's two vectors,
+    lower where their lengths differ.
 
     Raises:
         RevelaError: sentence-transformers cannot load the folder, gives a text a different vector,

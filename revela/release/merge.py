@@ -15,9 +15,7 @@ from revela.release.check import check_folder, check_is_retriever
 def export(model: Path, output: Path) -> dict[str, float]:
     """Write a trained retriever with all its weights, in float32.
 
-    Returns:
-        The cosines of `check_folder` between the new folder in sentence-transformers and the old
-        one here.
+    Return the cosines of `check_folder`: the new folder in sentence-transformers, the old one here.
 
     Raises:
         RevelaError: the folder is not a retriever, the output is the same folder or exists and is

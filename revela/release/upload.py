@@ -18,10 +18,9 @@ _WEIGHTS = re.compile(r"adapter_|\.safetensors|\.bin$")
 
 
 def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[str, int]:
-    """Upload a retriever in one commit, with a card that shows how to load it from the hub.
+    """Upload a retriever in one commit, and return the size in bytes of each file.
 
-    Returns:
-        The size in bytes of each file.
+    Its card shows how to load it from the hub.
 
     Raises:
         RevelaError: the folder is not a retriever, sentence-transformers encodes differently, its

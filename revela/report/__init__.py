@@ -1,6 +1,6 @@
 """Turns scores and logs into tables and figures, compared with those of the paper."""
 
-from typing import Any
+from functools import partial
 
 from revela.common.lazy import find
 
@@ -12,7 +12,4 @@ _HOMES = {
     "save": "figures",
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    return find(__name__, _HOMES, name)
+__getattr__ = partial(find, __name__, _HOMES)

@@ -85,12 +85,9 @@ def check_paper(config: Path) -> None:
         table = checked.table(name)
         means = check_means(table)
         for system, mean in means[means["adds_up"].isin(["rounding", "no"])].iterrows():
-            print(
-                f"{name}: {system}: {table.mean} printed {mean['printed']:.1f}, "
-                f"recomputed {mean['recomputed']:.1f}"
-                + " (rounding)"
-                * (mean["adds_up"] == "rounding")
-            )
+            line = "{printed:.1f}, recomputed {recomputed:.1f}".format_map(mean)
+            note = " (rounding)" if mean["adds_up"] == "rounding" else ""
+            print(f"{name}: {system}: {table.mean} printed {line}{note}")
 
 
 @command(app)

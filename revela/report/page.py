@@ -24,12 +24,7 @@ _FACTS = ("git_commit", "finished", "stage_version", "revision", "commits", "ver
 
 
 def write_page(config: Config, name: str, results: Path) -> str:
-    """Return the page as self-contained HTML.
-
-    Args:
-        config: the configuration; tables and figures that do not exist yet are skipped.
-        name: title of the page.
-        results: folder of the results.
+    """Return a page titled `name` as self-contained HTML, of the tables and figures that exist.
 
     Raises:
         RevelaError: there are no tables or figures yet, or a result is damaged.

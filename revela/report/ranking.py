@@ -15,11 +15,8 @@ _WIDTH = 90  # characters of a text
 def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) -> str:
     """Return a query and each run's top documents, relevant ones marked, as lines of text.
 
-    Args:
-        folder: a collection in BEIR layout.
-        runs: TREC runs, labelled by their folder.
-        query: id of the query; None uses the first one with a judgement.
-        depth: documents per run.
+    TREC runs are labelled by their folder and show `depth` documents; the query is the id of one,
+    or None for the first with a judgement.
 
     Raises:
         RevelaError: a file cannot be read, or the collection has no such query.

@@ -45,13 +45,10 @@ def latex(
 ) -> str:
     """Return a table as LaTeX; its first line lists the required packages.
 
-    Args:
-        cells: a frame of LaTeX (see `as_latex`) whose index is the first column.
-        caption: plain text.
-        blocks: the block of each row; a rule separates neighbouring blocks.
-        notes: plain text, printed below the table.
-        columns: column format; all but the first are right-aligned by default.
-        merged: equal neighbouring headings are merged, except in the last line of headings.
+    `cells` are LaTeX (see `as_latex`), their index the first column; caption and notes, which are
+    printed below, are plain text. A rule separates neighbouring rows of different `blocks`. The
+    format `columns` right-aligns all but the first by default. With `merged`, equal neighbouring
+    headings are merged, except in the last line of headings.
     """
     before, labels = None, []
     for label, block in zip(cells.index, blocks, strict=True):

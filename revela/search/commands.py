@@ -163,8 +163,7 @@ def _read_queries(path: Path) -> dict[str, str]:
         lines = [line.rstrip("\n") for line in stream]
     for number, line in enumerate(lines, start=1):
         name, tab, text = line.partition("\t")
-        spaces = not name or any(map(str.isspace, name))
-        if not tab or spaces or not text.strip() or name in found:
+        if not tab or name.split() != [name] or not text.strip() or name in found:
             raise RevelaError(
                 f"{path}:{number}: expected a unique id without spaces, a tab and a query; "
                 f"got {line[:80]!r}"

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import bm25s
 import pandas as pd
+import Stemmer
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -72,7 +74,7 @@ def build(
     if corpus.source == "files" and folder.resolve().is_relative_to(Path(corpus.path).resolve()):
         raise RevelaError(f"{folder}: is in the folder of the texts; give another --output")
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
-    _tokenizer(language)
+    tokenize = _tokenizer(language)
     entries = _entries(models)
     encoders = [load_encoder(entry, PRECISION, devices()[0]) for entry in entries]
     described: dict[str, Any] = {
@@ -97,8 +99,14 @@ def build(
     if skipped := counts.skipped.summary():
         print(skipped)
     texts = _texts(folder)
+    bm25 = bm25s.BM25()
+    try:
+        bm25.index(tokenize(texts), show_progress=False)
+    except ValueError as error:
+        raise RevelaError(f"BM25 finds no words in the {len(texts)} chunks") from error
     with atomic_output(folder / "bm25") as temporary:
-        _Bm25.make(texts, language, temporary)
+        bm25.save(temporary, show_progress=False)
+    del bm25  # encoding may need the memory
     for number, (entry, encoder) in enumerate(zip(entries, encoders, strict=True)):
         load: Any = functools.partial(load_encoder, entry, PRECISION)
         if len(devices()) == 1:
@@ -141,7 +149,7 @@ class Index:
             )
         self.models = [model["name"] for model in self.described["models"]]
         self.labels = _labels(self.models)
-        self._loaded: dict[int, tuple[Encoder, list[Tensor]]] = {}
+        self._model = functools.cache(self._load)
 
     def search(
         self,
@@ -161,17 +169,17 @@ class Index:
             RevelaError: a retriever is missing or has changed, or the index is damaged.
         """
         if ranking == "bm25":
-            return self._bm25.search(queries, depth)
+            return self._lexical(queries, depth)
         if ranking == "dense":
             return self._dense(queries, depth, model)
         deep = max(depth, _DEPTH)
-        both = zip(self._dense(queries, deep, model), self._bm25.search(queries, deep), strict=True)
+        both = zip(self._dense(queries, deep, model), self._lexical(queries, deep), strict=True)
         return [fuse(dense, bm25, fusion, dense_weight)[:depth] for dense, bm25 in both]
 
     def near(self, chunk: int, depth: int, model: int | None = None) -> list[Hit]:
         """Return the chunks most similar to one, by a model's embeddings or by BM25 (None)."""
         if model is None:
-            (found,) = self._bm25.search([self.chunks["text"][chunk]], depth + 1)
+            (found,) = self._lexical([self.chunks["text"][chunk]], depth + 1)
         else:
             blocks = self._model(model)[1]
             own = blocks[chunk // SHARD_SIZE][chunk % SHARD_SIZE].float()
@@ -199,51 +207,57 @@ class Index:
         ]
 
     @functools.cached_property
-    def _bm25(self) -> "_Bm25":
-        return _Bm25(self.folder / "bm25", self.described["language"])
+    def _bm25(self) -> tuple[Any, Callable[[list[str]], Any]]:
+        folder = self.folder / "bm25"
+        with reading(folder, "a BM25 index"):
+            return bm25s.BM25.load(folder, show_progress=False), _tokenizer(
+                self.described["language"]
+            )
 
-    def _model(self, number: int) -> tuple[Encoder, list[Tensor]]:
-        if number not in self._loaded:
-            name = self.models[number]
-            encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
-            if _revision(name) != self.described["models"][number]["revision"]:
-                raise RevelaError(
-                    f"{name} has changed since {self.folder} was made; remove it and run revela "
-                    "index again"
-                )
-            self._loaded[number] = (encoder, self._embeddings(number))
-        return self._loaded[number]
+    def _lexical(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
+        """Return the chunks that share a word with each query, best first."""
+        bm25, tokenize = self._bm25
+        found = bm25.retrieve(
+            tokenize(list(queries)), k=min(depth, len(self.chunks)), show_progress=False
+        )
+        return [
+            [Hit(int(n), float(s)) for n, s in zip(numbers, scores, strict=True) if s > 0]
+            for numbers, scores in zip(*found, strict=True)
+        ]
 
-    def _embeddings(self, number: int) -> list[Tensor]:
-        paths = sorted((self.folder / "embeddings" / str(number)).glob("*.safetensors"))
+    def _load(self, number: int) -> tuple[Encoder, list[Tensor]]:
+        name = self.models[number]
+        encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
+        if _revision(name) != self.described["models"][number]["revision"]:
+            raise RevelaError(
+                f"{name} has changed since {self.folder} was made; remove it and run revela index "
+                "again"
+            )
         blocks = []
-        for path in paths:
+        place = self.folder / "embeddings" / str(number)
+        for path in sorted(place.glob("*.safetensors")):
             try:
                 blocks.append(Shard(path, range(0)).load())
             except (SafetensorError, OSError) as error:
                 raise RevelaError(
                     f"{path}: cannot be read ({error}); run revela index again"
                 ) from error
-        if sum(map(len, blocks)) != len(self.chunks):
+        if (count := sum(map(len, blocks))) != len(self.chunks):
             raise RevelaError(
-                f"{self.folder}/embeddings/{number}: {sum(map(len, blocks))} embeddings of "
-                f"{len(self.chunks)} chunks; run revela index again"
+                f"{place}: {count} embeddings of {len(self.chunks)} chunks; run revela index again"
             )
-        return blocks
+        return encoder, blocks
 
 
 def _entries(models: Sequence[str]) -> list[EncoderModel]:
     """Return the settings of models; one without encoding files uses that of the first."""
-    first, *others = (EncoderModel(kind="encoder", retriever=ModelRef(model)) for model in models)
-    encoding = EncodingKeys(**load_encoding(first)[1].model_dump())
+    entries = [EncoderModel(kind="encoder", retriever=ModelRef(model)) for model in models]
+    encoding = EncodingKeys(**load_encoding(entries[0])[1].model_dump())
     return [
-        first,
-        *(
-            entry
-            if read_model_json(entry.retriever, "modules.json")
-            else entry.model_copy(update={"encoding": encoding})
-            for entry in others
-        ),
+        entry
+        if read_model_json(entry.retriever, "modules.json")
+        else entry.model_copy(update={"encoding": encoding})
+        for entry in entries
     ]
 
 
@@ -259,49 +273,8 @@ def _labels(models: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else list(models)
 
 
-class _Bm25:
-    """BM25 by bm25s that can be saved and loaded, unlike mteb's in evaluation."""
-
-    def __init__(self, folder: Path, language: str) -> None:
-        import bm25s
-
-        self.tokenize = _tokenizer(language)
-        with reading(folder, "a BM25 index"):
-            self.retriever = bm25s.BM25.load(folder, show_progress=False)
-
-    @staticmethod
-    def make(texts: Sequence[str], language: str, folder: Path) -> None:
-        """Index texts.
-
-        Raises:
-            RevelaError: there is no stemmer for the language, or the texts have no words.
-        """
-        import bm25s
-
-        retriever = bm25s.BM25()
-        try:
-            retriever.index(_tokenizer(language)(list(texts)), show_progress=False)
-        except ValueError as error:
-            raise RevelaError(f"BM25 finds no words in the {len(texts)} chunks") from error
-        retriever.save(folder, show_progress=False)
-
-    def search(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
-        """Return the chunks that share a word with each query, best first."""
-        numbers, scores = self.retriever.retrieve(
-            self.tokenize(list(queries)),
-            k=min(depth, self.retriever.scores["num_docs"]),
-            show_progress=False,
-        )
-        return [
-            [Hit(int(n), float(s)) for n, s in zip(where, best, strict=True) if s > 0]
-            for where, best in zip(numbers, scores, strict=True)
-        ]
-
-
 def _tokenizer(language: str) -> Callable[[list[str]], Any]:
-    import bm25s
-    import Stemmer
-
+    """Return BM25's tokenizer for a language, as Snowball names it."""
     try:
         stemmer = Stemmer.Stemmer(language)
     except KeyError as error:

@@ -27,12 +27,10 @@ _PAGE = Path(__file__).with_name("page.html")
 
 
 def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAPI:
-    """Return the application.
+    """Return the application that searches an index.
 
-    Args:
-        index: the index to search.
-        hosts: host names that requests may use, which excludes pages of other sites.
-        token: secret that must first be given as `/?token=`, if any.
+    Requests may use the names `hosts` only, which excludes pages of other sites; a secret `token`,
+    if any, must first be given as `/?token=`.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
@@ -125,9 +123,8 @@ def run(index: Index, host: str, port: int, token: str | None) -> None:
     port = listener.getsockname()[1]
     host = f"[{host}]" if ":" in host else host
     hosts = [host, "127.0.0.1", "localhost", "[::1]"] if loopback else ["*"]
-    index.search(["warm up"], 1)  # errors of the models appear now, not with the first query
-    for model in range(1, len(index.models)):
-        index.search(["warm up"], 1, "dense", model)
+    for model in range(len(index.models)):  # its errors appear now, not with the first query
+        index.search(["warm up"], 1, model=model)
     print(f"http://{host}:{port}/{'?token=…' if token else ''} (press Ctrl-C to stop)", flush=True)
     config = uvicorn.Config(make_app(index, hosts, token), log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets=[listener])

@@ -4,9 +4,6 @@ from functools import partial
 
 from revela.common.lazy import find
 
-_HOMES = {
-    "train": "trainer",
-    "pretrain": "pretraining",
-}
+_HOMES = {"train": "trainer", "pretrain": "pretraining"}
 __all__ = list(_HOMES)
 __getattr__ = partial(find, __name__, _HOMES)

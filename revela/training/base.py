@@ -67,15 +67,10 @@ def training_arguments(
     zero_stage: int = 0,
     **own: Any,
 ) -> transformers.TrainingArguments:
-    """Return HF's arguments for a training in the launcher's processes.
+    """Return HF's arguments for a training in the launcher's processes, `own` ones added.
 
-    Args:
-        settings: learning rate, precision and seed are used.
-        work: folder for checkpoints.
-        rows_per_step: rows per optimizer step, over all processes.
-        rows_per_device: rows per forward pass; the process's share of the step if None.
-        zero_stage: ZeRO stage of DeepSpeed, 2 or 3; 0 is DDP.
-        own: additional HF arguments.
+    `work` is the folder for checkpoints; `rows_per_step` counts those of all processes,
+    `rows_per_device` those of a forward pass, a process's share of the step if None.
 
     Raises:
         RevelaError: a step cannot be divided among the processes.
@@ -159,7 +154,8 @@ class BaseTrainer(transformers.Trainer):
         """
         guard = checkpoints.Guard(self, checkpoint_minutes * 60)
         self.add_callback(guard)
-        self.add_callback(Meter(self.work))
+        if self.is_local_process_zero():
+            self.add_callback(Meter(self.work))
         main = self.is_world_process_zero()
         # One process finds it and removes damaged ones; all resume from it.
         found = [checkpoints.last_checkpoint(self.work) if main else None]

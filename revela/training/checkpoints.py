@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -84,8 +83,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
 
 def _die_with_parent() -> None:
     """Kill this process when its parent dies: it would keep the lock."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def start_loader_worker(_: int) -> None:
@@ -128,7 +126,7 @@ def check_processes(checkpoint: Path, processes: dict[str, int]) -> None:
     Raises:
         RevelaError: it was not.
     """
-    written = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))["processes"]
+    written = outputs.read_json(checkpoint / COMPLETE)["processes"]
     # With gathering, B grows with the number of processes.
     if written != processes and (written["zero"] or processes["zero"] or "gathered" in processes):
         raise RevelaError(
@@ -150,8 +148,8 @@ def _hashes(folder: Path) -> dict[str, str]:
 def _problem(folder: Path) -> str | None:
     """Return the problem of a checkpoint, or None if its files are as they were written."""
     try:
-        expected = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError):
+        expected = outputs.read_json(folder / COMPLETE)["files"]
+    except (RevelaError, KeyError):
         return "is incomplete"
     found = _hashes(folder)
     for name, digest in expected.items():

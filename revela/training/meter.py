@@ -19,7 +19,7 @@ _EVERY = 10  # seconds between writes
 class Meter(transformers.TrainerCallback):
     """Records the cost of a segment of a training, from its start until it ends or is killed.
 
-    One process per node writes, so that the segments of all nodes and restarts add up.
+    It is for one process per node, so that the segments of all nodes and restarts add up.
     """
 
     def __init__(self, work: Path) -> None:
@@ -27,8 +27,6 @@ class Meter(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write a new file."""
-        if not state.is_local_process_zero:
-            return
         self.cuda = args.device.type == "cuda"
         self.joules = energy_joules()
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -49,13 +47,12 @@ class Meter(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Update it every ten seconds."""
-        if state.is_local_process_zero and time.time() - self.segment["seen"] > _EVERY:
+        if time.time() - self.segment["seen"] > _EVERY:
             self._write(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write its final values."""
-        if state.is_local_process_zero:
-            self._write(state, ended=True)
+        self._write(state, ended=True)
 
     def _write(self, state: Any, ended: bool = False) -> None:
         self.segment |= {

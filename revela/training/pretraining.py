@@ -1,7 +1,7 @@
 """Pretrains a small backbone: a BPE tokenizer and a Llama, trained on the chunks of corpora."""
 
 from collections.abc import Iterator
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -144,25 +144,20 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_limited(texts), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, padding_side="right"
     )
 
 
-def _limited(texts: Iterator[str]) -> Iterator[str]:
+def _in_turns(files: list[Path]) -> Iterator[str]:
+    """Yield a document from each file in turn, until the longest ends or there is enough text."""
     size = 0
-    for text in texts:
-        yield text
-        size += len(text)
+    for document in chain.from_iterable(zip_longest(*map(_documents, files), fillvalue="")):
+        yield document
+        size += len(document)
         if size > _TOKENIZER_CHARACTERS:
             return
-
-
-def _in_turns(files: list[Path]) -> Iterator[str]:
-    """Yield a document from each file in turn, until the longest ends."""
-    for documents in zip_longest(*map(_documents, files)):
-        yield from (document for document in documents if document is not None)
 
 
 def _documents(chunks: Path) -> Iterator[str]:

@@ -61,15 +61,7 @@ def train(
     `output/checkpoints/`, in a folder for these settings and data: another call resumes from the
     last one.
 
-    Args:
-        experiment: settings of the training.
-        data: batch file or pair file.
-        output: folder to write.
-        checkpoint_minutes: see above.
-        zero_stage: ZeRO stage of DeepSpeed, 2 or 3; 0 is DDP.
-        batches_per_forward: maximum number of Revela's batches per forward pass.
-        gradient_checkpointing: recompute activations in the backward pass to save memory.
-        loader_workers: processes that tokenize ahead of a GPU; unused on a CPU.
+    The other arguments are the options of `revela train`.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
