@@ -4,6 +4,7 @@ On a GPU in bfloat16 flash attention supports packed rows. Everywhere else they 
 attention only.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from torch.nn.attention.varlen import varlen_attn
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 _WIDEST = 256  # maximum columns of a head in flash attention, in multiples of 8
+# Older versions have no argument for heads that share a key.
+_GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def flash_takes(model: Any, device: torch.device) -> bool:
@@ -109,6 +112,7 @@ def flash(
         F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
         for x in (query_THD, key_SGD, value_SGE)
     )
+    options: dict[str, Any] = {"enable_gqa": True} if _GROUPED else {}
     output: Any = varlen_attn(
         query,
         key,
@@ -119,7 +123,7 @@ def flash(
         max_k=keys.longest,
         scale=1.0,
         window_size=(-1, 0) if causal else (-1, -1),
-        enable_gqa=True,
+        **options,
     )
     return output[..., : value_SGE.shape[-1]]
 
