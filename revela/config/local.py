@@ -120,22 +120,26 @@ def check_model_folder(name: str) -> None:
             model_files(Path(folder))
 
 
-@functools.cache
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the names, sizes and some blocks of a model's files, not of timestamps.
+    """Return the digest of a model's files; errors are those of `model_files`."""
+    return digest(tuple(model_files(folder)))
 
-    Copies and fresh checkouts have the same hash, other weights do not. Errors are those of
-    `model_files`.
+
+@functools.cache
+def digest(files: tuple[Path, ...]) -> str:
+    """Return a hash of the names, sizes and some blocks of files, not of timestamps.
+
+    Copies and fresh checkouts have the same hash, other weights and texts do not.
     """
-    digest = hashlib.sha256()
-    for file in model_files(folder):
+    hashed = hashlib.sha256()
+    for file in files:
         size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
+        hashed.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as stream:
             for block in range(_BLOCKS):
                 stream.seek(size * block // _BLOCKS)
-                digest.update(stream.read(_BLOCK_BYTES))
-    return digest.hexdigest()[:12]
+                hashed.update(stream.read(_BLOCK_BYTES))
+    return hashed.hexdigest()[:12]
 
 
 def _one_of(folder: Path, *names: str) -> list[Path]:

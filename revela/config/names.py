@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from revela.common.errors import unknown_name
 
+_NAME_BYTES = 255  # at most, on Linux
 _LEGAL = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
 
 
@@ -42,12 +43,23 @@ class Name(str):
         )
 
 
+def local_path(value: str) -> str:
+    """Return a path, its `~` replaced by the user's home.
+
+    Raises:
+        ValueError: no file can have this name.
+    """
+    if any(len(name.encode(errors="surrogatepass")) > _NAME_BYTES for name in value.split("/")):
+        raise ValueError(f"a file or folder name has at most {_NAME_BYTES} bytes")
+    return os.path.expanduser(value)
+
+
 class ModelRef(Name):
     """A model's weights: an entry (a name without a slash), a folder, a hub name."""
 
     def __new__(cls, value: str) -> Self:
         """Return the name, its `~` replaced by the user's home."""
-        return super().__new__(cls, os.path.expanduser(value))
+        return super().__new__(cls, local_path(value))
 
     @property
     def is_entry(self) -> bool:

@@ -22,11 +22,12 @@ RENAMED = {
 """Keys of version 0.1, and their current names."""
 
 OF_THE_MACHINE = {
-    "gradient_checkpointing": "gradient_checkpointing: true",
-    "checkpoint_steps": "checkpoint_minutes: 15",
-    "checkpoints_kept": "checkpoint_minutes: 15",
+    ("train", "gradient_checkpointing"): "gradient_checkpointing: true",
+    ("train", "checkpoint_steps"): "checkpoint_minutes: 15",
+    ("train", "checkpoints_kept"): "checkpoint_minutes: 15",
+    ("pretrain", "compile"): "compile: true",
 }
-"""Keys that experiments had before they became options of `revela train`: they change no result."""
+"""Keys of experiments and backbones that became options of a command: they change no result."""
 
 _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
 """Pydantic's errors where keys with values were expected."""
@@ -41,7 +42,7 @@ def first_problem(error: ValidationError, raw: Any) -> str:
     for part in problem["loc"][:-2] if of_a_key else problem["loc"]:
         # The path also contains union members, which are not keys of the file.
         in_mapping = isinstance(value, dict) and part in value
-        if in_mapping or (isinstance(value, list) and isinstance(part, int)):
+        if in_mapping or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             keys.append(str(part))
             value = value[part]
     if of_a_key:
@@ -69,12 +70,12 @@ def unknown_key(key: str, settings: type[BaseModel]) -> str:
     """Return the message for an unknown key, with where it belongs."""
     if RENAMED.get(key) in settings.model_fields:
         return f"{key!r} is now called {RENAMED[key]!r}"
-    if key in OF_THE_MACHINE and "objective" in settings.model_fields:
-        resource = OF_THE_MACHINE[key]
+    command = {"Experiment": "train", "Backbone": "pretrain"}.get(settings.__name__, "")
+    if resource := OF_THE_MACHINE.get((command, key)):
         option = "--" + resource.partition(":")[0].replace("_", "-")
         return (
             f"{key!r} does not affect results and is set per machine: "
-            f"`set-resources: {{train: {{{resource}}}}}` in a profile, or {option}"
+            f"`set-resources: {{{command}: {{{resource}}}}}` in a profile, or {option}"
         )
     for group, kinds in nested(settings).items():
         if any(key in kind.model_fields for kind in kinds):

@@ -1,7 +1,6 @@
 """The base of all settings: immutable, with no unknown keys; types of numbers and paths."""
 
 import json
-import os
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,6 +14,7 @@ from pydantic import (
 )
 
 from revela.common.errors import RevelaError
+from revela.config.names import local_path
 from revela.config.problems import first_problem, unknown_key
 
 
@@ -52,7 +52,7 @@ Precision = Annotated[
     Literal["float32", "bfloat16"],
     Field(description="bfloat16 is used on GPUs that support it, elsewhere float32"),
 ]
-LocalPath = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
+LocalPath = Annotated[str, Field(min_length=1), AfterValidator(local_path)]
 
 
 def parse_settings(model: Any, text: str, option: str = "--settings") -> Any:

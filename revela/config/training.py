@@ -35,7 +35,6 @@ class Backbone(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: Natural = 50
     precision: Precision = "bfloat16"
-    compile: bool = Field(False, description="use torch.compile")
     checkpoint_steps: Positive = Field(
         200, description="steps between checkpoints and between held-out losses"
     )

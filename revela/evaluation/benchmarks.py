@@ -16,6 +16,7 @@ from revela.text.rows import numbered_rows
 
 _JUDGEMENT = ["query-id", "corpus-id", "score"]
 _QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
+_SCORE_HEADINGS = ("score", "relevance", "rel", "label", "grade")
 _UNKNOWN_SHARE = 0.01  # of judgements; some published corpora lack a few documents
 _ROWS_AT_A_TIME = 1_000
 
@@ -84,13 +85,22 @@ def local_task(name: str, folder: Path, cache: Path) -> Any:
     }
     task.dataset, task.data_loaded = {"default": {"test": split}}, True
     # Equal ids alone may be a coincidence, such as numbers.
-    itself = sum(
-        text.split() == documents[places[name]]["text"].split()
+    same = {
+        name: text.split() == documents[places[name]]["text"].split()
         for name, text in asked.items()
         if name in places
-    )
-    if itself:
-        print(f"{itself} queries are documents of the collection; none retrieves itself")
+    }
+    if any(same.values()):
+        for name in (name for name, equal in same.items() if not equal):
+            if split["relevant_docs"].get(name, {}).get(name):
+                raise RevelaError(
+                    f"{qrels[0]}: document {name!r} is relevant to query {name!r}, but it would be "
+                    "excluded as the query itself, as other queries are documents of the "
+                    "collection: rename the ids"
+                )
+        print(
+            f"{sum(same.values())} queries are documents of the collection; none retrieves itself"
+        )
         task.ignore_identical_ids = True
     return task
 
@@ -187,8 +197,15 @@ def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
             lines = [line.rstrip("\n") for line in stream]
         for number, line in enumerate(lines, start=1):
             row = line.split("\t")
-            if line.strip() and not (number == 1 and row[0].lower() in _QUERY_HEADINGS):
+            if line.strip() and not (number == 1 and _is_header(row)):
                 yield f"{path}:{number}", row
+
+
+def _is_header(row: list[str]) -> bool:
+    """Return whether a first row has headings, in the order of the columns, not a judgement."""
+    query, document, score = ([word.strip().lower() for word in row] + ["", "", ""])[:3]
+    ordered = query in _QUERY_HEADINGS and document not in _SCORE_HEADINGS
+    return ordered and not score.replace(".", "", 1).isdecimal()
 
 
 def read_qrels(

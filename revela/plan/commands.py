@@ -36,7 +36,8 @@ def new(
     """Write a config that trains a retriever on your texts and evaluates it on held-out ones."""
     from revela.plan.new import write_config
 
-    output = output or Path(re.sub(r"[^\w.-]+", "-", f"{texts.resolve().stem}.yaml"))
+    name = re.sub(r"[^\w.-]+", "-", texts.resolve().stem).strip("-") or "texts"
+    output = output or Path(f"{name}.yaml")
     print(write_config(texts, output, backbone, collection))
     print(f"{output}: read it, then: revela run {output}")
 

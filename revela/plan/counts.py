@@ -187,16 +187,16 @@ class Counts:
         return Text(kept, kept * words, chunks_of(kept, words, corpus.max_words), source, download)
 
 
-def look(corpus: AnyCorpus) -> tuple[float, float, list[Document]]:
+def look(corpus: AnyCorpus, skipped: Skipped | None = None) -> tuple[float, float, list[Document]]:
     """Return the number of documents, the words per document, and the first documents.
 
-    `max_documents` is ignored; rows are not joined by title.
+    `max_documents` is ignored; rows are not joined by title. Bad rows are counted in `skipped`.
 
     Raises:
         RevelaError: the corpus cannot be read, has no documents, or is of unknown length.
     """
     update = {"max_documents": None, "join_title": False, "on_bad_row": "skip"}
-    stream = read_documents(corpus.model_copy(update=update), Skipped())
+    stream = read_documents(corpus.model_copy(update=update), skipped or Skipped())
     sample = list(itertools.islice(stream, _SAMPLE))
     if not sample:
         raise RevelaError(f"{getattr(corpus, 'path', corpus.source)}: has no documents")

@@ -11,13 +11,13 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.local import collection_files, text_files
+from revela.config.local import collection_files, is_plain, text_files
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
-from revela.text.corpora import field_names, place
+from revela.text.corpora import Skipped, field_names, place
 
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10
@@ -102,9 +102,10 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     """
     if output.exists():
         raise RevelaError(f"{output}: already exists; give another --output")
-    fields = field_names(text_files(texts))
+    files = text_files(texts)
+    fields = field_names(files)
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
-    documents, each, sample = look(corpus)
+    documents, each, sample = look(corpus, skipped := Skipped())
     words = documents * each
     gpus = this_machine().gpus
     small = not backbone and not gpus
@@ -167,6 +168,10 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     parse_config(yaml.safe_load(text), str(output))
     write_text(output, text)
     made_of = f"{documents:,.0f} documents, {words:,.0f} words"
+    if not is_plain(files[0]):
+        made_of += f" in field {fields.text!r}"
+    if found := skipped.summary():
+        made_of += f"; {found}"
     return f"{texts}: {made_of}; {steps} steps from {backbone}"
 
 

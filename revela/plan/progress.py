@@ -14,7 +14,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from revela.plan.jobs import RULES
 from revela.plan.show import duration
-from revela.plan.status import last_line
+from revela.plan.status import last_line, reason
 
 _SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer
 _ENDED = "At least one job did not complete successfully"
@@ -64,7 +64,7 @@ class LogHandler(LogHandlerBase):
                 self._finished(job)
             case LogEvent.JOB_ERROR if job := self.running.pop(event.jobid, None):
                 log = job.log if job.log and job.log.exists() else None
-                why = f"{last_line(log)} (see {log})" if log else "no log"
+                why = f"{reason(log)} (see {log})" if log else "no log"
                 FAILED.append(f"{job.name}: {why}")
                 print(f"{job.name} failed; jobs that do not depend on it continue", file=sys.stderr)
             case LogEvent.ERROR:
@@ -81,6 +81,8 @@ class LogHandler(LogHandlerBase):
         self.seconds[job.rule].append(now - job.start)
         done, planned = sum(map(len, self.seconds.values())), sum(self.planned.values())
         line = f"[{done}/{planned}] {job.name}, {duration(now - job.start)}"
+        if job.rule == "chunk" and job.log and job.log.exists():  # it says what it skipped
+            line += f" ({last_line(job.log)})"
         print(line + self._left(now), file=sys.stderr)
 
     def _left(self, now: float) -> str:

@@ -1,10 +1,11 @@
 """Runs Snakemake with the options for a config."""
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,6 +21,14 @@ _MAKES_NOTHING = (
     "conda_create_envs_only", "delete_all_output", "delete_temp_output", "cleanup_metadata",
 )  # fmt: skip
 """Snakemake's options that print or remove something instead of running jobs."""
+
+
+def _rule_files() -> list[Path]:
+    return [_SNAKEFILE, *_SNAKEFILE.parent.glob("workflow/rules/*.smk")]
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RevelaError(f"Snakemake: {message}")
 
 
 def run(
@@ -53,7 +62,9 @@ def run(
     arguments = ["--keep-going", *context.args]
     # Standard output may be piped, as that of --dag is.
     print(shlex.join(["snakemake", *options, *arguments]), file=sys.stderr)
-    given = get_argument_parser().parse_args([*options, *arguments])
+    parser = get_argument_parser()
+    vars(parser)["error"] = _refuse  # in place of a hundred lines of usage
+    given = parser.parse_args([*options, *arguments])
     makes = not any(getattr(given, option) for option in _MAKES_NOTHING)
     if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
@@ -64,9 +75,12 @@ def run(
     except SystemExit as stop:
         if stop.code:
             print(*progress.FAILED, sep="\n", file=sys.stderr)
-            for target in given.targets if "MissingRuleException" in progress.ERRORS else ():
-                if "/" in target:  # others may be rules
-                    check_name(str(config), "target", target, checked.targets())
+            if "MissingRuleException" in progress.ERRORS:
+                rules = re.findall(
+                    r"^rule (\w+):", "".join(map(Path.read_text, _rule_files())), re.M
+                )
+                for target in given.targets:
+                    check_name(str(config), "target", target, [*checked.targets(), *rules])
             raise
     if makes:
         show([path for name in checked.tables if (path := Path(made("tables", name))).exists()])

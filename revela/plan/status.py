@@ -27,7 +27,7 @@ _QUIET = 300  # seconds (or steps, below) without activity until a training coun
 _QUIET_STEPS = 10
 _TAIL = 64 * 1024  # bytes read from the end of a log
 _STEPS_AVERAGED = 50
-_ERROR = re.compile(r"^revela: error: |^[\w.]+(Error|Exception)\b")
+_ERROR = re.compile(r"^revela: error: (?!stopped by )|^[\w.]+(Error|Exception)\b")
 _MADE = {
     "chunk files": "chunks/*.parquet",
     "batch sets": "batches/*.parquet",
@@ -89,6 +89,14 @@ def failures(results: Path) -> dict[str, str]:
 def last_line(log: Path) -> str:
     """Return the last non-blank line of a log."""
     return next((line.strip() for line in reversed(_tail(log)) if line.strip()), "")
+
+
+def reason(log: Path) -> str:
+    """Return why a job failed, by the last line of its log."""
+    line = last_line(log)
+    if line.startswith("revela: error: ") or _ERROR.search(line):
+        return line
+    return f"no error message, perhaps killed; last: {line}" if line else "perhaps killed"
 
 
 def clean(results: Path, model: str) -> int:
@@ -229,7 +237,7 @@ def _tail(log: Path) -> list[str]:
     """Return the last lines of a file."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL))
-        return stream.read().decode(errors="replace").split("\n")
+        return re.split(r"[\r\n]", stream.read().decode(errors="replace"))  # \r: progress bars
 
 
 def _ago(now: float, seen: float) -> str:

@@ -83,7 +83,7 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
         return None
     name = str(ModelName(home.name, step=int(folder.name))) if at_step else home.name
     manifest = read_json(home / "manifest.json")
-    settings = {k: v for k, v in manifest["settings"].items() if k not in OF_THE_MACHINE}
+    settings = {k: v for k, v in manifest["settings"].items() if ("train", k) not in OF_THE_MACHINE}
     experiment = Experiment.model_validate(settings)
     root = _working_folder(home, manifest)
     sources = list(_sources(root, next(iter(manifest["inputs"]))))

@@ -93,7 +93,10 @@ def search(
     ),
     fusion: Annotated[Fusion, typer.Option(help="Fusion method of the hybrid.")] = "weighted-sum",
     dense_weight: Annotated[
-        float, typer.Option(min=0, help="Weight of the retriever in a weighted sum; BM25's is 1.")
+        float,
+        typer.Option(
+            min=0, max=1e6, help="Weight of the retriever in a weighted sum; BM25's is 1."
+        ),
     ] = DENSE_WEIGHT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -27,6 +28,7 @@ from revela.text.rows import column_names, numbered_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
+_ROWS_TO_NAME = 100  # that tell which fields hold what
 _EXAMPLES = 20  # of bad rows that are kept
 _CHANCE = 2  # words that may repeat by chance
 _WORD = re.compile(r"[^\W_]")
@@ -92,25 +94,30 @@ def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
 
 
 def field_names(files: list[Path]) -> FieldNames:
-    """Return which fields hold the text, a title and an id, judging by the first row.
+    """Return which fields hold the text, a title and an id, judging by the first rows.
 
     Raises:
-        RevelaError: the rows have no text.
+        RevelaError: the rows cannot be read, or have no text.
     """
     if is_plain(files[0]):
         return FieldNames()
-    _, row = next(_rows_of(files[0]), ("", None))
-    if not isinstance(row, dict):
-        raise RevelaError(f"{files[0]}: the first row has no fields")
-    lengths = {key: len(value) for key, value in row.items() if isinstance(value, str)}
-    if not lengths:
-        raise RevelaError(f"{files[0]}: no field of the first row is a text: {', '.join(row)}")
-    longest = max(lengths, key=lambda key: lengths[key])
-    text = next((key for key in _TEXTS if key in lengths), longest)
+    lengths: dict[str, int] = defaultdict(int)
+    keys: dict[str, None] = {}
+    for place, row in itertools.islice(_rows_of(files[0]), _ROWS_TO_NAME):
+        if isinstance(row, Exception) and not keys:
+            raise RevelaError(f"{place}: {row}")
+        for key, value in row.items() if isinstance(row, dict) else ():
+            keys[key] = None
+            lengths[key] += len(value) if isinstance(value, str) else 0
+    texts = [key for key, length in lengths.items() if length]
+    if not texts:
+        named = ", ".join(keys) or "none"
+        raise RevelaError(f"{files[0]}: no field of the first rows is a text: {named}")
+    text = max([key for key in _TEXTS if key in texts] or texts, key=lambda key: lengths[key])
     return FieldNames(
         text=text,
-        title=next((key for key in _TITLES if key in lengths and key != text), None),
-        id=next((key for key in _IDS if key in row), None),
+        title=next((key for key in _TITLES if key in texts and key != text), None),
+        id=next((key for key in _IDS if key in keys), None),
     )
 
 

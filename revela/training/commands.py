@@ -19,12 +19,19 @@ Folder = Annotated[
 
 
 @command(app)
-def pretrain(settings: Backbone, inputs: dict[str, Path], folder: Folder) -> None:
+def pretrain(
+    settings: Backbone,
+    inputs: dict[str, Path],
+    folder: Folder,
+    use_compile: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile: faster after some minutes.")
+    ] = False,
+) -> None:
     """Pretrain a small Llama and its tokenizer on chunks."""
     from revela.training.pretraining import pretrain as run
 
     with _left_process_group():
-        run(settings, [inputs[name] for name in settings.corpora], folder)
+        run(settings, [inputs[name] for name in settings.corpora], folder, use_compile)
 
 
 @command(app)

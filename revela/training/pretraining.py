@@ -21,12 +21,15 @@ _HELD_OUT_EVERY = 100  # documents
 _HELD_OUT = 400  # windows at most
 
 
-def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
+def pretrain(
+    settings: Backbone, chunks: list[Path], output: Path, use_compile: bool = False
+) -> None:
     """Pretrain a backbone on chunk files and write it to the folder `output`.
 
     Writes a stock Llama in safetensors, its tokenizer, `log.jsonl` and `manifest.json`. The weights
     are those of the checkpoint with the lowest loss on held-out documents (every hundredth of each
-    corpus). After an interruption, another call resumes from the last checkpoint.
+    corpus). After an interruption, another call resumes from the last checkpoint. `use_compile`
+    compiles the model by torch, which changes the result by rounding only.
 
     Raises:
         RevelaError: the corpora are shorter than one step, or as `trainer.train`.
@@ -43,7 +46,7 @@ def pretrain(settings: Backbone, chunks: list[Path], output: Path) -> None:
             warmup_steps=min(settings.warmup_steps, steps // 2),
             weight_decay=0.1,
             adam_beta2=0.95,
-            torch_compile=settings.compile,
+            torch_compile=use_compile,
             eval_strategy="steps",
             eval_steps=settings.checkpoint_steps,
             save_steps=settings.checkpoint_steps,

@@ -9,7 +9,7 @@ import pytest
 from revela.common.errors import RevelaError
 from revela.config import load_config, parse_config
 from revela.config.check import check_local
-from revela.config.local import fingerprint
+from revela.config.local import digest, fingerprint
 from revela.config.names import ModelName, ModelRef, references
 from tests.config.common import DEMO, ROOT, changed
 
@@ -228,7 +228,7 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     shutil.copytree("model", "copy")
     assert fingerprint(Path("copy")) == fingerprint(Path("model")) == before
     weights.write_bytes(bytes(5_000_000) + b"x" * 5_000_000)
-    fingerprint.cache_clear()  # results are cached per process
+    digest.cache_clear()  # results are cached per process
     assert fingerprint(Path("model")) != before
     weights.write_bytes(bytes(10_000_000))
     Path("model/special_tokens.json").touch()

@@ -21,6 +21,28 @@ from tests.conftest import TEXTS
 from tests.evaluation.common import QRELS
 
 
+def test_a_header_in_another_order_is_an_error_and_a_query_called_query_is_none(collection):
+    (collection / "qrels.tsv").write_text("query-id\tscore\tcorpus-id\nq0\t1\td2\n")
+    with pytest.raises(
+        RevelaError, match=r"qrels\.tsv:1: expected query-id, corpus-id and a score"
+    ):
+        local_task("tiny-task", collection, collection)
+    with (collection / "queries.jsonl").open("a") as stream:
+        stream.write(json.dumps({"_id": "query", "text": "what"}) + "\n")
+    (collection / "qrels.tsv").write_text("query\td2\t1\nq1\td3\t1\n")
+    task = local_task("tiny-task", collection, collection)
+    assert task.dataset["default"]["test"]["relevant_docs"]["query"] == {"d2": 1}
+
+
+def test_a_query_with_the_id_of_its_answer_is_not_taken_for_a_document(tmp_path):
+    """If another query is a document of the collection, equal ids would be excluded."""
+    documents = [(str(n), "", f"answer {n}") for n in range(3)]
+    queries = [("0", "answer 0"), ("1", "question 1")]
+    write_collection(tmp_path / "x", documents, queries, [("0", "2", 1), ("1", "1", 1)])
+    with pytest.raises(RevelaError, match="document '1' is relevant to query '1', but it would be"):
+        local_task("x", tmp_path / "x", tmp_path)
+
+
 @pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
 def test_judgements_are_read_with_or_without_a_header(collection, heading):
     (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")

@@ -2,10 +2,13 @@
 
 import json
 import logging
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,8 +44,8 @@ def test_run_prints_one_line_a_job(folder):
     assert first.returncode == 0, first.stderr
     assert first.stderr.startswith("snakemake --snakefile ")
     assert "--configfile mine.yaml --replace-workflow-config" in first.stderr
-    assert re.search(r"\[1/2\] chunk mine, \d+ s\n\[2/2\] batch mine", first.stderr)
-    assert "6 documents" not in first.stdout + first.stderr  # it is in the log
+    assert re.search(r"\[1/2\] chunk mine, \d+ s \(6 documents .*\)\n\[2/2\] batch", first.stderr)
+    assert "batches of 2" not in first.stdout + first.stderr  # it is in the log
     assert "6 documents" in (folder / "results/logs/chunk/mine.log").read_text()
     second = run(folder, CONFIG, BATCHES)
     assert second.stderr.splitlines()[1].startswith("Nothing to be done")
@@ -96,6 +99,34 @@ def test_last_line_says_why_a_job_failed(folder):
     )
     assert "Traceback" not in result.stderr
     assert "set -euo" not in result.stderr
+
+
+def test_an_unknown_option_is_one_line(folder):
+    result = run(folder, CONFIG, "--nonsense")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("revela: error: Snakemake: unrecognized arg")
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_a_closed_terminal_leaves_the_folder_unlocked(folder, tmp_path):
+    """The signal ends the jobs, which share the terminal, and then Snakemake."""
+    shutil.copytree(folder / "texts", tmp_path / "texts")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
+    command = [sys.executable, "-m", "revela", "run", "mine.yaml", BATCHES]
+    options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, preexec_fn=default_hangup, **options) as running:
+        while not list(tmp_path.glob("results/logs/chunk/*.log")):
+            assert running.poll() is None, running.stderr.read()
+            time.sleep(0.1)
+        os.killpg(running.pid, signal.SIGHUP)
+        running.communicate(timeout=120)
+    again = run(tmp_path, CONFIG, BATCHES)
+    assert again.returncode == 0, again.stderr
+
+
+def default_hangup():
+    """The tests may run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_cores_that_run_nothing_are_refused(folder):
@@ -156,6 +187,7 @@ def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     [
         ("results/batches/mien.parquet", "unknown target .*; did you mean 'results/batches/mine"),
         ("results/tables/x.csv", "unknown target"),
+        ("usag", "unknown target 'usag'; did you mean 'usage'?"),
     ],
 )
 def test_misspelt_target_is_reported_with_a_suggestion(folder, target, message):

@@ -183,6 +183,7 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
         "train/done": "7 steps\n",
         "evaluate/done.c": "Traceback …\nsafetensors.SafetensorError: header\n",
         "batch/mine": "no errors: Error counts are 0\n",
+        "train/stopped": "revela: error: stopped by SIGHUP at step 3 of 9; run the same command\n",
         "verify": "revela: error: a result is damaged\n",
     }
     for name, text in logs.items():
@@ -194,6 +195,10 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
         "evaluate done.c": "safetensors.SafetensorError: header",
         "verify": "revela: error: a result is damaged",
     }
+    killed = results / "logs/train/killed.log"
+    killed.write_text("training: 1/9\rtraining: 2/9\r")
+    assert status.reason(killed) == "no error message, perhaps killed; last: training: 2/9"
+    killed.unlink()
     with pytest.raises(RevelaError, match="'under-way' is running"):
         status.clean(results, "under-way")
     status.show(results)

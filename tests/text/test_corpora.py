@@ -18,7 +18,14 @@ from revela.common.errors import RevelaError
 from revela.config.local import text_files, unread_files
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus
-from revela.text.corpora import Document, Skipped, _joined, place, read_documents
+from revela.text.corpora import (
+    Document,
+    Skipped,
+    _joined,
+    field_names,
+    place,
+    read_documents,
+)
 
 
 def documents(skipped=None, **settings):
@@ -331,6 +338,16 @@ def test_a_sample_counts_each_bad_row_once(tmp_path):
     skipped, path = Skipped(), rows_file(tmp_path / "rows.jsonl", rows)
     documents(skipped, source="files", path=path, on_bad_row="skip", max_documents=8)
     assert skipped.count == 1
+
+
+def test_fields_are_named_by_several_rows(tmp_path):
+    rows = [{"text": None, "title": "first", "content": "x" * 9}, {"text": "label", "title": "b"}]
+    path = Path(rows_file(tmp_path / "rows.jsonl", [*rows, {"text": "note", "content": "y" * 99}]))
+    assert field_names([path]).text == "content"
+    assert field_names([path]).title == "title"
+    path.write_text("{\n")
+    with pytest.raises(RevelaError, match=r"rows\.jsonl:1: "):
+        field_names([path])
 
 
 def test_held_out_documents_stay_held_out():

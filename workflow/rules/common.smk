@@ -1,9 +1,10 @@
 """Shared by all rules: the checked configuration, and the part of it that each job gets."""
 
-import hashlib
 import itertools
+import os
 import re
 import shlex
+import signal
 import sys
 from glob import glob
 from pathlib import Path
@@ -12,7 +13,7 @@ from snakemake.exceptions import WorkflowError
 
 from revela.config import parse_config, paths
 from revela.config.check import check_local, check_trained
-from revela.config.local import collection_files, fingerprint, text_files
+from revela.config.local import collection_files, digest, fingerprint, text_files
 from revela.config.read import read_yaml
 from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
@@ -74,6 +75,11 @@ def read_config():
 
 
 CONFIG = or_exit(read_config)
+
+# A closed terminal must not end Snakemake before it has unlocked the folder.
+if workflow.is_main_process and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+    signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
 if workflow.is_main_process:  # a running training has not written its files yet
     or_exit(check_trained, CONFIG)
 
@@ -117,16 +123,10 @@ def version(stage, models=(), files=()):
 
     Timestamps do not tell all: a replaced file may be older than the results of the one before.
     """
-    used = [*map(fingerprint, models), *([sizes(files)] if files else [])]
+    used = [*map(fingerprint, models), *([digest(tuple(map(Path, files)))] if files else [])]
     return (
         " ".join([str(STAGE_VERSIONS[stage]), *used]) if used else STAGE_VERSIONS[stage]
     )
-
-
-def sizes(files):
-    """Return a hash of the names and sizes of files."""
-    described = "".join(f"{Path(f).name} {Path(f).stat().st_size}\n" for f in files)
-    return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def inputs(section, name):

@@ -18,6 +18,7 @@ rule pretrain:
     threads: workflow.cores
     resources:
         nodes=1,
+        compile=False,
     params:
         settings=lambda w: settings("backbones", w.backbone),
         inputs=lambda w: named("backbones", w.backbone),
@@ -27,6 +28,7 @@ rule pretrain:
         in_job(
             "launch {resources.nodes} revela pretrain --settings {params.settings:q} {params.inputs}"
             " --output {params.folder:q}"
+            " $([[ {resources.compile} = [fF0]* ]] || echo --compile)"
         )
 
 
