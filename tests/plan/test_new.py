@@ -156,8 +156,8 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
     [
         (lambda: Path("nowhere"), "nowhere: no such file or folder"),
         (lambda: notes(2, "A few words."), "12 words give about .* chunks; a batch has 16"),
-        (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field of the first rows is a text: n"),
-        (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: no field of the first rows is a text: none"),
+        (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field .* is a text: n"),
+        (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: no field .* is a text: none"),
         (lambda: _file("x.jsonl", "{\n"), "x.jsonl:1: broken JSON: "),
         (lambda: _file("\udce9.jsonl", '{"text": "x"}\n'), "rename it: its name is not UTF-8"),
         (lambda: _file("my notes/x.jsonl", "{}\n"), "contains both files of rows and plain texts"),
