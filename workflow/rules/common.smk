@@ -123,7 +123,10 @@ def version(stage, models=(), files=()):
 
     Timestamps do not tell all: a replaced file may be older than the results of the one before.
     """
-    used = [*map(fingerprint, models), *([digest(tuple(map(Path, files)))] if files else [])]
+    used = [
+        *map(fingerprint, models),
+        *([digest(tuple(map(Path, files)))] if files else []),
+    ]
     return (
         " ".join([str(STAGE_VERSIONS[stage]), *used]) if used else STAGE_VERSIONS[stage]
     )
