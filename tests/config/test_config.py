@@ -232,7 +232,7 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     assert fingerprint(Path("model")) != before
     weights.write_bytes(bytes(10_000_000))
     Path("model/special_tokens.json").touch()
-    fingerprint.cache_clear()
+    digest.cache_clear()
     assert fingerprint(Path("model")) != before
 
 

@@ -263,8 +263,8 @@ def test_embeddings_too_large_for_half_precision_are_an_error(backbone, tmp_path
     class Large(Loader):
         def __call__(self, device):
             encoder = super().__call__(device).to(torch.bfloat16)
-            encode = encoder.encode
-            encoder.encode = lambda *arguments: encode(*arguments) * 1e6
+            encode = encoder.encode_rows
+            encoder.encode_rows = lambda *arguments: encode(*arguments) * 1e6
             return encoder
 
     with pytest.raises(RevelaError, match="too large for float16: use float32"):

@@ -104,7 +104,7 @@ def test_small_corpora_get_smaller_steps_and_more_epochs(
     from revela.plan import new as module
 
     sample = [Document(str(n), "A text.") for n in range(50)]
-    monkeypatch.setattr(module, "look", lambda _: (words / 1000, 1000, sample))
+    monkeypatch.setattr(module, "look", lambda *_: (words / 1000, 1000, sample))
     new(notes(1), "--backbone", backbone)
     experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
     assert experiment.batches_per_step == per_step
@@ -118,7 +118,7 @@ def test_the_gpus_of_this_machine_divide_a_step(backbone, words, per_step, monke
     from revela.plan import new as module
 
     sample = [Document(str(n), "A text.") for n in range(50)]
-    monkeypatch.setattr(module, "look", lambda _: (words / 1000, 1000, sample))
+    monkeypatch.setattr(module, "look", lambda *_: (words / 1000, 1000, sample))
     monkeypatch.setattr(module, "this_machine", lambda: Machine(3, 80))
     new(notes(1), "--backbone", backbone)
     experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
