@@ -122,20 +122,24 @@ def check_model_folder(name: str) -> None:
 
 def fingerprint(folder: Path) -> str:
     """Return the digest of a model's files; errors are those of `model_files`."""
-    return digest(tuple(model_files(folder)))
+    return digest(tuple(model_files(folder)), whole=0)
 
 
 @functools.cache
-def digest(files: tuple[Path, ...]) -> str:
-    """Return a hash of the names, sizes and some blocks of files, not of timestamps.
+def digest(files: tuple[Path, ...], whole: int = _BLOCKS * _BLOCK_BYTES) -> str:
+    """Return a hash of the names and contents of files, not of timestamps.
 
-    Copies and fresh checkouts have the same hash, other weights and texts do not.
+    Of a file with more than `whole` bytes, some blocks are read. Copies and fresh checkouts have
+    the same hash, other weights and texts do not.
     """
     hashed = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
         hashed.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as stream:
+            if size <= whole:
+                hashed.update(stream.read())
+                continue
             for block in range(_BLOCKS):
                 stream.seek(size * block // _BLOCKS)
                 hashed.update(stream.read(_BLOCK_BYTES))

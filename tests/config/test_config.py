@@ -236,6 +236,17 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     assert fingerprint(Path("model")) != before
 
 
+def test_a_replaced_text_of_equal_size_and_age_is_another(tmp_path):
+    texts = tmp_path / "a.txt"
+    found = []
+    for content in (b"one", b"two", b"one"):
+        texts.write_bytes(content)
+        os.utime(texts, (0, 0))
+        digest.cache_clear()
+        found.append(digest((texts,)))
+    assert found[0] == found[2] != found[1]
+
+
 def test_a_retriever_of_this_config_may_be_given_by_its_folder(local):
     folder = "results/models/demo-revela/steps/8"
     raw = changed("models/again", {"kind": "encoder", "retriever": folder})
