@@ -105,7 +105,7 @@ def surroundings(address: str) -> dict[str, str]:
         "http_proxy": address,
         "https_proxy": address,
         "no_proxy": "127.0.0.1",
-        "PATH": f"{FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "REVELA_PYTHON": str(FOLDER / "bin/python"),
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -117,6 +118,18 @@ def test_a_warm_call_is_as_a_cold_one(python, tmp_path):
         )
     assert call(python, "-c", "print(6 * 7)").stdout == "42\n"
     assert call(python, "-m", "revela", "check", "/dev/stdin", input="{}").returncode == 0
+
+
+def test_jobs_use_the_python_of_the_environment(tmp_path):
+    """In place of the one that runs Snakemake."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho warm $@\n")
+    python.chmod(0o755)
+    script = shlex.join(["source", str(ROOT / "workflow/job.sh"), sys.executable])
+    environment = os.environ | {"REVELA_PYTHON": str(python), "CUDA_VISIBLE_DEVICES": "0"}
+    jobs = ["bash", "-c", f"{script}; (revela check); (launch 1 revela train)"]
+    result = subprocess.run(jobs, capture_output=True, text=True, env=environment, check=True)
+    assert result.stdout.splitlines() == ["warm -m revela check", "warm -m revela train"]
 
 
 def test_a_signal_to_the_client_ends_the_command(python, tmp_path):
