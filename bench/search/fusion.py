@@ -21,16 +21,19 @@ def main() -> None:
     """Fuse each retriever's runs with BM25's, and write a table."""
     parser = argparse.ArgumentParser(prog="bench.search.fusion", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--benchmark", default="pydocs")
+    parser.add_argument("--tasks", type=Path, help="folder of collections; the demo's by default")
     models = ["demo-untouched", "demo-contriever", "demo-replug", "demo-revela"]
     parser.add_argument("--models", nargs="+", default=models)
     given = parser.parse_args()
-    folder = given.results / "benchmarks" / given.benchmark
+    folder = given.tasks or given.results / "benchmarks/pydocs"
     if not folder.is_dir():
-        parser.error(f"{folder} does not exist: run `make demo` first, or give --results")
+        parser.error(f"{folder} does not exist: run `make demo` first, or give --tasks")
     tasks = sorted(folder.iterdir())
     rows = [_gains(given.results / "runs", model, task) for model in given.models for task in tasks]
-    report("Hybrids (nDCG@10 × 100, and points gained)", "python -m bench.search.fusion", rows)
+    title = "Hybrids (nDCG@10 × 100, and points gained)"
+    if given.tasks:
+        title += f" on {', '.join(task.name for task in tasks)}"
+    report(title, "python -m bench.search.fusion", rows)
 
 
 def _gains(runs: Path, model: str, task: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ from tests.rehearsal.miniature import write_miniature
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".rehearsal"
 LOG = FOLDER / "snakemake.log"
+SETS = ("corpora", "batches", "pairs")  # all of them are made: each takes seconds
 SHOWN = ["beir", "bright", "contriever_summary", "lm_size_coir"]
 
 
@@ -67,7 +68,7 @@ def prepare() -> None:
 
 
 def representatives(config: Config) -> list[str]:
-    """Return targets that run each loader, objective, model and task at least once."""
+    """Return all data, and targets that run each loader, objective, model and task once."""
     kinds = {}
     for name, experiment in config.experiments.items():
         data = getattr(config, experiment.data.section)[experiment.data]
@@ -85,7 +86,7 @@ def representatives(config: Config) -> list[str]:
     other_tasks = next(n for n in tables if set(config.table(n).tasks()) - set(tasks))
     drawn = [name for name, one in config.figures.items() if one.kind in ("dynamics", "step-cost")]
     return [
-        *(paths.made("corpora", name) for name in config.corpora),
+        *(paths.made(section, n) for section in SETS for n in getattr(config, section)),
         *(paths.scores(*pair) for pair in pairs),
         *(paths.made("tables", name) for name in (tables[0], other_tasks, *config.listings)),
         *(f"results/figures/{name}.png" for name in drawn),

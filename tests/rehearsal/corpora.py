@@ -14,6 +14,7 @@ from tests.rehearsal.material import articles, functions, write_card, write_json
 from tests.rehearsal.miniature import DATA
 
 COUNTS = Path(__file__).parents[2] / "data" / "paper" / "corpora.csv"
+_LEAST = 8  # documents of a corpus, which are more chunks than a batch
 
 
 @cache
@@ -28,7 +29,8 @@ def counted(dataset: str) -> dict[str, float]:
 def _texts(dataset: str) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for all rows of the miniature, of about the right length."""
     of_all = counted(dataset)
-    return _documents(dataset, round(of_all["rows"] / DATA), lambda _: of_all["words_per_row"])
+    count = max(_LEAST, round(of_all["rows"] / DATA))
+    return _documents(dataset, count, lambda _: of_all["words_per_row"])
 
 
 def _documents(
