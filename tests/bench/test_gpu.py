@@ -58,6 +58,12 @@ def test_a_section_that_fails_says_so_and_leaves_the_others(tmp_path):
     assert late["two"] == results["two"]
 
 
+def test_the_demo_is_found_from_a_folder_of_its_own():
+    from bench.gpu import demo
+
+    assert demo.measure(tiny=True) == [{"": "planned, not run"}]
+
+
 @pytest.mark.parametrize(
     ("ending", "reason"),
     [
