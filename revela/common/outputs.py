@@ -41,6 +41,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        temporary.unlink()
     except OSError as error:
         raise RevelaError(f"cannot write {path}: {error.strerror}") from error
     try:

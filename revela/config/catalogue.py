@@ -7,6 +7,13 @@ from pathlib import Path
 
 from revela.common.errors import reading
 
+RETRIEVAL_MEASURES = frozenset(
+    f"{measure}_at_{cutoff}"
+    for measure in ("ndcg", "map", "mrr", "recall", "precision", "hit_rate")
+    for cutoff in (1, 3, 5, 10, 20, 100, 1000)
+)
+"""The measures of a retrieval task's scores that a table can show, as mteb names them."""
+
 
 @functools.cache
 def mteb_task_names() -> frozenset[str]:

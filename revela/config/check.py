@@ -7,7 +7,12 @@ from pathlib import Path
 from revela.common.errors import RevelaError, check_name, errors_at
 from revela.common.outputs import read_json
 from revela.config import paths
-from revela.config.catalogue import lm_eval_task_files, mteb_subsets, mteb_task_names
+from revela.config.catalogue import (
+    RETRIEVAL_MEASURES,
+    lm_eval_task_files,
+    mteb_subsets,
+    mteb_task_names,
+)
 from revela.config.evaluation import (
     AnyBenchmark,
     Benchmark,
@@ -20,7 +25,7 @@ from revela.config.file import Config
 from revela.config.local import collection_files, model_files, text_files
 from revela.config.names import references
 from revela.config.printed import read_listing, read_reported
-from revela.config.report import DynamicsFigure
+from revela.config.report import DynamicsFigure, LearningFigure
 from revela.config.text import FilesCorpus
 
 _WRITTEN = (
@@ -73,6 +78,9 @@ def check_references(config: Config) -> None:
             if not Path(file := getattr(cost, key)).is_file():
                 raise RevelaError(f"costs.{name}.{key}: {file}: no such file")
     for name, figure in config.figures.items():
+        if isinstance(figure, LearningFigure):
+            where = f"figures.{name}.measure"
+            check_name(where, "measure", figure.measure, RETRIEVAL_MEASURES)
         if isinstance(figure, DynamicsFigure):
             shown = config.experiments[figure.experiment]
             if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
@@ -122,6 +130,8 @@ def _check_table(where: str, config: Config, name: str) -> None:
         if subset:
             check_name(f"{where}.columns", f"subset of {task}", subset, mteb_subsets(task))
     table, retrieval_tasks = config.table(name), config.retrieval_tasks
+    if set(retrieval_tasks) & set(table.tasks()):
+        check_name(f"{where}.measure", "measure", table.measure, RETRIEVAL_MEASURES)
     models = [model for row in config.tables[name].rows for model in row.model]
     for model, task in itertools.product(models, table.tasks()):
         is_language_model = isinstance(config.model(model), LanguageModel)

@@ -4,7 +4,7 @@ import functools
 import hashlib
 from pathlib import Path
 
-from revela.common.errors import RevelaError, errors_at
+from revela.common.errors import RevelaError, errors_at, reading
 from revela.common.outputs import read_json
 from revela.config.names import ModelRef
 
@@ -23,10 +23,11 @@ def text_files(path: Path) -> list[Path]:
         RevelaError: the path does not exist, its format is unknown, a folder has no such files or
             both rows and plain texts, or a name is not UTF-8.
     """
-    if not path.exists():
-        raise RevelaError(f"{path}: no such file or folder")
-    if path.is_dir():
+    with reading(path, "texts"):  # it may be without permission
+        if not path.exists():
+            raise RevelaError(f"{path}: no such file or folder")
         files = [file for file in _visible(path) if file.is_file() and _is_read(file)]
+    if path.is_dir():
         if not files:
             raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
         plain = [file for file in files if is_plain(file)]
@@ -78,14 +79,16 @@ def collection_files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
     They are in BEIR layout or, as Parquet files, in that of mteb's data sets.
 
     Raises:
-        RevelaError: one is missing.
+        RevelaError: one is missing, or there in two formats.
     """
     texts = ("{}.jsonl", "{}.jsonl.gz", "{}/test-*.parquet", "{}/*.parquet")
-    corpus, queries = (
-        _one_of(folder, *(file.format(name) for file in texts)) for name in ("corpus", "queries")
-    )
-    qrels = ("qrels.tsv", "qrels/test.tsv", "qrels/test-*.parquet", "data/test-*.parquet")
-    return corpus, queries, _one_of(folder, *qrels)
+    corpus, queries = ([file.format(name) for file in texts] for name in ("corpus", "queries"))
+    qrels = ["qrels.tsv", "qrels/test.tsv", "qrels/test-*.parquet", "data/test-*.parquet"]
+    for names in (corpus, queries, qrels):
+        found = [file for file in names if any(folder.glob(file))]
+        if len(found) > 1 and not found[0].endswith(".parquet"):
+            raise RevelaError(f"{folder}: both {found[0]} and {found[1]} in it; keep one")
+    return _one_of(folder, *corpus), _one_of(folder, *queries), _one_of(folder, *qrels)
 
 
 def model_files(folder: Path) -> list[Path]:

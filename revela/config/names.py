@@ -14,6 +14,7 @@ from revela.common.errors import unknown_name
 
 _NAME_BYTES = 255  # at most, on Linux
 _LEGAL = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 def legal_name(name: Any) -> str:
@@ -91,7 +92,7 @@ def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Nam
         folder = isinstance(name, ModelRef) and Path(name).is_dir()
         hint = f"; for the folder, write './{name}'" if folder else ""
         raise ValueError(unknown_name(what, name, known) + hint)
-    if isinstance(name, ModelRef) and name.is_hub_name and name.count("/") > 1:
+    if isinstance(name, ModelRef) and name.is_hub_name and not _HUB_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
     return name
 

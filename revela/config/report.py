@@ -90,7 +90,9 @@ class Table(Captioned):
     tolerance: float = Field(
         1.0, ge=0, description="largest difference in points that counts as reproduced"
     )
-    measure: str = Field("ndcg_at_10", description="a key of the score files")
+    measure: str = Field(
+        "ndcg_at_10", description="as mteb or lm-eval names it, e.g. recall_at_100, acc"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -174,7 +176,7 @@ class LearningFigure(Captioned):
     start: EvaluatedName | None = Field(
         None, description="model that all of them start from, shown at step 0"
     )
-    measure: str = Field("ndcg_at_10", description="a key of the score files")
+    measure: str = Field("ndcg_at_10", description="as mteb names it, e.g. recall_at_100")
 
 
 class PretrainingFigure(Captioned):

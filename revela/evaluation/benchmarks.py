@@ -73,7 +73,7 @@ def local_task(name: str, folder: Path, cache: Path) -> Any:
         )
 
     corpus, queries, qrels = collection_files(folder)
-    asked = {row["id"]: row["text"] for row in read_rows(queries)}
+    asked = read_queries(queries)
     documents = _memory_mapped(read_rows(corpus), cache / CORPUS)
     places = {name: place for place, name in enumerate(documents["id"])}
     task = LocalTask()
@@ -145,6 +145,19 @@ def write_collection(
     return counts
 
 
+def read_queries(paths: Sequence[Path]) -> dict[str, str]:
+    """Return id → text of a collection's queries.
+
+    Raises:
+        RevelaError: see `read_rows`; or a query is empty.
+    """
+    found = {row["id"]: row["text"] for row in read_rows(paths)}
+    for name, text in found.items():
+        if not text.strip():
+            raise RevelaError(f"{paths[0]}: query {name!r} is empty")
+    return found
+
+
 def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
     """Yield id, text and title of each row of JSON lines or Parquet files, without duplicates.
 
@@ -162,8 +175,9 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
             row.setdefault("_id", row["id"])
         for field in ("_id", "text"):
             check_name(place, "field", field, row)
-        own = str(row["_id"]) if isinstance(row["_id"], int) else row["_id"]
-        one = {"id": own, "text": row["text"], "title": row.get("title") or ""}
+        own = str(row["_id"]) if type(row["_id"]) is int else row["_id"]
+        title = "" if row.get("title") is None else row["title"]
+        one = {"id": own, "text": row["text"], "title": title}
         for field, value in one.items():
             if not isinstance(value, str):
                 raise RevelaError(f"{place}: {field} must be a string; got {value!r}")
@@ -222,7 +236,7 @@ def read_qrels(
     for place, row in _judgements(paths):
         try:
             query, document, score = *map(str.strip, row[:2]), float(row[2])
-            if len(row) > 3 or not 0 <= score < 2**31 or score % 1:
+            if len(row) > 3 or "_" in row[2] or not 0 <= score < 2**31 or score % 1:
                 raise ValueError
         except (IndexError, ValueError) as error:
             raise RevelaError(

@@ -11,7 +11,7 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.local import collection_files, is_plain, text_files
+from revela.config.local import check_model_folder, collection_files, is_plain, text_files
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.texts import split_title
@@ -111,6 +111,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
     machine: dict[str, Any] = _ON_CPU if small else _ON_GPU
+    check_model_folder(backbone)
     kept = 1 - _HELD_OUT
     chunks = chunks_of(kept * documents, each, machine["max_words"])
     batches = int(chunks / 16)

@@ -1,15 +1,12 @@
 """The figure of in-batch similarities: one batch at several steps of a training."""
 
-import contextlib
-import unicodedata
 from pathlib import Path
 
-from matplotlib import rcParams
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.lines import Line2D
 
 from revela.config.report import DynamicsFigure
+from revela.report.fonts import legible
 from revela.training.trainlog import read_log
 
 _COLOURS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]  # dark enough for text on white
@@ -28,13 +25,7 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
     documents = batch.get("documents") or [""] * size  # missing in ready-made batches
     names = list(dict.fromkeys(filter(None, documents)))
     texts = [" ".join(text.split())[: _SHOWN + 1] for text in [*batch["texts"], *names]]
-    rcParams["font.family"], missing = _fonts("".join(texts))
-    if unclear := "".join(c for c in missing if not _is_emoji(c)):
-        print(f"{path}: no installed font has {unclear[:20]!r}: replaced by ?")
-    instead = str.maketrans(
-        {c: f":{unicodedata.name(c).lower()}:" if _is_emoji(c) else "?" for c in missing}
-    )
-    lines = [text.translate(instead) for text in texts]
+    lines = legible(texts, str(path))
     looks = {name: (_letters(n), _COLOURS[n % len(_COLOURS)]) for n, name in enumerate(names)}
     looks[""] = ("", "black")
     marks = [f"{looks[document][0]}{number}" for number, document in enumerate(documents)]
@@ -72,25 +63,6 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
             labelcolor="markerfacecolor",
         )
     return drawing
-
-
-def _fonts(text: str) -> tuple[list[str], list[str]]:
-    """Return the default font and fallbacks, and the characters that no font has."""
-    glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
-    fonts, missing = ["DejaVu Sans"], [c for c in sorted(set(text)) if ord(c) not in glyphs]
-    for name, file in sorted({(font.name, font.fname) for font in fontManager.ttflist}):
-        # The last-resort font has a box for every character.
-        if missing and not name.startswith("Last Resort"):
-            with contextlib.suppress(RuntimeError):  # a bitmap font
-                glyphs = get_font(file).get_charmap()
-                if any(ord(c) in glyphs for c in missing):
-                    fonts.append(name)
-                    missing = [c for c in missing if ord(c) not in glyphs]
-    return fonts, missing
-
-
-def _is_emoji(character: str) -> bool:
-    return unicodedata.category(character) == "So"
 
 
 def _cut(text: str, length: int) -> str:

@@ -11,6 +11,7 @@ from matplotlib.text import Text
 from revela.common.errors import reading
 from revela.config.report import AnyFigure
 from revela.report import dynamics_figure, table_figures, training_figures
+from revela.report.fonts import legible
 
 _DRAW: dict[str, Callable[[Any, dict[str, Path]], Figure]] = {
     "bars": table_figures.draw_bars,
@@ -34,6 +35,8 @@ def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
     Raises:
         RevelaError: an input cannot be read or lacks data for the figure.
     """
+    labels = legible([figure.model_dump_json()], "labels")[0]  # of its own; names are ASCII
+    figure = type(figure).model_validate_json(labels)
     with reading(", ".join(map(str, inputs.values())), f"data for a {figure.kind} figure"):
         drawing = _DRAW[figure.kind](figure, inputs)
     for text in drawing.findobj(Text):

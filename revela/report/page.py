@@ -15,7 +15,7 @@ from revela.config import paths
 from revela.config.file import Config
 from revela.config.local import collection_files
 from revela.config.report import Table
-from revela.evaluation.benchmarks import read_rows
+from revela.evaluation.benchmarks import read_queries
 from revela.report import significance, tables
 
 _QUERIES = 8  # at each end of a comparison
@@ -131,4 +131,4 @@ def _queries(config: Config, task: str, results: Path) -> dict[str, str]:
     folder = config.collection(task)
     if folder is None or not (local := _below(results, folder)).exists():
         return {}
-    return {row["id"]: row["text"] for row in read_rows(collection_files(local)[1])}
+    return read_queries(collection_files(local)[1])

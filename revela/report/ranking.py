@@ -7,7 +7,7 @@ import pandas as pd
 
 from revela.common.errors import check_name, reading
 from revela.config.local import collection_files
-from revela.evaluation.benchmarks import read_qrels, read_rows
+from revela.evaluation.benchmarks import read_qrels, read_queries, read_rows
 
 _WIDTH = 90  # characters of a text
 
@@ -22,7 +22,7 @@ def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) 
         RevelaError: a file cannot be read, or the collection has no such query.
     """
     corpus, queries, qrels = collection_files(folder)
-    asked = {row["id"]: row["text"] for row in read_rows(queries)}
+    asked = read_queries(queries)
     if query:
         check_name(str(queries[0]), "query", query, asked)
     tops = [_top(path, query, depth) for path in runs]

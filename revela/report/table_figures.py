@@ -14,6 +14,7 @@ from matplotlib.patheffects import withStroke
 
 from revela.common.errors import RevelaError, reading
 from revela.config.report import BarsFigure, TrendFigure
+from revela.report.fonts import legible
 from revela.report.significance import read_analysis
 from revela.report.tables import SOURCE
 
@@ -126,4 +127,5 @@ def _read_means(path: Path) -> pd.DataFrame:
     analysis = read_analysis(path)
     of_mean = analysis[analysis["column"] == table.columns[-2]].set_index("system")
     means = table.iloc[:, -2:].set_axis(["mean", SOURCE], axis="columns")
-    return means.join(of_mean[["ci_low", "ci_high"]].astype(float))
+    means = means.join(of_mean[["ci_low", "ci_high"]].astype(float))
+    return means.set_axis(legible(list(means.index), str(path)))

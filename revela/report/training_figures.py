@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from revela.config.names import ModelName
 from revela.config.report import CurvesFigure, LearningFigure, PretrainingFigure, StepCostFigure
@@ -35,6 +36,7 @@ def draw_curves(figure: CurvesFigure, logs: dict[str, Path]) -> Figure:
                 values = values / values.iloc[:width].mean()
             _plot(axis, values.rolling(width, min_periods=1).mean(), label)
             axis.set(title=_CURVES[name], xlabel="step")
+            axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes["loss"].legend()
     axes["rows_learning"].set_ylim(-0.05, 1.05)
     return drawing
@@ -56,6 +58,7 @@ def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
     measure = figure.measure.replace("ndcg_at_", "nDCG@")
     axis.set(title=figure.task, xlabel="step", ylabel=f"{measure} × 100")
     axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axis.legend()
     return drawing
 

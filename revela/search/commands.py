@@ -1,5 +1,6 @@
 """`revela index`, `search`, `serve`."""
 
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,9 @@ app = typer.Typer()
 
 _WIDTH = 160  # characters of a snippet
 _WORD = re.compile(r"\w{2,}")
+_HEADERS = set(
+    itertools.product(("id", "_id", "qid", "query-id", "query_id"), ("query", "text", "question"))
+)
 
 FOLDER = Annotated[Path, typer.Argument(help="Folder of the index.")]
 
@@ -84,7 +88,8 @@ def search(
     folder: FOLDER,
     query: Annotated[str | None, typer.Argument(help="A question or keywords.")] = None,
     queries: Annotated[
-        Path | None, typer.Option(help="File of queries, one `id<tab>query` per line.")
+        Path | None,
+        typer.Option(help="File of queries, one `id<tab>query` per line, optionally a header."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="TREC run to write for --queries.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Chunks to return per query.")] = 10,
@@ -166,6 +171,8 @@ def _read_queries(path: Path) -> dict[str, str]:
         lines = [line.rstrip("\n") for line in stream]
     for number, line in enumerate(lines, start=1):
         name, tab, text = line.partition("\t")
+        if number == 1 and (name.lower(), text.lower()) in _HEADERS:
+            continue
         if not tab or name.split() != [name] or not text.strip() or name in found:
             raise RevelaError(
                 f"{path}:{number}: expected a unique id without spaces, a tab and a query; "

@@ -74,6 +74,8 @@ def build(
     if corpus.source == "files" and folder.resolve().is_relative_to(Path(corpus.path).resolve()):
         raise RevelaError(f"{folder}: is in the folder of the texts; give another --output")
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
+    if twice := {model for model in models if models.count(model) > 1}:
+        raise RevelaError(f"--model {min(twice)}: given twice")
     tokenize = _tokenizer(language)
     entries = _entries(models)
     encoders = [load_encoder(entry, PRECISION, devices()[0]) for entry in entries]

@@ -126,6 +126,8 @@ def test_the_gpus_of_this_machine_divide_a_step(backbone, words, per_step, monke
     monkeypatch.setattr(module, "this_machine", lambda: Machine(4000, 80))
     with pytest.raises(RevelaError, match="a step has a batch for each of 4000 GPUs"):
         new("my notes", "--backbone", backbone, "--output", "more.yaml")
+    with pytest.raises(RevelaError, match=r"^model '\./nothere': no such folder$"):
+        new("my notes", "--backbone", "./nothere", "--output", "more.yaml")
 
 
 def test_short_texts_without_a_title_give_no_task_of_titles(backbone):

@@ -121,6 +121,37 @@ def test_text_between_dollars_is_not_mathematics(inputs, tmp_path, figure):
     assert not any(text.get_parse_math() for text in texts)
 
 
+EMOJI = "\N{ROCKET} x"
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        BarsFigure(kind="bars", caption="c", tables={"t": EMOJI}),
+        TrendFigure(kind="trend", caption="c", tables={"t": "T"}, x_label=EMOJI),
+        CurvesFigure(kind="curves", caption="c", experiments={"e": EMOJI}),
+    ],
+    ids=lambda figure: figure.kind,
+)
+def test_labels_without_a_font_are_replaced(inputs, tmp_path, figure):
+    for name in ("Revela 1B", "b16"):
+        inputs["t"].write_text(inputs["t"].read_text().replace(name, EMOJI))
+    drawing = figures.draw(figure, inputs)
+    with warnings.catch_warnings(action="error"):
+        figures.save(drawing, tmp_path / "figure.png", "png")
+    texts = [text.get_text() for text in drawing.findobj(Text)]
+    assert any(":rocket: x" in text for text in texts)
+    assert not any("\N{ROCKET}" in text for text in texts)
+
+
+def test_steps_are_whole_numbers(log):
+    lines = log.read_text().splitlines()[:3]
+    log.write_text("\n".join(lines) + "\n")
+    *axes, _ = figures.draw(FIGURES[3], {"e": log}).axes  # the last one has no values
+    for axis in axes:
+        assert all(tick == int(tick) for tick in axis.get_xticks())
+
+
 def test_experiments_of_a_figure_keep_their_order():
     figure = CurvesFigure(kind="curves", caption="c", experiments={"z": "1", "a": "2"})
     assert parse_settings(CurvesFigure, figure.dump()).experiments == [("z", "1"), ("a", "2")]

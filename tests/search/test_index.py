@@ -142,7 +142,7 @@ def test_from_the_shell(texts, backbone, tmp_path):
     assert run("search", folder, "zzz qqq", "--by", "bm25") == ("", "nothing found\n")
 
     queries = tmp_path / "q.tsv"
-    queries.write_text("a\trivers\nb\tthe worker's jobs\n")
+    queries.write_text("query-id\ttext\na\trivers\nb\tthe worker's jobs\n")
     run("search", folder, "--queries", queries, "--output", tmp_path / "x.trec", "--depth", 2)
     lines = [line.split() for line in (tmp_path / "x.trec").read_text().splitlines()]
     assert [(line[0], line[3]) for line in lines] == [

@@ -321,6 +321,10 @@ def test_a_folder_is_read_whole_or_told(tmp_path, monkeypatch):
     assert [str(file) for file in text_files(Path())] == ["B.TXT", "a.md", "sub/d.md"]
     assert unread_files(Path()) == ["f.csv", "linked"]
     assert [str(file) for file in text_files(Path("results/tables"))] == ["results/tables/e.md"]
+    with monkeypatch.context() as denied:
+        denied.setattr(Path, "is_file", lambda file: os.scandir("nowhere"))
+        with pytest.raises(RevelaError, match=r"^\.: No such file or directory$"):
+            text_files(Path())
     (tmp_path / "rows.jsonl").write_text("{}\n")
     with pytest.raises(RevelaError, match=r"both files of rows and plain texts, such as B\.TXT"):
         text_files(Path())
