@@ -41,6 +41,8 @@ def main() -> None:
     except TyperException as error:
         _fail(f"revela: error: {error.format_message()}")
     except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            _fail(f"revela: error: {error.filename}: {error.strerror}")
         if outputs.could_not_write(error):
             _fail(f"revela: error: cannot write: {' '.join(str(error).split())}")
         raise

@@ -152,7 +152,7 @@ class Encoder(nn.Module):
         padding. `on_batch` is called after each batch with its number of texts.
 
         Raises:
-            RevelaError: an embedding is not finite; the message gives the text.
+            RevelaError: an embedding is zero or not finite; the message gives the text.
         """
         device = self.model.device
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
@@ -166,9 +166,10 @@ class Encoder(nn.Module):
         def finish(batch: list[int], output: Tensor, copied: torch.cuda.Event | None) -> None:
             if copied:
                 copied.synchronize()
-            if not bool(output.isfinite().all()):
-                bad = batch[int((~output.isfinite()).any(1).nonzero()[0])]
-                raise RevelaError(f"the embedding of {texts[bad][:80]!r} is not finite")
+            wrong = ~output.isfinite().all(1) | (output == 0).all(1)
+            if bool(wrong.any()):
+                bad = batch[int(wrong.nonzero()[0])]
+                raise RevelaError(f"the embedding of {texts[bad][:80]!r} is zero or not finite")
             for index, embedding in zip(batch, output, strict=True):
                 embeddings[index] = embedding
             if on_batch:
@@ -217,11 +218,11 @@ def load_model(
     """
     from transformers import AutoModel, AutoModelForCausalLM
 
+    check_model_folder(name)
     if base := adapter_base(name, revision):
         with zero.unsharded():  # merging needs whole weights
             adapted = load_adapter(load_model(base, causal, dtype=dtype), name, revision)
             return adapted.merge_and_unload()
-    check_model_folder(name)
     loader = AutoModelForCausalLM if causal else AutoModel
     options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     with explained("model", name):
@@ -257,7 +258,9 @@ def adapter_base(name: str, revision: str | None = None) -> str | None:
     if settings is None:
         return None
     with reading(name, "an adapter"):
-        return str(settings["base_model_name_or_path"])
+        if not (base := settings["base_model_name_or_path"]):
+            raise ValueError("its adapter_config.json names no base_model_name_or_path")
+        return str(base)
 
 
 def load_adapter(model: Any, name: str, revision: str | None = None, trained: bool = False) -> Any:
@@ -286,8 +289,22 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
     if model.adapter:
         backbone = load_adapter(backbone, model.adapter, model.revision).merge_and_unload()
     tokenizer, encoding, own = load_encoding(model)
+    check_vocabulary(model.retriever, backbone, tokenizer)
     longest = min(own or math.inf, positions(backbone))
     return Encoder(backbone, tokenizer, encoding, longest).to(device).eval()
+
+
+def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+    """Raise a `RevelaError` if a tokenizer's ids have no embedding: it is another model's.
+
+    Special tokens may have none, unless every text needs them.
+    """
+    special = set(tokenizer.all_special_ids) - {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    last = max(set(tokenizer.get_vocab().values()) - special)
+    if last >= (rows := model.get_input_embeddings().num_embeddings):
+        raise RevelaError(
+            f"model {name!r}: its tokenizer has ids up to {last}, but it has {rows} embeddings"
+        )
 
 
 def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.attention import zero
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.common.hub import read_model_json
 from revela.config.encoding import Encoding
 
@@ -37,7 +37,8 @@ def read_encoding(
     modules = read_model_json(name, "modules.json", revision)
     if modules is None:
         return None
-    folders = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+    with reading(f"{name}/modules.json", "a list of modules"):
+        folders = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     known = {"Transformer", "Pooling", "Normalize"}
     if wrong := (set(folders) - known) or ({"Transformer", "Pooling"} - set(folders)):
         verb = "is not supported" if wrong <= set(folders) else "is missing"
@@ -47,8 +48,8 @@ def read_encoding(
     mode = str(pooling.get("pooling_mode") or ", ".join(switched))
     settings = read_model_json(name, "config_sentence_transformers.json", revision) or {}
     similarity = settings.get("similarity_fn_name")
-    reading = read_model_json(name, "sentence_bert_config.json", revision) or {}
-    lowered = reading.get("do_lower_case") and tokenizer.tokenize("A") != tokenizer.tokenize("a")
+    limits = read_model_json(name, "sentence_bert_config.json", revision) or {}
+    lowered = limits.get("do_lower_case") and tokenizer.tokenize("A") != tokenizer.tokenize("a")
     for what, value, allowed in (
         ("pooling", mode, _POOLING),
         ("similarity", similarity, _SIMILARITIES),
@@ -66,7 +67,7 @@ def read_encoding(
         append_eos=appends_eos(tokenizer),
         normalize="Normalize" in folders or _SIMILARITIES[similarity],
     )
-    length = reading.get("max_seq_length") or tokenizer.model_max_length
+    length = limits.get("max_seq_length") or tokenizer.model_max_length
     return encoding, length if length < _NO_LIMIT else None
 
 

@@ -60,6 +60,8 @@ def step(app: typer.Typer) -> Callable[[Function], Function]:
                 raise RevelaError(f"cannot write {output}: a folder with this name exists")
             with atomic_output(output) as temporary:
                 made: Made = function(**given | {"output": temporary})
+                if output.resolve() in [path.resolve() for path in made.inputs]:
+                    raise RevelaError(f"--output {output}: is read by this step")
             settings = {
                 name: value.model_dump(mode="json")
                 for name, value in given.items()
@@ -97,8 +99,17 @@ def command(app: typer.Typer) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def parsed(**given: Any) -> None:
+            inputs = given.get("inputs", [])
             if "inputs" in given:
-                given["inputs"] = _Inputs(given["inputs"])
+                given["inputs"] = _Inputs(inputs)
+                if len(given["inputs"]) < len(inputs):
+                    raise RevelaError("--input: a name is given twice")
+            paths = [path for path in given.values() if isinstance(path, Path)]
+            paths += {path: None for _, path in inputs}
+            resolved = [path.resolve() for path in paths]
+            for path, place in zip(paths, resolved, strict=True):
+                if resolved.count(place) > 1:
+                    raise RevelaError(f"{path}: is given twice, but an output is a file of its own")
             function(**given)
 
         class WithKeys(TyperCommand):

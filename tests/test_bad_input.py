@@ -15,7 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from revela.cli import main
 from revela.config import load_config
@@ -28,11 +30,25 @@ PROJECT = yaml.safe_load((HERE / "project.yaml").read_text())
 TABLE = yaml.safe_load((HERE / "cases.yaml").read_text())
 
 
+PT = {"format": "pt"}
+
+
+def _token(number: int) -> str:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return json.dumps({"id": number, "content": "parser", **flags}) + ","
+
+
 # Changes other than a new text of a file.
 CHANGES: dict[str, Callable[[Path, Any], Any]] = {
     "cut": lambda path, size: path.write_bytes(path.read_bytes()[:size]),
     "copy": lambda path, name: shutil.copy(name, path),
     "set": lambda path, own: path.write_text(json.dumps(json.loads(path.read_text()) | own)),
+    "token": lambda path, number: path.write_text(
+        path.read_text().replace('"added_tokens": [', '"added_tokens": [' + _token(number), 1)
+    ),
+    "zeros": lambda path, _: save_file(
+        {name: torch.zeros_like(weight) for name, weight in load_file(path).items()}, path, PT
+    ),
     "rename": lambda path, name: path.rename(path.with_name(name)),
     "without": lambda path, pattern: [file.unlink() for file in path.glob(pattern)],
     "as file": lambda path, text: (shutil.rmtree(path), path.write_text(text)),

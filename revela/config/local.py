@@ -2,7 +2,9 @@
 
 import functools
 import hashlib
+import os
 from pathlib import Path
+from typing import NoReturn
 
 from revela.common.errors import RevelaError, errors_at, reading
 from revela.common.outputs import read_json
@@ -26,8 +28,8 @@ def text_files(path: Path) -> list[Path]:
     with reading(path, "texts"):  # it may be without permission
         if not path.exists():
             raise RevelaError(f"{path}: no such file or folder")
-        files = [file for file in _visible(path) if file.is_file() and _is_read(file)]
     if path.is_dir():
+        files = [file for file in _visible(path) if file.is_file() and _is_read(file)]
         if not files:
             raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
         plain = [file for file in files if is_plain(file)]
@@ -59,16 +61,26 @@ def is_plain(file: Path) -> bool:
 def unread_files(path: Path) -> list[str]:
     """Return the names of a folder's other files and linked folders, which a corpus skips."""
     found = _visible(path) if path.is_dir() else []
-    return [file.name for file in found if not (file.is_file() and _is_read(file))]
+    return [
+        f"{file.name} (a link)" if file.is_symlink() else file.name
+        for file in found
+        if not (file.is_file() and _is_read(file))
+    ]
 
 
 def _visible(folder: Path) -> list[Path]:
+    def fail(error: OSError) -> NoReturn:
+        raise RevelaError(f"{error.filename}: {error.strerror}") from error
+
+    found: list[Path] = []
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in folders + files if not name.startswith(".")]
     results = Path("results").resolve()
     return sorted(
         file
-        for file in folder.rglob("*")
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        and (file.is_file() or file.is_symlink())
+        for file in found
+        if (file.is_file() or file.is_symlink())
         and (results not in file.absolute().parents or results in folder.absolute().parents)
     )
 
@@ -153,6 +165,8 @@ def _one_of(folder: Path, *names: str) -> list[Path]:
     """Return the file with the first name that exists, or the shards that match a pattern."""
     if not folder.is_dir():
         raise RevelaError(f"{folder}: no such folder")
+    with reading(folder, "a folder"):  # `glob` passes over one without permission
+        os.listdir(folder)
     for name in names:
         if found := sorted(folder.glob(name)):
             return found

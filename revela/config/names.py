@@ -50,6 +50,8 @@ def local_path(value: str) -> str:
     Raises:
         ValueError: no file can have this name.
     """
+    if "://" in value:
+        raise ValueError("must be a path on this machine, not a URL")
     if any(len(name.encode(errors="surrogatepass")) > _NAME_BYTES for name in value.split("/")):
         raise ValueError(f"a file or folder name has at most {_NAME_BYTES} bytes")
     return os.path.expanduser(value)

@@ -1,5 +1,6 @@
 """Reads a configuration file: YAML without duplicate keys, expanded and checked."""
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +34,17 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Return a decimal number; YAML would read 0100 as 64, and 1:30 as 90."""
+    if not re.fullmatch(r"[-+]?(0|[1-9][0-9_]*)", node.value):
+        problem = f"{node.value} is not a decimal number; quote it if it is a text"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return int(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def read_yaml(path: Path) -> Any:

@@ -20,6 +20,12 @@ Count = Annotated[
 ]
 
 
+def _no_pattern(part: str) -> str:
+    if "*" in part:
+        raise ValueError("must be a part of an id, such as .md, not a pattern")
+    return part
+
+
 class Corpus(Settings):
     """Keys of all corpora: how documents are selected and cut into chunks."""
 
@@ -27,7 +33,7 @@ class Corpus(Settings):
         None,
         description="at most N: a seeded sample, or with `{first: N}` the first ones; all if null",
     )
-    exclude: list[Annotated[str, Field(min_length=1)]] = Field(
+    exclude: list[Annotated[str, Field(min_length=1), AfterValidator(_no_pattern)]] = Field(
         [], description="skip documents whose id contains one of these"
     )
     share: tuple[Share, Share] = Field(

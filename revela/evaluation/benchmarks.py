@@ -38,6 +38,7 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cac
 
         check_name("task", "mteb retrieval task", task, mteb_task_names())
         return mteb.get_task(task)
+    check_name("task", "task", task, benchmark.tasks)
     if folder is None:
         raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs --folder")
     return local_task(task, folder, cache)
@@ -259,7 +260,12 @@ def read_qrels(
         raise RevelaError(f"{unknown[0]} ({len(unknown)} unknown ids in {count} judgements)")
     if not any(score for judged in relevant.values() for score in judged.values()):
         raise RevelaError(f"{paths[0]}: no relevance is above 0")
-    for what, found in (("repeated judgements", repeated), ("unknown ids", len(unknown))):
+    in_vain = sum(not any(judged.values()) for judged in relevant.values())
+    for what, found in (
+        ("repeated judgements", repeated),
+        ("unknown ids", len(unknown)),
+        ("queries have no relevant document and score 0", in_vain),
+    ):
         if found:
             print(f"{paths[0]}: {found} {what}")
     return {query: judged for query, judged in relevant.items() if query in queries}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from revela.common.errors import check_name
+from revela.common.errors import RevelaError, check_name
 from revela.common.outputs import atomic_output, write_json, write_text
 from revela.config.evaluation import (
     AnyRetriever,
@@ -76,6 +76,10 @@ def evaluate(
     from revela.config.local import collection_files
     from revela.evaluation import measure
 
+    files = list(itertools.chain(*collection_files(folder))) if folder else []
+    for path in (run, queries, output):
+        if path and path.resolve() in [file.resolve() for file in files]:
+            raise RevelaError(f"{path}: is a file of the collection")
     try:
         loaded_task = load_task(benchmark, task, folder, cache)
         revision, weights = measure.revision_of(model), measure.weights_of(model)
@@ -109,7 +113,6 @@ def evaluate(
         "queries_without_judgement": found.unjudged,
     }
     inputs = [path for path in map(Path, weights) if path.is_dir()]
-    files = itertools.chain(*collection_files(folder)) if folder else ()
     return Made(summary, facts, [*inputs, *files])
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -65,6 +66,13 @@ def run(
     parser = get_argument_parser()
     vars(parser)["error"] = _refuse  # in place of a hundred lines of usage
     given = parser.parse_args([*options, *arguments])
+    if [Path(file) for file in given.configfile] != [config]:
+        raise RevelaError(f"--configfile {given.configfile[-1]}: the config is {config}")
+    rules = re.findall(r"^rule (\w+):", "".join(map(Path.read_text, _rule_files())), re.M)
+    named = [given.until, given.omit_from, given.forcerun, given.set_threads, given.set_resources]
+    for rule in chain.from_iterable(named):
+        if not Path(rule).suffix:  # of a file
+            check_name("Snakemake", "rule", rule, rules)
     makes = not any(getattr(given, option) for option in _MAKES_NOTHING)
     if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
@@ -75,10 +83,8 @@ def run(
     except SystemExit as stop:
         if stop.code:
             print(*progress.FAILED, sep="\n", file=sys.stderr)
-            if "MissingRuleException" in progress.ERRORS:
-                rules = re.findall(
-                    r"^rule (\w+):", "".join(map(Path.read_text, _rule_files())), re.M
-                )
+            # Without the logger, the exception's name is not known.
+            if given.dryrun or "MissingRuleException" in progress.ERRORS:
                 for target in given.targets:
                     check_name(str(config), "target", target, [*checked.targets(), *rules])
             raise

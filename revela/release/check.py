@@ -39,6 +39,8 @@ def texts_to_compare(length: int) -> dict[str, str]:
 
 def check_is_retriever(folder: Path) -> None:
     """Raise a `RevelaError` if a folder was not written by a training or an export."""
+    if not folder.is_dir():
+        raise RevelaError(f"{folder}: no such folder")
     if not (folder / "modules.json").is_file():
         raise RevelaError(f"{folder}: not a retriever of `revela train`: missing modules.json")
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,23 @@ app = typer.Typer()
 Scores = Annotated[
     Path, typer.Option(help="Folder with `<model>/<task>.json` and `.queries.csv` files.")
 ]
-Files = Annotated[
-    Path, typer.Option("--output", help="Files to write, one per format, with its suffix.")
-]
+
+
+def _files(*suffixes: str) -> Any:
+    """Return the option of files to write in several formats."""
+
+    def check(files: Path) -> Path:
+        if files.suffix not in ("", *suffixes):
+            allowed = ", ".join(suffixes)
+            raise RevelaError(f"--output {files}: unknown format; allowed: {allowed}")
+        return files
+
+    written = "Files to write, one per format, with its suffix."
+    return typer.Option("--output", help=written, callback=check)
+
+
+Files = Annotated[Path, _files(".csv", ".md", ".tex")]
+Drawings = Annotated[Path, _files(".png", ".pdf")]
 
 
 @command(app)
@@ -46,6 +60,8 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
     )
     for line in tables.gaps(settings, frame):
         print(line)
+    if any(row.model for row in settings.rows) and not (frame[tables.SOURCE] == "measured").any():
+        print(f"{scores}: no score of this table")
 
 
 @command(app)
@@ -101,13 +117,13 @@ def listing(settings: Listing, inputs: dict[str, Path], files: Files) -> None:
 
 
 @command(app)
-def figure(settings: AnyFigure, inputs: dict[str, Path], files: Files) -> None:
+def figure(settings: AnyFigure, inputs: dict[str, Path], files: Drawings) -> None:
     """Draw a figure from training logs (experiment=log.jsonl), scores or tables: PDF, PNG."""
     from revela.report import figures
 
-    for suffix in (".png", ".pdf"):
-        with atomic_output(files.with_suffix(suffix)) as temporary:
-            figures.save(figures.draw(settings, inputs), temporary, suffix[1:])
+    for kind in ("png", "pdf"):
+        with atomic_output(files.with_suffix(f".{kind}")) as temporary:
+            figures.save(figures.draw(settings, inputs), temporary, kind)
 
 
 @app.command()

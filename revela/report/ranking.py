@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from revela.common.errors import check_name, reading
+from revela.common.errors import RevelaError, check_name, reading
 from revela.config.local import collection_files
 from revela.evaluation.benchmarks import read_qrels, read_queries, read_rows
 
@@ -32,6 +32,9 @@ def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) 
         documents.add(row["id"])
         if row["id"] in printed:
             texts[row["id"]] = f"{row['title']} {row['text']}".strip()
+    for path, top in zip(runs, tops, strict=True):
+        if unknown := sorted({*top["document"]} - documents):
+            raise RevelaError(f"{path}: no document {unknown[0]!r} in {folder}")
     judged = read_qrels(qrels, set(asked), documents)
     query = query or next(iter(judged))
     lines = [f"query: {_short(asked[query])}"]
@@ -55,10 +58,10 @@ def _top(path: Path, query: str | None, depth: int) -> pd.DataFrame:
             sep=" ",
             header=None,
             dtype=str,
-            usecols=[0, 2],
             keep_default_na=False,  # an id may be `NA`
             quoting=csv.QUOTE_NONE,
-        ).set_axis(["query", "document"], axis="columns")
+        ).set_axis(["query", "Q0", "document", "rank", "score", "tag"], axis="columns")
+        run[["rank", "score"]].astype(float)
     if query:
         run = run[run["query"] == query]
     return run.groupby("query").head(depth)

@@ -193,4 +193,9 @@ def _read_queries(path: Path, measure: str) -> pd.Series | None:
         if list(found.columns[:2]) != keys:
             raise ValueError(f"its header is {','.join(found.columns)}")
         found = found.set_index(keys, verify_integrity=True)
-        return found[measure].astype(float) if measure in found else None
+        if measure not in found:
+            return None
+        scores = found[measure].astype(float)
+        if not np.isfinite(scores).all():
+            raise ValueError(f"a query has no {measure}")
+        return scores

@@ -10,6 +10,7 @@ import pandas as pd
 
 from revela.common.errors import RevelaError, check_name
 from revela.common.outputs import read_json
+from revela.config.catalogue import RETRIEVAL_MEASURES
 from revela.config.report import Table
 from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
 from revela.report.reported import printed_figures, row_means
@@ -84,6 +85,8 @@ def read_score(path: Path, measure: str, subset: str = "") -> float:
     check_name(str(path), "measure", measure, found)
     if not isinstance(score := found[measure], int | float) or not math.isfinite(score):
         raise RevelaError(f"{path}: {measure} must be a number; got {score!r}")
+    if measure in RETRIEVAL_MEASURES and not 0 <= score <= 1:
+        raise RevelaError(f"{path}: {measure} must be between 0 and 1; got {score}")
     return 100 * score
 
 

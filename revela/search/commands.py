@@ -14,6 +14,7 @@ import typer
 from revela.common.errors import RevelaError, check_name, reading
 from revela.common.outputs import write_text
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Ranking
+from revela.step import command
 
 app = typer.Typer()
 
@@ -83,7 +84,7 @@ def index(
     print(f"{output}: {made['documents']} documents, {made['chunks']} chunks")
 
 
-@app.command()
+@command(app)
 def search(
     folder: FOLDER,
     query: Annotated[str | None, typer.Argument(help="A question or keywords.")] = None,
@@ -112,6 +113,8 @@ def search(
         raise RevelaError("give a query, or --queries and --output")
     if queries and as_json:
         raise RevelaError("--json prints the result of one query; --queries writes a TREC run")
+    if dense_weight != DENSE_WEIGHT and (by, fusion) != ("hybrid", "weighted-sum"):
+        raise RevelaError(f"--dense-weight {dense_weight:g}: only the weighted sum has a weight")
     if query is not None:
         _check_query(query)
     opened = Index(folder)

@@ -41,6 +41,7 @@ VERSION = 1
 PRECISION = "bfloat16"  # if the GPU supports it
 
 _DEPTH = 100  # chunks of each ranking that are fused
+_PLAIN = ("version", "max_length", "language")
 _OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
 
 
@@ -86,14 +87,10 @@ def build(
         "language": language,
         "corpus": corpus.model_dump(mode="json", exclude_defaults=True),
     }
-    if (folder / "index.json").exists():
-        former = _described(folder)
-        for key in described:
-            if former[key] != described[key]:
-                raise RevelaError(
-                    f"{folder} was made with {key} {former[key]!r}, not {described[key]!r}; "
-                    f"remove it or give another --output"
-                )
+    former = _described(folder) if (folder / "index.json").exists() else described
+    if difference := _difference(former, described):
+        advice = "remove it or give another --output"
+        raise RevelaError(f"{folder} was made with {difference}; {advice}")
     before = _state(corpus)
     with atomic_output(folder / "chunks.parquet") as temporary:
         counts = chunk_corpus(corpus, temporary, workers)
@@ -261,6 +258,20 @@ def _entries(models: Sequence[str]) -> list[EncoderModel]:
         else entry.model_copy(update={"encoding": encoding})
         for entry in entries
     ]
+
+
+def _difference(former: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return how the settings of an index differ from those that it was made with, if they do."""
+    was, are = ({one["name"]: one["revision"] for one in each["models"]} for each in (former, now))
+    if list(was) != list(are):
+        return f"models {', '.join(was)}, not {', '.join(are)}"
+    if changed := [name for name in was if was[name] != are[name]]:
+        return f"other weights of {changed[0]}"
+    before, after = (each["corpus"] | {key: each[key] for key in _PLAIN} for each in (former, now))
+    for key in after | before:
+        if before.get(key) != after.get(key):
+            return f"{key} {before.get(key, 'default')!r}, not {after.get(key, 'default')!r}"
+    return ""
 
 
 def _revision(model: str) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from revela.common.outputs import atomic_output
 from revela.config.text import AnyCorpus, Batches, Pairs
-from revela.step import Made, Output, step
+from revela.step import Made, Output, command, step
 
 app = typer.Typer()
 
@@ -52,7 +52,7 @@ def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
     return Made(summary, vars(counts))
 
 
-@app.command()
+@command(app)
 def export_batches(batches: Path, output: Output) -> None:
     """Convert a batch file to JSON lines, the format of the authors' published batches."""
     from revela.text.batching import read_batches

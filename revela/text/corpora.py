@@ -218,10 +218,12 @@ def _document(place: str, row: Any, fields: FieldNames) -> Document:
     if not text.strip():
         raise ValueError(f"field {fields.text!r} is empty")
     title, own = row.get(fields.title) or "", row.get(fields.id)
-    if isinstance(own, dict | list):
-        kind = type(own).__name__
-        raise ValueError(f"field {fields.id!r} must be a string or number; got {kind}")
-    return Document(place if own in (None, "") else str(own), text, str(title))
+    for name, value in ((fields.id, own), (fields.title, title)):
+        if isinstance(value, dict | list):
+            kind = type(value).__name__
+            raise ValueError(f"field {name!r} must be a string or number; got {kind}")
+    unnamed = own in (None, "") or own != own
+    return Document(place if unnamed else str(own), text, str(title))
 
 
 def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
@@ -251,6 +253,9 @@ def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
             continue
         try:
             text = file.read_text(encoding="utf-8")
+            if text.startswith("%PDF-") or text.count("\0") > len(text) / 100:
+                yield str(file), ValueError("not a text: PDF or binary")
+                continue
             yield str(file), dict.fromkeys(names, str(file)) | {corpus.fields.text: text}
         except UnicodeDecodeError as error:
             yield str(file), error

@@ -227,9 +227,11 @@ class BaseTrainer(transformers.Trainer):
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(entry[name]):
                 self.accelerator.wait_for_everyone()
+                advice = "use precision float32"
+                if entry["step"] > 1:
+                    advice = f"lower learning_rate (now {self.args.learning_rate}) or {advice}"
                 raise checkpoints.Stopped(
-                    f"step {entry['step']}: {name} is {entry[name]}; lower learning_rate "
-                    f"(now {self.args.learning_rate}) or use precision float32"
+                    f"step {entry['step']}: {name} is {entry[name]}; check the models or {advice}"
                 )
         self.callback_handler.on_log(self.args, self.state, self.control, entry)
 

@@ -17,6 +17,7 @@ from revela.encoder import (
     Encoder,
     adapter_base,
     add_lora,
+    check_vocabulary,
     continue_lora,
     devices,
     load_model,
@@ -70,6 +71,8 @@ def train(
     """
     folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
     inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
+    if output.resolve() in [path.resolve() for path in inputs]:
+        raise RevelaError(f"--output {output}: is a model that this training starts from")
     workers = loader_workers if devices()[0] != "cpu" else 0
     if workers:  # which are forked: they would wait for threads of tokenizers in this process
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -207,7 +210,9 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
         return model
 
     tokenizer = load_tokenizer(experiment.retriever)
-    retriever = Encoder(load(experiment.retriever, False), tokenizer, experiment.encoding)
+    model = load(experiment.retriever, False)
+    check_vocabulary(experiment.retriever, model, tokenizer)
+    retriever = Encoder(model, tokenizer, experiment.encoding)
     objective = experiment.objective
     if objective.name == "contriever":
         return Contriever(retriever, objective), PairCollator(experiment, tokenizer)

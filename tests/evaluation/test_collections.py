@@ -61,6 +61,7 @@ def test_a_collection_as_beir_publishes_it(collection):
     (collection / "qrels.tsv").rename(collection / "qrels/test.tsv")
     rows = [{"_id": "d0", "title": None, "text": "x", "metadata": {"url": "u"}}]
     rows += [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS) if n]
+    (collection / "corpus.jsonl.gz").unlink()
     (collection / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = local_task("tiny-task", collection, collection).dataset["default"]["test"]
     assert data["corpus"][0] == {"id": "d0", "title": "", "text": "x"}

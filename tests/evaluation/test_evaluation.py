@@ -51,6 +51,7 @@ def test_scores_match_the_saved_run_and_the_saved_queries(backbone, collection, 
 
 
 def test_a_run_keeps_the_best_hundred_with_ties_as_in_trec_eval(collection, tmp_path):
+    (collection / "corpus.jsonl.gz").unlink()
     with (collection / "corpus.jsonl").open("w") as stream:
         for n in range(150):
             text = "nothing" if n % 2 else "mud and rivers"
@@ -201,6 +202,7 @@ def test_bm25_finds_words_in_scripts_without_spaces(collection, tmp_path, permit
         "d4": "ผัดไทยเป็นอาหารที่มีชื่อเสียง",
     }
     queries = {"q0": "红茶", "q1": "熊猫吃竹子吗？", "q2": "อาหารไทย"}
+    (collection / "corpus.jsonl.gz").unlink()
     for name, rows in (("corpus", texts), ("queries", queries)):
         lines = (json.dumps({"_id": key, "text": text}) + "\n" for key, text in rows.items())
         (collection / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -128,7 +128,7 @@ class Broken(Loader):
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
 def test_an_embedding_that_is_not_finite_is_an_error_with_its_text(backbone, tmp_path, devices):
-    with pytest.raises(RevelaError, match=r"the embedding of '.*' is not finite"):
+    with pytest.raises(RevelaError, match=r"the embedding of '.*' is zero or not finite"):
         encode(Broken(backbone), tmp_path, devices=devices)
     assert not list(tmp_path.iterdir())
 

@@ -319,11 +319,11 @@ def test_a_folder_is_read_whole_or_told(tmp_path, monkeypatch):
         path.write_text("One sentence.")
     (tmp_path / "linked").symlink_to(tmp_path / "sub")
     assert [str(file) for file in text_files(Path())] == ["B.TXT", "a.md", "sub/d.md"]
-    assert unread_files(Path()) == ["f.csv", "linked"]
+    assert unread_files(Path()) == ["f.csv", "linked (a link)"]
     assert [str(file) for file in text_files(Path("results/tables"))] == ["results/tables/e.md"]
     with monkeypatch.context() as denied:
-        denied.setattr(Path, "is_file", lambda file: os.scandir("nowhere"))
-        with pytest.raises(RevelaError, match=r"^\.: No such file or directory$"):
+        denied.setattr("os.scandir", mock.Mock(side_effect=PermissionError(13, "Denied", "sub")))
+        with pytest.raises(RevelaError, match=r"^sub: Denied$"):
             text_files(Path())
     (tmp_path / "rows.jsonl").write_text("{}\n")
     with pytest.raises(RevelaError, match=r"both files of rows and plain texts, such as B\.TXT"):
