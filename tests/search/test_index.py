@@ -282,7 +282,8 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
     made("exists but is not an index", folder=texts / "text 0.md")
     assert not (tmp_path / "index" / "index.json").exists()
     build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "english", 1)
-    made(r"was made with max_words .default., not 9; remove it or give", corpus=corpus_of(texts, max_words=9))
+    corpus = corpus_of(texts, max_words=9)
+    made("was made with max_words .default., not 9; remove it or give", corpus=corpus)
     made("was made with language 'english', not 'german'", language="german")
     other = tmp_path / "another"
     shutil.copytree(backbone, other)
