@@ -227,11 +227,12 @@ class BaseTrainer(transformers.Trainer):
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(entry[name]):
                 self.accelerator.wait_for_everyone()
-                advice = "use precision float32"
-                if entry["step"] > 1:
-                    advice = f"lower learning_rate (now {self.args.learning_rate}) or {advice}"
+                advice = f"lower learning_rate (now {self.args.learning_rate})"
+                if entry["step"] == 1:  # computed before the first update
+                    advice = "the weights of a model may not be finite, check them"
                 raise checkpoints.Stopped(
-                    f"step {entry['step']}: {name} is {entry[name]}; check the models or {advice}"
+                    f"step {entry['step']}: {name} is {entry[name]}; {advice} or use precision "
+                    "float32"
                 )
         self.callback_handler.on_log(self.args, self.state, self.control, entry)
 
