@@ -24,10 +24,6 @@ _MAKES_NOTHING = (
 """Snakemake's options that print or remove something instead of running jobs."""
 
 
-def _rule_files() -> list[Path]:
-    return [_SNAKEFILE, *_SNAKEFILE.parent.glob("workflow/rules/*.smk")]
-
-
 def _refuse(message: str) -> NoReturn:
     raise RevelaError(f"Snakemake: {message}")
 
@@ -68,7 +64,8 @@ def run(
     given = parser.parse_args([*options, *arguments])
     if [Path(file) for file in given.configfile] != [config]:
         raise RevelaError(f"--configfile {given.configfile[-1]}: the config is {config}")
-    rules = re.findall(r"^rule (\w+):", "".join(map(Path.read_text, _rule_files())), re.M)
+    files = [_SNAKEFILE, *_SNAKEFILE.parent.glob("workflow/rules/*.smk")]
+    rules = re.findall(r"^rule (\w+):", "".join(map(Path.read_text, files)), re.MULTILINE)
     named = [given.until, given.omit_from, given.forcerun, given.set_threads, given.set_resources]
     for rule in chain.from_iterable(named):
         if not Path(rule).suffix:  # of a file
