@@ -24,6 +24,7 @@ from tests.conftest import TEXTS
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SNAKEMAKE, REVELA, MAKE = "snakemake", "revela|python -m revela", "make"
+FUSION = r"python -m bench\.search\.fusion"  # tests/bench/test_fusion.py runs it
 SETTING_UP = r"\. \.venv/bin/activate|mkdir -p ~/mine; cat >|pre-commit install"
 # Endless, for four GPUs, or after a finished run: tested elsewhere; here only their options.
 NOT_RUN = r"revela serve|revela train|revela report|revela run .* --report"
@@ -54,7 +55,7 @@ def of(program: str) -> list[str]:
 
 
 def test_every_command_has_a_test():
-    tested = {line for program in (SNAKEMAKE, REVELA, MAKE) for line in of(program)}
+    tested = {line for program in (SNAKEMAKE, REVELA, MAKE, FUSION) for line in of(program)}
     others = [line for line in commands() if line not in tested]
     assert [line for line in others if not re.match(SETTING_UP, line)] == []
     assert min(map(len, map(of, (SNAKEMAKE, REVELA, MAKE)))) > 2
