@@ -20,7 +20,7 @@ from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel
 from revela.config.local import check_model_folder
 from revela.config.training import Lora
-from revela.encoding import appends_eos, read_encoding
+from revela.encoding import appends_eos, check_vocabulary, read_encoding
 
 Role = Literal["query", "passage"]
 
@@ -292,19 +292,6 @@ def load_encoder(model: EncoderModel, precision: str, device: str) -> Encoder:
     check_vocabulary(model.retriever, backbone, tokenizer)
     longest = min(own or math.inf, positions(backbone))
     return Encoder(backbone, tokenizer, encoding, longest).to(device).eval()
-
-
-def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise a `RevelaError` if a tokenizer's ids have no embedding: it is another model's.
-
-    Special tokens may have none, unless every text needs them.
-    """
-    special = set(tokenizer.all_special_ids) - {tokenizer.eos_token_id, tokenizer.pad_token_id}
-    last = max(set(tokenizer.get_vocab().values()) - special)
-    if last >= (rows := model.get_input_embeddings().num_embeddings):
-        raise RevelaError(
-            f"model {name!r}: its tokenizer has ids up to {last}, but it has {rows} embeddings"
-        )
 
 
 def load_encoding(model: EncoderModel) -> tuple[Any, Encoding, int | None]:

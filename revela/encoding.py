@@ -71,6 +71,19 @@ def read_encoding(
     return encoding, length if length < _NO_LIMIT else None
 
 
+def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+    """Raise a `RevelaError` if a tokenizer's ids have no embedding: it is another model's.
+
+    Special tokens may have none, unless every text needs them.
+    """
+    special = set(tokenizer.all_special_ids) - {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    last = max(set(tokenizer.get_vocab().values()) - special)
+    if last >= (rows := model.get_input_embeddings().num_embeddings):
+        raise RevelaError(
+            f"model {name!r}: its tokenizer has ids up to {last}, but it has {rows} embeddings"
+        )
+
+
 def appends_eos(tokenizer: Any) -> bool:
     """Return whether a tokenizer itself ends every text with its end-of-sequence token."""
     # Not of an empty text, whose last token may be a BOS that is also the EOS.

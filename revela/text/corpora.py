@@ -222,7 +222,7 @@ def _document(place: str, row: Any, fields: FieldNames) -> Document:
         if isinstance(value, dict | list):
             kind = type(value).__name__
             raise ValueError(f"field {name!r} must be a string or number; got {kind}")
-    unnamed = own in (None, "") or own != own
+    unnamed = own in (None, "") or own != own  # NaN, of a column with gaps
     return Document(place if unnamed else str(own), text, str(title))
 
 

@@ -17,7 +17,6 @@ from revela.encoder import (
     Encoder,
     adapter_base,
     add_lora,
-    check_vocabulary,
     continue_lora,
     devices,
     load_model,
@@ -25,7 +24,7 @@ from revela.encoder import (
     native_dtype,
     positions,
 )
-from revela.encoding import write_encoding
+from revela.encoding import check_vocabulary, write_encoding
 from revela.release.card import make_card
 from revela.release.check import check_folder
 from revela.training.base import BaseTrainer, finish, start, training_arguments
