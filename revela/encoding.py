@@ -78,7 +78,7 @@ def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
     """
     special = set(tokenizer.all_special_ids) - {tokenizer.eos_token_id, tokenizer.pad_token_id}
     last = max(set(tokenizer.get_vocab().values()) - special)
-    if last >= (rows := model.get_input_embeddings().num_embeddings):
+    if last >= (rows := model.config.get_text_config().vocab_size):
         raise RevelaError(
             f"model {name!r}: its tokenizer has ids up to {last}, but it has {rows} embeddings"
         )

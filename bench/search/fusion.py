@@ -66,8 +66,9 @@ def main() -> None:
     if given.tasks:
         title += f" on {', '.join(task.name for task in tasks)}"
     report(title, command, rows)
-    tested = _tested(alone, hybrids, seeds)
-    report(title.replace("and points gained", "tested"), command, tested)
+    if len(tasks) > 1:  # a weight is chosen on other tasks
+        tested = _tested(alone, hybrids, seeds)
+        report(title.replace("and points gained", "tested"), command, tested)
 
 
 def _measure(runs: Path, task: Path, names: list[str]) -> tuple[pd.Series, dict[str, Scores]]:

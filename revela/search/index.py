@@ -41,7 +41,7 @@ VERSION = 1
 PRECISION = "bfloat16"  # if the GPU supports it
 
 _DEPTH = 100  # chunks of each ranking that are fused
-_PLAIN = ("version", "max_length", "language")
+_PLAIN = ("max_length", "language")
 _OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
 
 

@@ -12,7 +12,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
-from revela.encoder import load_model
+from revela.config.training import Lora
+from revela.encoder import add_lora, load_model, load_tokenizer
+from revela.encoding import check_vocabulary
 from revela.training.trainer import train
 from tests.training.common import (
     LORA,
@@ -32,6 +34,15 @@ def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path
         train(
             experiment(backbone, objective=reading), tmp_path / "nameless.parquet", tmp_path / "m"
         )
+
+
+def test_the_vocabulary_of_an_adapted_embedding_is_known(backbone):
+    lora = Lora(rank=4, targets=["embed_tokens"])
+    model, tokenizer = add_lora(load_model(str(backbone)), lora, 0), load_tokenizer(str(backbone))
+    check_vocabulary("a", model, tokenizer)
+    tokenizer.add_tokens("parser")
+    with pytest.raises(RevelaError, match=r"^model 'a': its tokenizer has ids up to \d+, but"):
+        check_vocabulary("a", model, tokenizer)
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
