@@ -13,11 +13,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -93,8 +95,18 @@ def start_loader_worker(_: int) -> None:
     before its checkpoint; a worker therefore ends only on the SIGTERM of the training itself.
     """
     _die_with_parent()
+    sys.excepthook = _show_unless_disconnected
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_wait_for_sigterm_of_parent, daemon=True).start()
+
+
+def _show_unless_disconnected(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    # When a training is killed, the thread of a worker that sends it tensors may see the end of
+    # their connection before the worker is killed too. Its traceback would end the job's log.
+    if not isinstance(error, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _wait_for_sigterm_of_parent() -> None:

@@ -10,16 +10,25 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from multiprocessing import current_process, resource_sharer
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.utils.data import DataLoader
 
 from revela.common.errors import RevelaError
 from revela.config.training import Experiment
 from revela.training import trainer as training
 from revela.training.base import BaseTrainer
-from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
+from revela.training.checkpoints import (
+    COMPLETE,
+    end_of_job,
+    last_checkpoint,
+    start_loader_worker,
+    step_of,
+)
 from revela.training.trainer import train
 from revela.training.trainlog import append_line, read_log
 from tests.training.common import LORA, as_in_a_terminal, assert_same_weights, experiment
@@ -123,6 +132,27 @@ def test_a_training_resumes_with_other_options_of_the_machine(
     train(settings, data, tmp_path / "moved", gradient_checkpointing=True, loader_workers=0)
     assert len(calls) < 25, "it started over"
     assert_same_weights(tmp_path / "undisturbed", tmp_path / "moved")
+
+
+class _AskedByAKilledTraining:
+    """A dataset whose worker is asked for a tensor by a process that ends before it is sent."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, item: int) -> int:
+        sharer = resource_sharer._resource_sharer
+        sharer.register(send=None, close=lambda: None)  # starts its thread
+        Client(sharer._address, authkey=current_process().authkey).close()
+        sharer.stop(60)  # after it has seen the end of that connection
+        return item
+
+
+def test_a_loader_worker_says_nothing_when_its_training_is_killed(capfd):
+    """So that the last line of the log is the training's own."""
+    start = {"num_workers": 1, "worker_init_fn": start_loader_worker}
+    assert list(DataLoader(_AskedByAKilledTraining(), **start)) == [0]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
