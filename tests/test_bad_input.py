@@ -49,6 +49,7 @@ CHANGES: dict[str, Callable[[Path, Any], Any]] = {
     "zeros": lambda path, _: save_file(
         {name: torch.zeros_like(weight) for name, weight in load_file(path).items()}, path, PT
     ),
+    "rows": lambda path, rows: pq.write_table(pa.Table.from_pylist(rows), path),
     "rename": lambda path, name: path.rename(path.with_name(name)),
     "without": lambda path, pattern: [file.unlink() for file in path.glob(pattern)],
     "as file": lambda path, text: (shutil.rmtree(path), path.write_text(text)),

@@ -13,12 +13,22 @@ import pyarrow as pa
 from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explained
 from revela.config.text import Batches
-from revela.text.rows import count_rows, json_lines, parquet_rows, take, write_parquet
+from revela.text import chunking
+from revela.text.rows import (
+    check_columns,
+    count_rows,
+    json_lines,
+    parquet_rows,
+    take,
+    write_parquet,
+)
 
 _TEXTS = pa.list_(pa.string())
 SCHEMA = pa.schema({"source": pa.string(), "texts": _TEXTS, "documents": _TEXTS})
 """Columns of a batch file: the corpus its chunks come from, its B chunks in document order, the ids
 of their documents (null in ready-made batches)."""
+
+_CHUNK = ["text", "document"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a batch file, with the columns of `SCHEMA`."""
+    check_columns(path, SCHEMA, ["source", "texts"])
     return parquet_rows(path, SCHEMA.names)
 
 
@@ -92,8 +103,7 @@ def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[
     import datasets
 
     with tempfile.TemporaryDirectory(prefix=".runs.", dir=chunks.parent) as cache:
-        columns = ["text", "document"]
-        rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache, columns=columns)
+        rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache, columns=_CHUNK)
         rows = rows.with_format("arrow")
         starts = list(range(0, len(rows) - run_length + 1, run_length))
         random.Random(seed).shuffle(starts)
@@ -105,8 +115,9 @@ def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
     """Yield the batches of each corpus, one corpus after the other."""
     size = settings.batch_size
     for name in settings.corpora:
+        check_columns(inputs[name], chunking.SCHEMA, _CHUNK)
         if settings.run_length is None:
-            chunks = parquet_rows(inputs[name], ["text", "document"])
+            chunks = parquet_rows(inputs[name], _CHUNK)
             groups = group_consecutive(chunks, size)
         else:
             groups = group_runs(inputs[name], size, settings.run_length, settings.seed)

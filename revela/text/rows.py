@@ -6,7 +6,7 @@ import lzma
 import random
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import compress, islice
+from itertools import compress, islice, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +60,41 @@ def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[
                 raise KeyError(column)
         for rows in file.iter_batches(_ROWS, columns=columns):
             yield from rows.to_pylist()
+
+
+def check_columns(path: Path, schema: Any, columns: Iterable[str]) -> None:
+    """Check that a Parquet file has columns, of a schema's types and, by its footer, without nulls.
+
+    Raises:
+        RevelaError: it has not, or is not a readable Parquet file.
+    """
+    import pyarrow.parquet as pq
+
+    with reading(path, "a readable Parquet file"), pq.ParquetFile(path) as file:
+        own = file.schema_arrow
+        for column in columns:
+            if column not in own.names:
+                raise KeyError(column)
+            found, expected = _kind(own.field(column).type), _kind(schema.field(column).type)
+            if found != expected:
+                raise RevelaError(f"{path}: column {column!r} has the type {found}, not {expected}")
+        parts = file.metadata
+    for group, number in product(range(parts.num_row_groups), range(parts.num_columns)):
+        part = parts.row_group(group).column(number)
+        name = part.path_in_schema.partition(".")[0]
+        if name in columns and part.statistics and part.statistics.null_count:
+            raise RevelaError(f"{path}: column {name!r} has null or empty values")
+
+
+def _kind(kind: Any) -> str:
+    """Return the name of an Arrow type, the same for all ways to store texts and lists."""
+    import pyarrow.types as pt
+
+    if pt.is_dictionary(kind):
+        return _kind(kind.value_type)
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return f"list of {_kind(kind.value_type)}"
+    return "string" if pt.is_large_string(kind) or pt.is_string_view(kind) else str(kind)
 
 
 def numbered_rows(path: Path, columns: list[str] | None = None) -> Iterator[tuple[str, Any]]:

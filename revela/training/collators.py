@@ -1,6 +1,6 @@
 """Collators: turn rows of a batch or pair file into the ids that an objective is trained on."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +12,7 @@ from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
 from revela.config.training import Experiment
 from revela.encoder import pad, token_ids
+from revela.text.rows import check_columns
 from revela.training.objectives.revela import chunks_to_read
 
 
@@ -98,8 +99,12 @@ def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.
     return {f"{name}_ids": padded, f"{name}_mask": mask}
 
 
-def load_rows(data: Path, columns: Iterable[str]) -> Any:
-    """Memory-map a batch or pair file with these columns, and number its rows."""
+def load_rows(data: Path, schema: Any, columns: Sequence[str]) -> Any:
+    """Memory-map a batch or pair file with these columns of its schema, and number its rows.
+
+    Raises:
+        RevelaError: it cannot be read, or lacks a column or values.
+    """
     try:
         rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
     except Exception as error:
@@ -111,4 +116,5 @@ def load_rows(data: Path, columns: Iterable[str]) -> Any:
         raise RevelaError(f"{data}: not a batch or pair file: {error}") from error
     for column in columns:
         check_name(str(data), "column", column, rows.column_names)
+    check_columns(data, schema, columns)
     return rows.add_column("index", list(range(len(rows))))

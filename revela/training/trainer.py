@@ -27,6 +27,7 @@ from revela.encoder import (
 from revela.encoding import check_vocabulary, write_encoding
 from revela.release.card import make_card
 from revela.release.check import check_folder
+from revela.text import batching, pairs
 from revela.training.base import BaseTrainer, finish, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
 from revela.training.collators import BatchCollator, PairCollator, load_rows
@@ -111,8 +112,10 @@ def train(
 
 def _rows(experiment: Experiment, data: Path) -> Any:
     """Return the rows of a batch or pair file; there must be enough for the schedule."""
-    on_pairs = experiment.objective.on_pairs
-    rows = load_rows(data, ("query", "positive") if on_pairs else ("source", "texts"))
+    if experiment.objective.on_pairs:
+        rows = load_rows(data, pairs.SCHEMA, ["query", "positive"])
+    else:
+        rows = load_rows(data, batching.SCHEMA, ["source", "texts"])
     reads_documents = getattr(experiment.objective, "similarity", None) == "documents"
     if reads_documents and not (len(rows) and any(rows[0].get("documents") or ())):
         raise RevelaError(
