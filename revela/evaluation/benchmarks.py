@@ -106,6 +106,13 @@ def local_task(name: str, folder: Path, cache: Path) -> Any:
     return task
 
 
+def check_collection(folder: Path) -> None:
+    """Read all files of a local collection, and raise the errors that `local_task` would."""
+    corpus, queries, qrels = collection_files(folder)
+    asked = read_queries(queries)
+    read_qrels(qrels, set(asked), {row["id"] for row in read_rows(corpus)})
+
+
 def _memory_mapped(rows: Iterator[dict[str, str]], path: Path) -> Any:
     """Write a corpus to a file and return it as a data set: it may not fit into memory."""
     import pyarrow as pa

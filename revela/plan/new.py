@@ -11,9 +11,10 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.local import check_model_folder, collection_files, is_plain, text_files
+from revela.config.local import check_model_folder, is_plain, text_files
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
+from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
@@ -97,11 +98,13 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         collection: folder of an additional test collection in BEIR layout.
 
     Raises:
-        RevelaError: the texts cannot be read or are too few for a batch or to hold some out, or the
-            file exists.
+        RevelaError: the texts or the collection cannot be read, the texts are too few for a batch
+            or to hold some out, or the file exists.
     """
     if output.exists():
         raise RevelaError(f"{output}: already exists; give another --output")
+    if collection:
+        check_collection(collection)
     files = text_files(texts)
     fields = field_names(files)
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
@@ -133,7 +136,6 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     tasks = columns = ["halves", "titles"] if titled > len(sample) / 2 else ["halves"]
     brought = ""
     if collection:
-        collection_files(collection)
         folder, columns = str(collection.resolve().parent), [*tasks, collection.name]
         benchmark = {"source": "folder", "path": folder, "tasks": [collection.name]}
         brought = f"  brought: {_flow(benchmark)}\n"

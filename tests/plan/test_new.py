@@ -151,6 +151,10 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
     fields = config.corpora["r"].fields
     assert (fields.id, fields.title, fields.text) == ("uid", "headline", "body")
     assert list(dict(config.table("r").columns)) == ["halves", "titles", "asked"]
+    Path("mine/asked/qrels.tsv").write_text("q\td\t1\nq\td\t0\n")
+    with pytest.raises(RevelaError, match=r"asked/qrels\.tsv:2: 'q' and 'd' have relevance 0 here"):
+        new("rows.jsonl", "--collection", "mine/asked", "--output", "again.yaml")
+    assert not Path("again.yaml").exists()
 
 
 @pytest.mark.parametrize(
