@@ -46,6 +46,7 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
 
     frame = tables.compile_table(settings, scores)
     analysis = significance.analyse(settings, scores)
+    significance.check_agreement(analysis, frame[frame[tables.SOURCE] == "measured"])
     undecided = significance.undecided(analysis)
     _write(
         files.with_name(f"{files.stem}_significance.csv"),

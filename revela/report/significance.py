@@ -70,6 +70,21 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=COLUMNS)
 
 
+def check_agreement(analysis: pd.DataFrame, measured: pd.DataFrame) -> None:
+    """Check that the scores of queries give the figures of a table's measured systems.
+
+    Raises:
+        RevelaError: they give another one.
+    """
+    for row in analysis[analysis["system"].isin(measured.index)].itertuples():
+        figure = measured.loc[row.system, row.column]
+        if abs(row.score - figure) > 0.01:
+            raise RevelaError(
+                f"{row.system}, {row.column}: the files of scores give {figure:.2f}, those of its "
+                f"queries {row.score:.2f}: evaluate again"
+            )
+
+
 def read_analysis(table: Path) -> pd.DataFrame:
     """Read the analysis of a compiled table; the frame is empty if there is none.
 
