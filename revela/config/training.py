@@ -166,7 +166,11 @@ class Experiment(Settings):
     learning_rate: float = Field(1e-4, gt=0)
     warmup_steps: Annotated[
         Annotated[Natural, Tag("steps")] | Annotated[float, Field(gt=0, lt=1), Tag("share")],
-        Discriminator(lambda given: "share" if isinstance(given, float) else "steps"),
+        Discriminator(
+            lambda given: {float: "share", int: "steps"}.get(type(given)),
+            custom_error_type="steps",
+            custom_error_message="expected a number of steps, or a fraction of all such as 0.1",
+        ),
     ] = Field(100, description="number of steps, or a fraction of all steps")
     warmup: Literal["logarithmic", "linear"] = Field(
         "logarithmic", description="shape of the warm-up; DeepSpeed's WarmupDecayLR is logarithmic"
