@@ -244,9 +244,9 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
 
 def test_the_time_to_join_is_linear_in_the_length_of_an_article():
     words = [str(n) for n in range(100_000)]
-    start = time.perf_counter()
+    start = time.process_time()
     (joined,) = _joined(iter([Document("0", " ".join(words + words[:40]), "A")]), Skipped())
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert joined.text.split() == words
 
 
