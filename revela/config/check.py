@@ -54,6 +54,12 @@ def check_references(config: Config) -> None:
                 uneven = f"{own} does not divide batch_size {size} of batch set {other!r}"
                 raise RevelaError(f"batches.{name}.batch_size: {uneven}")
     for name, trained in config.experiments.items():
+        negatives = config.pairs[trained.data].negatives if trained.objective.on_pairs else None
+        if negatives == 0 and trained.batches_per_device == 1:
+            raise RevelaError(
+                f"experiments.{name}.batches_per_device: must be above 1, for in-batch negatives, "
+                f"since pairs.{trained.data} has no others"
+            )
         if trained.data.section == "batches":
             for source in trained.first_half:
                 where, possible = f"experiments.{name}.first_half", config.sources_of(trained.data)

@@ -16,6 +16,7 @@ from revela.config.text import Batches
 from revela.text import chunking
 from revela.text.rows import (
     check_columns,
+    check_complete,
     count_rows,
     json_lines,
     parquet_rows,
@@ -81,7 +82,8 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a batch file, with the columns of `SCHEMA`."""
-    check_columns(path, SCHEMA, ["source", "texts"])
+    check_columns(path, SCHEMA, columns := ["source", "texts"])
+    check_complete(path, columns)
     return parquet_rows(path, SCHEMA.names)
 
 
@@ -116,6 +118,7 @@ def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
     size = settings.batch_size
     for name in settings.corpora:
         check_columns(inputs[name], chunking.SCHEMA, _CHUNK)
+        check_complete(inputs[name], _CHUNK)
         if settings.run_length is None:
             chunks = parquet_rows(inputs[name], _CHUNK)
             groups = group_consecutive(chunks, size)

@@ -18,7 +18,7 @@ from revela.common.errors import RevelaError
 from revela.common.workers import end_with_parent
 from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
-from revela.text.rows import check_columns, parquet_rows, write_parquet
+from revela.text.rows import check_columns, check_complete, parquet_rows, write_parquet
 from revela.text.words import SENTENCE_END, word_pattern
 
 _TEXT = pa.string()
@@ -81,6 +81,7 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
 def read_documents_again(chunks: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the id and the chunks of each document of a chunk file."""
     check_columns(chunks, SCHEMA, columns := ["document", "text"])
+    check_complete(chunks, columns)
     rows = parquet_rows(chunks, columns)
     for document, group in itertools.groupby(rows, key=lambda row: row["document"]):
         yield document, [row["text"] for row in group]
@@ -186,6 +187,7 @@ def _in_order(
     groups: Iterator[list[Document]], splitter: Any, max_words: int, workers: int
 ) -> Iterator[tuple[list[dict[str, Any]], Counts]]:
     """Chunk groups on all workers, in order and at most a few groups ahead."""
+    workers = min(workers, os.cpu_count() or 1)
     # A pool's `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
         waiting: deque[Future[Any]] = deque()

@@ -63,7 +63,7 @@ def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[
 
 
 def check_columns(path: Path, schema: Any, columns: Iterable[str]) -> None:
-    """Check that a Parquet file has columns, of a schema's types and, by its footer, without nulls.
+    """Check that a Parquet file has columns of a schema's types.
 
     Raises:
         RevelaError: it has not, or is not a readable Parquet file.
@@ -78,7 +78,17 @@ def check_columns(path: Path, schema: Any, columns: Iterable[str]) -> None:
             found, expected = _kind(own.field(column).type), _kind(schema.field(column).type)
             if found != expected:
                 raise RevelaError(f"{path}: column {column!r} has the type {found}, not {expected}")
-        parts = file.metadata
+
+
+def check_complete(path: Path, columns: Iterable[str]) -> None:
+    """Check that columns of a Parquet file have neither nulls nor empty lists, by its footer.
+
+    Raises:
+        RevelaError: they have.
+    """
+    import pyarrow.parquet as pq
+
+    parts = pq.read_metadata(path)
     for group, number in product(range(parts.num_row_groups), range(parts.num_columns)):
         part = parts.row_group(group).column(number)
         name = part.path_in_schema.partition(".")[0]

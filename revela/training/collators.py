@@ -6,13 +6,15 @@ from random import Random
 from typing import Any
 
 import datasets
+import pyarrow.compute as pc
 import torch
 
 from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
 from revela.config.training import Experiment
 from revela.encoder import pad, token_ids
-from revela.text.rows import check_columns
+from revela.text import batching, pairs
+from revela.text.rows import check_columns, check_complete
 from revela.training.objectives.revela import chunks_to_read
 
 
@@ -99,12 +101,40 @@ def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.
     return {f"{name}_ids": padded, f"{name}_mask": mask}
 
 
-def load_rows(data: Path, schema: Any, columns: Sequence[str]) -> Any:
-    """Memory-map a batch or pair file with these columns of its schema, and number its rows.
+def load_batches(data: Path) -> Any:
+    """Memory-map a batch file, and number its rows.
 
     Raises:
-        RevelaError: it cannot be read, or lacks a column or values.
+        RevelaError: it cannot be read, lacks a column or values, or a batch is a single chunk.
     """
+    rows = _load(data, batching.SCHEMA, columns := ["source", "texts"])
+    check_complete(data, columns)
+    if _lengths(rows, "texts")[0] < 2:
+        raise RevelaError(f"{data}: a row has a single text, but a batch is at least two chunks")
+    return rows
+
+
+def load_pairs(data: Path) -> Any:
+    """Memory-map a pair file, and number its rows.
+
+    Raises:
+        RevelaError: it cannot be read, lacks a column or values, or the number of negatives varies.
+    """
+    rows = _load(data, pairs.SCHEMA, ["query", "positive", "negatives"])
+    fewest, most = _lengths(rows, "negatives")
+    if fewest < most:
+        raise RevelaError(f"{data}: rows have {fewest} to {most} negatives; use the same number")
+    check_complete(data, ["query", "positive", *(["negatives"] if most else [])])
+    return rows
+
+
+def _lengths(rows: Any, column: str) -> tuple[int, int]:
+    """Return the minimum and maximum length of a column of lists."""
+    found = pc.min_max(pc.fill_null(pc.list_value_length(rows.data.column(column)), 0))
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _load(data: Path, schema: Any, columns: Sequence[str]) -> Any:
     try:
         rows = datasets.load_dataset("parquet", data_files=str(data), split="train")
     except Exception as error:
@@ -117,4 +147,6 @@ def load_rows(data: Path, schema: Any, columns: Sequence[str]) -> Any:
     for column in columns:
         check_name(str(data), "column", column, rows.column_names)
     check_columns(data, schema, columns)
+    if not len(rows):
+        raise RevelaError(f"{data}: has no rows")
     return rows.add_column("index", list(range(len(rows))))

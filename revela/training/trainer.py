@@ -27,10 +27,9 @@ from revela.encoder import (
 from revela.encoding import check_vocabulary, write_encoding
 from revela.release.card import make_card
 from revela.release.check import check_folder
-from revela.text import batching, pairs
 from revela.training.base import BaseTrainer, finish, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
-from revela.training.collators import BatchCollator, PairCollator, load_rows
+from revela.training.collators import BatchCollator, PairCollator, load_batches, load_pairs
 from revela.training.fused import fuse, without_casts
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
@@ -113,9 +112,14 @@ def train(
 def _rows(experiment: Experiment, data: Path) -> Any:
     """Return the rows of a batch or pair file; there must be enough for the schedule."""
     if experiment.objective.on_pairs:
-        rows = load_rows(data, pairs.SCHEMA, ["query", "positive"])
+        rows = load_pairs(data)
+        if experiment.batches_per_device == 1 and not rows[0]["negatives"]:
+            raise RevelaError(
+                f"{data}: has no negatives, so batches_per_device must be above 1 for in-batch "
+                "negatives"
+            )
     else:
-        rows = load_rows(data, batching.SCHEMA, ["source", "texts"])
+        rows = load_batches(data)
     reads_documents = getattr(experiment.objective, "similarity", None) == "documents"
     if reads_documents and not (len(rows) and any(rows[0].get("documents") or ())):
         raise RevelaError(
