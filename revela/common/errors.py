@@ -32,6 +32,11 @@ def check_name(where: str, what: str, name: str, allowed: Iterable[str]) -> None
         raise RevelaError(f"{where}: {unknown_name(what, name, allowed)}")
 
 
+def printable(line: str) -> str:
+    """Return a line without control characters, which a terminal would obey."""
+    return "".join(char for char in line if char.isprintable())
+
+
 @contextlib.contextmanager
 def errors_at(where: str) -> Iterator[None]:
     """Prefix the message of a `RevelaError` with its location, such as a key or a file."""

@@ -1,6 +1,5 @@
 """`revela index`, `search`, `serve`."""
 
-import itertools
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from revela.common.errors import RevelaError, check_name, reading
+from revela.common.errors import RevelaError, check_name, printable, reading
 from revela.common.outputs import write_text
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Ranking
 from revela.step import command
@@ -20,9 +19,8 @@ app = typer.Typer()
 
 _WIDTH = 160  # characters of a snippet
 _WORD = re.compile(r"\w{2,}")
-_HEADERS = set(
-    itertools.product(("id", "_id", "qid", "query-id", "query_id"), ("query", "text", "question"))
-)
+_ID_HEADINGS = ("id", "_id", "qid", "query-id", "query_id", "topic")
+_QUERY_HEADINGS = ("query", "text", "question", "title")
 
 FOLDER = Annotated[Path, typer.Argument(help="Folder of the index.")]
 
@@ -115,6 +113,8 @@ def search(
         raise RevelaError("--json prints the result of one query; --queries writes a TREC run")
     if dense_weight != DENSE_WEIGHT and (by, fusion) != ("hybrid", "weighted-sum"):
         raise RevelaError(f"--dense-weight {dense_weight:g}: only the weighted sum has a weight")
+    if output and folder.resolve() in output.resolve().parents:
+        raise RevelaError(f"--output {output}: is within the index")
     if query is not None:
         _check_query(query)
     opened = Index(folder)
@@ -135,8 +135,8 @@ def search(
             print(json.dumps({"rank": rank, **row}, ensure_ascii=False))
         else:
             source = f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
-            print(_printable(f"{rank:2}. {hit.score:.3f}  {source}"))
-            print(_printable(f"    {_snippet(row['text'], query or '')}"))
+            print(printable(f"{rank:2}. {hit.score:.3f}  {source}"))
+            print(printable(f"    {_snippet(row['text'], query or '')}"))
     if not rankings[0] and not as_json:
         print("nothing found", file=sys.stderr)
 
@@ -173,10 +173,13 @@ def _read_queries(path: Path) -> dict[str, str]:
     with reading(path, "queries"), path.open(encoding="utf-8-sig") as stream:
         lines = [line.rstrip("\n") for line in stream]
     for number, line in enumerate(lines, start=1):
-        name, tab, text = line.partition("\t")
-        if number == 1 and (name.lower(), text.lower()) in _HEADERS:
-            continue
-        if not tab or name.split() != [name] or not text.strip() or name in found:
+        name, *texts = line.split("\t")
+        text = texts[0] if len(texts) == 1 else ""
+        if number == 1 and name.lower() in _ID_HEADINGS:
+            if text.lower() in _QUERY_HEADINGS:
+                continue
+            raise RevelaError(f"{path}:1: remove the header, or rename the query {name!r}")
+        if name.split() != [name] or not text.strip() or name in found:
             raise RevelaError(
                 f"{path}:{number}: expected a unique id without spaces, a tab and a query; "
                 f"got {line[:80]!r}"
@@ -190,11 +193,6 @@ def _read_queries(path: Path) -> dict[str, str]:
 def _run_id(row: dict[str, Any]) -> str:
     """Return a chunk's id in a TREC run, whose fields are separated by spaces."""
     return f"{quote(row['document'], safe='/:.,@+=()[]')}#{row['position']}"
-
-
-def _printable(line: str) -> str:
-    """Return a line without control characters, which a terminal would obey."""
-    return "".join(char for char in line if char.isprintable())
 
 
 def _snippet(text: str, query: str) -> str:

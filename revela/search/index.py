@@ -10,6 +10,7 @@ is exact, as in evaluation.
 """
 
 import functools
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from revela.config.encoding import EncodingKeys
 from revela.config.evaluation import EncoderModel
 from revela.config.local import fingerprint, text_files
 from revela.config.names import ModelRef
-from revela.config.text import AnyCorpus
+from revela.config.text import AnyCorpus, FilesCorpus
 from revela.encoder import Encoder, devices, load_encoder, load_encoding
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
@@ -270,8 +271,14 @@ def _difference(former: dict[str, Any], now: dict[str, Any]) -> str:
     before, after = (each["corpus"] | {key: each[key] for key in _PLAIN} for each in (former, now))
     for key in after | before:
         if before.get(key) != after.get(key):
-            return f"{key} {before.get(key, 'default')!r}, not {after.get(key, 'default')!r}"
+            made, asked = (each.get(key, _default(key)) for each in (before, after))
+            return f"{key} {made!r}, not {asked!r}"
     return ""
+
+
+def _default(key: str) -> Any:
+    field = FilesCorpus.model_fields.get(key)
+    return field.get_default() if field else None
 
 
 def _revision(model: str) -> str:
@@ -299,7 +306,13 @@ def _tokenizer(language: str) -> Callable[[list[str]], Any]:
     except ValueError:
         words = []  # bm25s has stop words for some languages only
     options = {"stopwords": words, "stemmer": stemmer, "show_progress": False}
-    return lambda texts: bm25s.tokenize(texts, token_pattern=term_pattern(texts), **options)
+
+    def tokenize(texts: list[str]) -> Any:
+        # macOS and PDF files have letters and accents apart, a keyboard has them in one.
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
+        return bm25s.tokenize(texts, token_pattern=term_pattern(texts), **options)
+
+    return tokenize
 
 
 def _texts(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError, check_name, unknown_name
+from revela.common.errors import RevelaError, check_name, printable, unknown_name
 from revela.common.hub import explained
 from revela.config.local import ROWS, is_plain, text_files
 from revela.config.text import (
@@ -62,7 +62,7 @@ class Skipped:
         """Return what was skipped or is unusual, for people; empty if nothing."""
         found = []
         if self.count:
-            found.append(f"skipped {self.count} bad rows, first: {self.examples[0]}")
+            found.append(f"skipped {self.count} bad rows, first: {printable(self.examples[0])}")
         for key in ("cleaned", "wordless", "repeated_ids", "copied_beginnings"):
             if count := getattr(self, key):
                 found.append(f"{count} {key.replace('_', ' ')}")

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -283,7 +284,7 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
     assert not (tmp_path / "index" / "index.json").exists()
     build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "english", 1)
     corpus = corpus_of(texts, max_words=9)
-    made("was made with max_words .default., not 9; remove it or give", corpus=corpus)
+    made("was made with max_words 120, not 9; remove it or give", corpus=corpus)
     made("was made with language 'english', not 'german'", language="german")
     other = tmp_path / "another"
     shutil.copytree(backbone, other)
@@ -308,6 +309,9 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
             "--json prints the result of one query",
         ),
         (["--queries", "empty", "--output", "o"], "empty: no queries"),
+        (["--queries", "empty", "--output", "index/index.json"], "is within the index"),
+        (["--queries", "head", "--output", "o"], "head:1: remove the header, or rename .* 'qid'"),
+        (["--queries", "more", "--output", "o"], "more:1: expected a unique id .* got 'a.tb.tc'"),
         (["--queries", "none", "--output", "o"], "none: No such file"),
     ],
 )
@@ -315,6 +319,8 @@ def test_commands_that_are_refused(index, arguments, message, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("q.tsv").write_text("a\trivers\ntwo words\tsea\n")
     Path("empty").touch()
+    Path("head").write_text("qid\twhat was asked\na\trivers\n")
+    Path("more").write_text("a\tb\tc\n")
     with pytest.raises(RevelaError, match=message):
         run("search", index.folder, *arguments)
     assert not Path("o").exists()
@@ -328,6 +334,16 @@ def test_a_model_that_says_no_encoding_has_that_of_the_first(texts, backbone, tm
     build(corpus_of(texts), [str(said), str(backbone)], tmp_path / "index", 64, "english", 1)
     index = Index(tmp_path / "index")
     assert [index._model(number)[0].encoding for number in (0, 1)] == [encoding, encoding]
+
+
+def test_accents_are_found_as_a_letter_and_as_a_mark_of_their_own(texts, backbone, tmp_path):
+    apart = unicodedata.normalize("NFD", "Die Universität öffnet ihre Türen.")
+    (texts / "apart.md").write_text(apart, encoding="utf-8")
+    build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "german", 1)
+    index = Index(tmp_path / "index")
+    for query in ("universität", unicodedata.normalize("NFD", "universität")):
+        (hit,) = index.search([query], 9, "bm25")[0]
+        assert index.row(hit)["document"] == "apart.md"
 
 
 def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monkeypatch):
