@@ -32,7 +32,9 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     random.Random(settings.seed).shuffle(unique)
     asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
-        raise RevelaError(f"corpus {settings.corpus!r} gives no queries for {task!r}")
+        what = f"half of a chunk of {_MIN_WORDS} words" if task == "halves" else "title"
+        why = f"every {what} occurs more than once" if any(times) else f"there is no {what}"
+        raise RevelaError(f"corpus {settings.corpus!r} gives no queries for {task!r}: {why}")
     return write_collection(
         folder,
         documents=[(name, "", text) for name, text in documents.items()],

@@ -1,5 +1,6 @@
 """`revela new`, `run`, `status`, `clean`, `usage` and `cost`."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +37,7 @@ def new(
     """Write a config that trains a retriever on your texts and evaluates it on held-out ones."""
     from revela.plan.new import write_config
 
-    name = re.sub(r"[^\w.-]+", "-", texts.resolve().stem).strip("-") or "texts"
+    name = re.sub(r"[^\w.-]+", "-", Path(os.path.abspath(texts)).stem).strip("-") or "texts"
     output = output or Path(f"{name}.yaml")
     print(write_config(texts, output, backbone, collection))
     print(f"{output}: read it, then: revela run {output}")

@@ -66,7 +66,10 @@ class LogHandler(LogHandlerBase):
                 log = job.log if job.log and job.log.exists() else None
                 why = f"{reason(log)} (see {log})" if log else "no log"
                 FAILED.append(f"{job.name}: {why}")
-                print(f"{job.name} failed; jobs that do not depend on it continue", file=sys.stderr)
+                ended = "failed; jobs that do not depend on it continue"
+                if why.startswith(("interrupted", "revela: error: stopped by")):
+                    ended = "was stopped"
+                print(f"{job.name} {ended}", file=sys.stderr)
             case LogEvent.ERROR:
                 ERRORS.add(event.exception)
                 if event.exception not in _SILENT and _ENDED not in event.msg:

@@ -33,7 +33,7 @@ _MADE = {
     "batch sets": "batches/*.parquet",
     "sets of pairs": "pairs/*.parquet",
     "scores": "scores/*/*.manifest.json",
-    "tables": "tables/*.csv",
+    "tables": "tables/*.tex",  # analyses of tables have none
 }
 
 Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
@@ -94,6 +94,8 @@ def last_line(log: Path) -> str:
 def reason(log: Path) -> str:
     """Return why a job failed, by the last line of its log."""
     line = last_line(log)
+    if line == "revela: interrupted":
+        return "interrupted; the same command resumes"
     if line.startswith("revela: error: ") or _ERROR.search(line):
         return line
     return f"no error message, perhaps killed; last: {line}" if line else "perhaps killed"

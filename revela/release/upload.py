@@ -29,6 +29,8 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
     """
     check_is_retriever(folder)
     try:
+        if "/" not in repository:
+            raise HFValidationError("the organisation or user is missing")
         validate_repo_id(repository)
     except HFValidationError as error:
         raise RevelaError(f"{repository!r}: not ORGANISATION/NAME: {error}") from error

@@ -54,6 +54,11 @@ def test_config_for_a_folder_of_markdown(backbone):
         new("my notes")
 
 
+def test_a_linked_folder_gives_its_own_name(backbone):
+    Path("link").symlink_to(notes(200))
+    assert new("link", "--backbone", backbone).endswith("then: revela run link.yaml\n")
+
+
 @pytest.mark.parametrize("folder", ["C #1 notes", "notes: old", "[draft]", "it's, well"])
 def test_a_folder_may_have_any_name(backbone, folder):
     new(notes(20, folder=folder), "--backbone", backbone, "--output", "mine.yaml")

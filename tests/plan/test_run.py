@@ -136,6 +136,19 @@ def test_cores_that_run_nothing_are_refused(folder):
         assert f"revela: error: --cores {cores}: expected a number above 0" in result.stderr
 
 
+def test_an_interrupted_job_has_not_failed(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(progress, "FAILED", [])
+    handler = progress.LogHandler(None, None)
+    log = tmp_path / "log"
+    log.write_text("revela: interrupted\n")
+    job = {"jobid": 1, "rule_name": "evaluate", "wildcards": {"x": "a"}, "log": [str(log)]}
+    for event in (LogEvent.JOB_INFO, LogEvent.JOB_ERROR):
+        handler.emit(logging.makeLogRecord({"event": event} | job))
+    assert capsys.readouterr().err == "evaluate a was stopped\n"
+    (line,) = progress.FAILED
+    assert line == f"evaluate a: interrupted; the same command resumes (see {log})"
+
+
 def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     """Two jobs run at once: chunks take 10 s, batches 20 s, the training 15 s."""
     now = 0.0

@@ -175,6 +175,14 @@ def test_a_training_is_not_failed_because_a_table_of_its_name_is(results, capsys
     assert "running" in row
 
 
+def test_the_analysis_of_a_table_is_not_a_table_of_its_own(results, capsys):
+    (results / "tables").mkdir()
+    for name in ("one.csv", "one.md", "one.tex", "one_significance.csv", "one_vs_paper.csv"):
+        (results / "tables" / name).touch()
+    status.show(results)
+    assert capsys.readouterr().out.endswith(", 1 tables\n")
+
+
 def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     now = time.time()
     segment(results / "models/under-way/checkpoints/0123", now - 100, now)
@@ -198,6 +206,8 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     killed = results / "logs/train/killed.log"
     killed.write_text("training: 1/9\rtraining: 2/9\r")
     assert status.reason(killed) == "no error message, perhaps killed; last: training: 2/9"
+    killed.write_text("training: 1/9\rrevela: interrupted\n")
+    assert status.reason(killed) == "interrupted; the same command resumes"
     killed.unlink()
     with pytest.raises(RevelaError, match="'under-way' is running"):
         status.clean(results, "under-way")

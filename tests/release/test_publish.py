@@ -161,7 +161,7 @@ def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
     assert printed[-1] == f"some/mine: {len(printed) - 1} files would be uploaded"
     with pytest.raises(RevelaError, match="set HF_TOKEN in the environment to upload"):
         push(retriever, "some/mine")
-    for name in ("my model", "a/b/c"):
+    for name in ("my model", "a/b/c", "mine"):
         with pytest.raises(RevelaError, match=f"{name}': not ORGANISATION/NAME"):
             push(retriever, name, "--dry-run")
 
