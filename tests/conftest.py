@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # a missing model or data set fails at once
@@ -23,6 +24,12 @@ TEXTS = [
     "The queue holds jobs until a worker is free. Workers take the oldest job. Jobs may fail.",
     "A matrix has rows and columns. Its transpose swaps them. Its inverse may not exist.",
 ]
+
+
+def revela(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    command = ["revela", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
 def tiny_llama(**changes: object) -> transformers.LlamaForCausalLM:

@@ -1,10 +1,16 @@
 """How the `revela` command ends."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.conftest import revela
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("launched", [True, False])
@@ -25,3 +31,32 @@ leave("the reason")
     )
     expected = "printed at exit\n" + ("" if launched else "finalised\n")
     assert (ran.returncode, ran.stdout, ran.stderr) == (1, expected, "the reason\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["check", str(ROOT / "config.yaml")],
+            "coir.csv: No such file",
+        ),  # relative to the current folder
+        (["chek"], "No such command 'chek'. Did you mean 'check'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
+    result = revela(*arguments, cwd=tmp_path)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_command_has_help():
+    commands = re.findall(r"^│ ([a-z]+) ", revela("--help").stdout, re.MULTILINE)
+    assert {"chunk", "batch", "pair", "pretrain", "train", "evaluate", "table", "figure"} <= set(
+        commands
+    )
+    for command in commands:
+        result = revela(command, "--help")
+        assert result.returncode == 0
+        assert "Usage" in result.stdout

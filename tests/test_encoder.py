@@ -1,15 +1,29 @@
 """The encoder: how it is loaded and calls its backbone."""
 
 import json
+import math
 import shutil
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from revela.attention.packing import flash_takes
 from revela.common.errors import RevelaError
-from tests.conftest import encoder_of
+from revela.config.encoding import Encoding
+from revela.encoder import (
+    _TOKENS_PER_BATCH,
+    Encoder,
+    load_tokenizer,
+    native_dtype,
+    pad,
+    positions,
+    token_ids,
+)
+from tests.conftest import TEXTS, encoder_of, tiny_llama
+
+CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
 
 
 def test_no_keys_and_values_are_kept_for_a_next_token(backbone):
@@ -73,3 +87,129 @@ def test_a_model_with_code_of_its_own_is_an_error(backbone, tmp_path):
                 encoder_of(folder)
         else:
             encoder_of(folder)
+
+
+def test_a_cpu_computes_in_bfloat16_only_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: True)
+    monkeypatch.delenv("REVELA_CPU_BFLOAT16", raising=False)
+    assert native_dtype("bfloat16") == torch.float32
+    monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
+    assert native_dtype("bfloat16") == torch.bfloat16
+    assert native_dtype("float32") == torch.float32
+    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: False)
+    assert native_dtype("bfloat16") == torch.float32
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gpu_that_emulates_bfloat16_does_not_count(monkeypatch, native):
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        return native or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    assert native_dtype("bfloat16") == (torch.bfloat16 if native else torch.float32)
+
+
+def test_token_ids_end_with_one_eos_and_keep_to_the_length(backbone):
+    tokenizer = load_tokenizer(str(backbone))
+    rows = token_ids(tokenizer, [*TEXTS, "", "short <|endoftext|>"], "query", Encoding(), 12)
+    assert all(ids[-1] == tokenizer.eos_token_id for ids in rows)
+    assert all(ids.count(tokenizer.eos_token_id) == 1 for ids in rows)
+    assert max(map(len, rows)) == 12
+    assert tokenizer.decode(rows[0]).startswith("Query: The")
+    passage = token_ids(tokenizer, TEXTS[:1], "passage", Encoding(), 99)[0]
+    assert tokenizer.decode(passage) == f"Passage: {TEXTS[0]}<|endoftext|>"
+
+
+def test_an_eos_that_begins_texts_or_is_missing(backbone):
+    tokenizer = load_tokenizer(str(backbone))
+    eos = tokenizer.eos_token
+    template = processors.TemplateProcessing(
+        single=[eos, "$A"], special_tokens=[(eos, tokenizer.eos_token_id)]
+    )
+    tokenizer.backend_tokenizer.post_processor = template
+    (ids,) = token_ids(tokenizer, TEXTS[:1], "query", Encoding(), 12)
+    assert (len(ids), ids[0], ids[-1]) == (12, *[tokenizer.eos_token_id] * 2)
+    tokenizer.eos_token = None
+    with pytest.raises(RevelaError, match=r"no EOS token: set encoding\.append_eos: false"):
+        token_ids(tokenizer, TEXTS[:1], "query", Encoding(), 12)
+
+
+def test_positions_of_models():
+    small = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 9}
+    heads = {"num_attention_heads": 2}
+    roberta = transformers.RobertaConfig(**small, **heads, max_position_embeddings=42)
+    assert positions(transformers.RobertaModel(roberta)) == 40
+    bert = transformers.BertConfig(**small, **heads, max_position_embeddings=42)
+    assert positions(transformers.BertModel(bert)) == 42
+    bloom = transformers.BloomConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=9)
+    assert positions(transformers.BloomModel(bloom)) == math.inf
+
+
+def test_the_first_half_is_of_prefix_and_text(backbone):
+    tokenizer = load_tokenizer(str(backbone))
+    whole = token_ids(tokenizer, TEXTS, "query", Encoding(), 99)
+    half = token_ids(tokenizer, TEXTS, "query", Encoding(), 99, first_half=True)
+    for full, first in zip(whole, half, strict=True):
+        assert first == [*full[: (len(full) - 1) // 2], tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch, both_ways):
+    monkeypatch.setitem(_TOKENS_PER_BATCH, "cpu", 150)  # several batches
+    model = encoder_of(backbone, pooling=pooling)
+    texts = [text * n for n, text in enumerate(TEXTS, start=1)]
+    together = model.encode(texts, "passage", 64)
+    alone = torch.cat([model.encode([text], "passage", 64) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(together.norm(dim=1), torch.ones(len(texts)))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+def test_packed_embeddings_equal_padded_ones(pooling, request):
+    ids, mask = pad(CHUNKS, 0)
+    model = Encoder(tiny_llama().model.double(), None, Encoding(pooling=pooling))
+    found = []
+    for way in ("padded", "packed"):
+        if way == "packed":
+            request.getfixturevalue("flash")
+        model.zero_grad()
+        embeddings = model(ids, mask, [4, 3, 5, 1])
+        (embeddings * torch.arange(64).view(4, 16)).sum().backward()
+        found.append([embeddings, *(weight.grad for weight in model.parameters())])
+    for padded, packed in zip(*found, strict=True):
+        torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-6)
+
+
+def test_a_text_without_a_token_has_an_embedding(both_ways):
+    model = Encoder(tiny_llama().model, None, Encoding(pooling="last"))
+    assert model(*pad([[], [5, 6]], 0)).isfinite().all()
+
+
+def test_flash_takes_half_precision_on_a_gpu():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    model = tiny_llama(num_attention_heads=1, num_key_value_heads=1, hidden_size=248).bfloat16()
+    wide = tiny_llama(num_attention_heads=1, num_key_value_heads=1, hidden_size=256).bfloat16()
+    takes = [flash_takes(model, gpu), flash_takes(model, cpu), flash_takes(wide, gpu)]
+    assert takes == [True, False, False]
+    assert not flash_takes(model.float(), gpu)
+
+
+def test_bidirectional_models_are_not_packed(flash):
+    shape = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
+    bert = transformers.BertModel(transformers.BertConfig(**shape, num_attention_heads=2)).eval()
+    decoder = tiny_llama(vocab_size=50).model.eval()
+    decoder.config.is_causal = False
+    for model in (bert, decoder):
+        ids, mask = pad(CHUNKS, 0)
+        embeddings = Encoder(model, None, Encoding(normalize=False, pooling="cls"))(ids, mask)
+        output = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(embeddings, output[:, 0])
+
+
+def test_an_embedding_that_is_not_finite_names_its_text(backbone):
+    model = encoder_of(backbone)
+    model.model.embed_tokens.weight.data[:] = float("nan")
+    with pytest.raises(RevelaError, match=r"embedding of 'Rivers carry.* is zero or not finite"):
+        model.encode([TEXTS[2]], "query", 32)

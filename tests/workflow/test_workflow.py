@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import TEXTS, write_choices
+from tests.conftest import TEXTS, revela, write_choices
 
 ROOT = Path(__file__).parents[2]
 
@@ -594,41 +594,6 @@ def test_after_a_kill_the_next_run_finishes(project):
 
 
 # ---------------------------------------------------------------------------- the command line
-
-
-def revela(*arguments: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        ["revela", *map(str, arguments)], capture_output=True, text=True, timeout=120, **options
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["check", str(ROOT / "config.yaml")],
-            "coir.csv: No such file",
-        ),  # relative to the current folder
-        (["chek"], "No such command 'chek'. Did you mean 'check'"),
-    ],
-)
-def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
-    result = revela(*arguments, cwd=tmp_path)
-    assert result.returncode == 1
-    assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_every_command_has_help():
-    commands = re.findall(r"^│ ([a-z]+) ", revela("--help").stdout, re.MULTILINE)
-    assert {"chunk", "batch", "pair", "pretrain", "train", "evaluate", "table", "figure"} <= set(
-        commands
-    )
-    for command in commands:
-        result = revela(command, "--help")
-        assert result.returncode == 0
-        assert "Usage" in result.stdout
 
 
 def test_settings_printed_for_a_rule_run_by_hand(tmp_path, project):
