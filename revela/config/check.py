@@ -170,6 +170,8 @@ def check_local(config: Config) -> None:
     for name, entry in config.batches.items():
         if entry.file and not Path(entry.file).is_file():
             raise RevelaError(f"batches.{name}.file: {entry.file}: no such file")
+        if entry.file and entry.file.endswith(".parquet"):
+            raise RevelaError(f"batches.{name}.file: {entry.file}: must be JSON lines, not Parquet")
     for name, suite in config.benchmarks.items():
         if isinstance(suite, FolderBenchmark):
             for task in suite.tasks:

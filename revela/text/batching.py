@@ -16,7 +16,6 @@ from revela.config.text import Batches
 from revela.text import chunking
 from revela.text.rows import (
     check_columns,
-    check_complete,
     count_rows,
     json_lines,
     parquet_rows,
@@ -82,9 +81,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a batch file, with the columns of `SCHEMA`."""
-    check_columns(path, SCHEMA, columns := ["source", "texts"])
-    check_complete(path, columns)
-    return parquet_rows(path, SCHEMA.names)
+    return parquet_rows(path, SCHEMA.names, SCHEMA, optional=["documents"])
 
 
 def group_consecutive(chunks: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -104,8 +101,10 @@ def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[
     """
     import datasets
 
+    next(parquet_rows(chunks, _CHUNK), None)  # an error if it lacks one of them
     with tempfile.TemporaryDirectory(prefix=".runs.", dir=chunks.parent) as cache:
         rows = datasets.Dataset.from_parquet(str(chunks), cache_dir=cache, columns=_CHUNK)
+        check_columns(chunks, rows.data, chunking.SCHEMA)
         rows = rows.with_format("arrow")
         starts = list(range(0, len(rows) - run_length + 1, run_length))
         random.Random(seed).shuffle(starts)
@@ -117,10 +116,8 @@ def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
     """Yield the batches of each corpus, one corpus after the other."""
     size = settings.batch_size
     for name in settings.corpora:
-        check_columns(inputs[name], chunking.SCHEMA, _CHUNK)
-        check_complete(inputs[name], _CHUNK)
         if settings.run_length is None:
-            chunks = parquet_rows(inputs[name], _CHUNK)
+            chunks = parquet_rows(inputs[name], _CHUNK, chunking.SCHEMA)
             groups = group_consecutive(chunks, size)
         else:
             groups = group_runs(inputs[name], size, settings.run_length, settings.seed)

@@ -18,7 +18,7 @@ from revela.common.errors import RevelaError
 from revela.common.workers import end_with_parent
 from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
-from revela.text.rows import check_columns, check_complete, parquet_rows, write_parquet
+from revela.text.rows import parquet_rows, write_parquet
 from revela.text.words import SENTENCE_END, word_pattern
 
 _TEXT = pa.string()
@@ -80,9 +80,7 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
 
 def read_documents_again(chunks: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the id and the chunks of each document of a chunk file."""
-    check_columns(chunks, SCHEMA, columns := ["document", "text"])
-    check_complete(chunks, columns)
-    rows = parquet_rows(chunks, columns)
+    rows = parquet_rows(chunks, ["document", "text"], SCHEMA)
     for document, group in itertools.groupby(rows, key=lambda row: row["document"]):
         yield document, [row["text"] for row in group]
 

@@ -5,8 +5,8 @@ import json
 import lzma
 import random
 import zlib
-from collections.abc import Iterable, Iterator
-from itertools import compress, islice, product
+from collections.abc import Container, Iterable, Iterator
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,11 +45,16 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise RevelaError(f"{path}:{number + 1}: cannot be read: {reason}") from error
 
 
-def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file, all columns or some.
+def parquet_rows(
+    path: Path,
+    columns: list[str] | None = None,
+    schema: Any = None,
+    optional: Container[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file, all columns or some; see `check_columns` for a schema.
 
     Raises:
-        RevelaError: it is not a readable Parquet file, or lacks a column.
+        RevelaError: it is not a readable Parquet file, lacks a column, or does not fit the schema.
     """
     import pyarrow.parquet as pq  # not at the top: the workflow imports this module at each start
 
@@ -59,41 +64,30 @@ def parquet_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[
             if column not in file.schema_arrow.names:
                 raise KeyError(column)
         for rows in file.iter_batches(_ROWS, columns=columns):
+            if schema:
+                check_columns(path, rows, schema, optional)
             yield from rows.to_pylist()
 
 
-def check_columns(path: Path, schema: Any, columns: Iterable[str]) -> None:
-    """Check that a Parquet file has columns of a schema's types.
+def check_columns(path: Path, found: Any, schema: Any, optional: Container[str] = ()) -> None:
+    """Check that an Arrow table, of some columns of a schema, has their types and no nulls.
+
+    Columns in `optional` may be null.
 
     Raises:
-        RevelaError: it has not, or is not a readable Parquet file.
+        RevelaError: it has other types, or nulls.
     """
-    import pyarrow.parquet as pq
+    import pyarrow.compute as pc
 
-    with reading(path, "a readable Parquet file"), pq.ParquetFile(path) as file:
-        own = file.schema_arrow
-        for column in columns:
-            if column not in own.names:
-                raise KeyError(column)
-            found, expected = _kind(own.field(column).type), _kind(schema.field(column).type)
-            if found != expected:
-                raise RevelaError(f"{path}: column {column!r} has the type {found}, not {expected}")
-
-
-def check_complete(path: Path, columns: Iterable[str]) -> None:
-    """Check that columns of a Parquet file have neither nulls nor empty lists, by its footer.
-
-    Raises:
-        RevelaError: they have.
-    """
-    import pyarrow.parquet as pq
-
-    parts = pq.read_metadata(path)
-    for group, number in product(range(parts.num_row_groups), range(parts.num_columns)):
-        part = parts.row_group(group).column(number)
-        name = part.path_in_schema.partition(".")[0]
-        if name in columns and part.statistics and part.statistics.null_count:
-            raise RevelaError(f"{path}: column {name!r} has null or empty values")
+    for name in found.schema.names:
+        column = found.column(name)
+        kind, expected = _kind(column.type), _kind(schema.field(name).type)
+        if kind != expected and not (kind == "null" and name in optional):
+            raise RevelaError(f"{path}: column {name!r} has the type {kind}, not {expected}")
+        if name not in optional:
+            lists = kind.startswith("list")
+            if column.null_count or (lists and pc.list_flatten(column).null_count):
+                raise RevelaError(f"{path}: column {name!r} has null values")
 
 
 def _kind(kind: Any) -> str:
@@ -102,8 +96,9 @@ def _kind(kind: Any) -> str:
 
     if pt.is_dictionary(kind):
         return _kind(kind.value_type)
-    if pt.is_list(kind) or pt.is_large_list(kind):
-        return f"list of {_kind(kind.value_type)}"
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        # Lists of null are empty, or have null values.
+        return f"list of {_kind(kind.value_type)}".replace(" null", " string")
     return "string" if pt.is_large_string(kind) or pt.is_string_view(kind) else str(kind)
 
 

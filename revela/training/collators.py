@@ -14,7 +14,7 @@ from revela.common.errors import RevelaError, check_name
 from revela.config.training import Experiment
 from revela.encoder import pad, token_ids
 from revela.text import batching, pairs
-from revela.text.rows import check_columns, check_complete
+from revela.text.rows import check_columns
 from revela.training.objectives.revela import chunks_to_read
 
 
@@ -107,10 +107,9 @@ def load_batches(data: Path) -> Any:
     Raises:
         RevelaError: it cannot be read, lacks a column or values, or a batch is a single chunk.
     """
-    rows = _load(data, batching.SCHEMA, columns := ["source", "texts"])
-    check_complete(data, columns)
+    rows = _load(data, batching.SCHEMA, ["source", "texts"])
     if _lengths(rows, "texts")[0] < 2:
-        raise RevelaError(f"{data}: a row has a single text, but a batch is at least two chunks")
+        raise RevelaError(f"{data}: a row has fewer than two texts, but a batch is at least two")
     return rows
 
 
@@ -124,13 +123,12 @@ def load_pairs(data: Path) -> Any:
     fewest, most = _lengths(rows, "negatives")
     if fewest < most:
         raise RevelaError(f"{data}: rows have {fewest} to {most} negatives; use the same number")
-    check_complete(data, ["query", "positive", *(["negatives"] if most else [])])
     return rows
 
 
 def _lengths(rows: Any, column: str) -> tuple[int, int]:
     """Return the minimum and maximum length of a column of lists."""
-    found = pc.min_max(pc.fill_null(pc.list_value_length(rows.data.column(column)), 0))
+    found = pc.min_max(pc.list_value_length(rows.data.column(column)))
     return found["min"].as_py(), found["max"].as_py()
 
 
@@ -146,7 +144,7 @@ def _load(data: Path, schema: Any, columns: Sequence[str]) -> Any:
         raise RevelaError(f"{data}: not a batch or pair file: {error}") from error
     for column in columns:
         check_name(str(data), "column", column, rows.column_names)
-    check_columns(data, schema, columns)
+    check_columns(data, rows.select_columns(columns).data, schema)
     if not len(rows):
         raise RevelaError(f"{data}: has no rows")
     return rows.add_column("index", list(range(len(rows))))
