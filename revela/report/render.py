@@ -88,6 +88,7 @@ _LATEX = str.maketrans(
     | {letter: f"$_{{{plain}}}$" for letter, plain in zip("ₐ₂₃₄", "a234", strict=True)}
     | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     | {"†": "$^{\\dagger}$", "‡": "$^{\\ddagger}$", "≥": "$\\geq$", "×": "$\\times$"}
+    | {"α": "$\\alpha$", "β": "$\\beta$", "γ": "$\\gamma$", "λ": "$\\lambda$", "τ": "$\\tau$"}
     | {"→": "$\\rightarrow$", "–": "--", "’": "'", "“": "``", "”": "''", "…": "\\ldots{}"}
 )
 

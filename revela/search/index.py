@@ -29,7 +29,7 @@ from revela.config.encoding import EncodingKeys
 from revela.config.evaluation import EncoderModel
 from revela.config.local import fingerprint, text_files
 from revela.config.names import ModelRef
-from revela.config.text import AnyCorpus, FilesCorpus
+from revela.config.text import AnyCorpus
 from revela.encoder import Encoder, devices, load_encoder, load_encoding
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
@@ -89,7 +89,9 @@ def build(
         "corpus": corpus.model_dump(mode="json", exclude_defaults=True),
     }
     former = _described(folder) if (folder / "index.json").exists() else described
-    if difference := _difference(former, described):
+    kind: Any = type(corpus)
+    defaults = kind.model_construct().model_dump(mode="json", exclude_none=True)
+    if difference := _difference(former, described, defaults):
         advice = "remove it or give another --output"
         raise RevelaError(f"{folder} was made with {difference}; {advice}")
     before = _state(corpus)
@@ -261,8 +263,11 @@ def _entries(models: Sequence[str]) -> list[EncoderModel]:
     ]
 
 
-def _difference(former: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return how the settings of an index differ from those that it was made with, if they do."""
+def _difference(former: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any]) -> str:
+    """Return how the settings of an index differ from those that it was made with, if they do.
+
+    `defaults` are those of its corpus.
+    """
     was, are = ({one["name"]: one["revision"] for one in each["models"]} for each in (former, now))
     if list(was) != list(are):
         return f"models {', '.join(was)}, not {', '.join(are)}"
@@ -271,14 +276,9 @@ def _difference(former: dict[str, Any], now: dict[str, Any]) -> str:
     before, after = (each["corpus"] | {key: each[key] for key in _PLAIN} for each in (former, now))
     for key in after | before:
         if before.get(key) != after.get(key):
-            made, asked = (each.get(key, _default(key)) for each in (before, after))
+            made, asked = (each.get(key, defaults.get(key)) for each in (before, after))
             return f"{key} {made!r}, not {asked!r}"
     return ""
-
-
-def _default(key: str) -> Any:
-    field = FilesCorpus.model_fields.get(key)
-    return field.get_default() if field else None
 
 
 def _revision(model: str) -> str:
