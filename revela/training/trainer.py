@@ -121,7 +121,7 @@ def _rows(experiment: Experiment, data: Path) -> Any:
     else:
         rows = load_batches(data)
     reads_documents = getattr(experiment.objective, "similarity", None) == "documents"
-    if reads_documents and not (len(rows) and any(rows[0].get("documents") or ())):
+    if reads_documents and not any(rows[0].get("documents") or ()):
         raise RevelaError(
             f"{data}: its chunks have no document ids, which similarity: documents needs"
         )

@@ -357,3 +357,21 @@ def test_documents_of_two_corpora_may_have_the_same_id(tmp_path):
     inputs = {n: chunk_file(tmp_path / f"{n}.parquet", 5, n) for n in ("x", "y")}
     settings = Pairs(corpora=["x", "y"], negatives=3)
     assert pairs.make_pairs(settings, inputs, tmp_path / "pairs.parquet").pairs == 10
+
+
+@pytest.mark.parametrize("run_length", [None, 2])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"document": "d", "text": text} for text in ("a", None)], "column 'text' has null"),
+        ([{"document": n, "text": "a"} for n in (1, 2)], "column 'document' has the type int64"),
+        ([{"text": "a"}] * 2, "missing 'document'"),
+    ],
+)
+def test_chunk_files_of_another_kind_are_refused(tmp_path, run_length, rows, message):
+    """Also without the statistics that would tell of nulls."""
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, write_statistics=False)
+    settings = Batches(corpora=["c"], batch_size=2, run_length=run_length)
+    with pytest.raises(RevelaError, match=message):
+        make_batches(settings, {"c": path}, tmp_path / "out.parquet")
