@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 from bench.common import SHAPES, random_model
 from bench.gpu.steps import BATCHES_A_STEP, ENCODING, REVELA, TINY, adapted
 from revela.attention import in_batch
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 from revela.training.objectives.revela import Revela
 
 COLUMNS = ["kernels", "flop", "bytes", "seconds"]
@@ -139,7 +139,7 @@ def model_step(
             read_packed=part("cross-document attention, forward", in_batch.read_packed),
         ),
         mock.patch("revela.attention.packing.flash", counter.flash),
-        mock.patch("revela.encoder.flash_takes", return_value=True),
+        mock.patch("revela.retriever.encode.flash_takes", return_value=True),
         mock.patch.object(module, "similarity", part("retriever, forward", module.similarity)),
         # The one kernel that a GPU has for it; meta tensors take three.
         mock.patch(

@@ -17,8 +17,8 @@ from revela.common.errors import RevelaError
 from revela.config.commands import app as config
 from revela.evaluation.commands import app as evaluation
 from revela.plan.commands import app as plan
-from revela.release.commands import app as release
 from revela.report.commands import app as report
+from revela.retriever.commands import app as retriever
 from revela.search.commands import app as search
 from revela.text.commands import app as text
 from revela.training.commands import app as training
@@ -28,7 +28,7 @@ app = typer.Typer(
     epilog="`revela settings CONFIG SECTION NAME` prints the JSON for --settings of a step.",
     pretty_exceptions_enable=False,
 )
-for folder in (config, plan, text, training, release, evaluation, search, report):
+for folder in (config, plan, text, training, retriever, evaluation, search, report):
     app.add_typer(folder)
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from revela.config.encoding import EncodingKeys
 from revela.config.evaluation import EncoderModel
-from revela.encoder import Encoder, load_encoder
+from revela.retriever.encode import Encoder, load_encoder
 from tests.attention.reference import varlen_attn
 
 TEXTS = [
@@ -73,7 +73,7 @@ def count_host_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention as on a GPU: on packed rows, with plain loops instead of the kernel."""
     monkeypatch.setattr("revela.attention.packing.varlen_attn", varlen_attn)
-    for module in ("attention.in_batch", "encoder", "training.objectives.replug"):
+    for module in ("attention.in_batch", "retriever.encode", "training.objectives.replug"):
         monkeypatch.setattr(f"revela.{module}.flash_takes", lambda *_: True)
 
 

@@ -17,8 +17,8 @@ from revela.common.outputs import write_json
 from revela.config import load_config
 from revela.config.encoding import Encoding
 from revela.config.training import Experiment
-from revela.encoder import load_tokenizer
-from revela.encoding import write_encoding
+from revela.retriever.encode import load_tokenizer
+from revela.retriever.save import write_encoding
 from tests.conftest import TEXTS
 
 ROOT = Path(__file__).parents[1]

@@ -136,7 +136,7 @@ def test_help_answers_at_once():
     ("modules", "heavy"),
     [
         ("report.training_figures, report.dynamics_figure, plan.run", {"torch", "transformers"}),
-        ("evaluation.measure, evaluation.bm25", {"transformers", "revela.encoder"}),
+        ("evaluation.measure, evaluation.bm25", {"transformers", "revela.retriever.encode"}),
     ],
 )
 def test_jobs_that_need_no_model_import_none(modules, heavy):

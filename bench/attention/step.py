@@ -33,7 +33,7 @@ from revela.attention.in_batch import in_batch_loss, in_batch_similarity
 from revela.common.memory import keep_freed_memory
 from revela.config.encoding import Encoding
 from revela.config.training import RevelaObjective
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 from revela.training.objectives.revela import Revela
 
 COMMAND = "python -m bench.attention.step"

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer import modules
 
 from bench.common import medians, random_model, report
 from revela.config.encoding import Encoding
-from revela.encoder import Encoder, load_tokenizer
+from revela.retriever.encode import Encoder, load_tokenizer
 
 ENCODING = Encoding(pooling="mean", append_eos=False)
 MAX_LENGTH = 512

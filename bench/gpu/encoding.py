@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from bench.gpu.steps import model_of, synchronize
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 
 ENCODING = SimpleNamespace(
     pooling="mean", append_eos=False, normalize=True, query_prefix="", passage_prefix=""

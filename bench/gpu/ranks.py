@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.gpu.exact import BOUNDS, far
 from bench.gpu.steps import ENCODING, REVELA, adapted, batches_of, learning, model_of
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 from revela.training.objectives.revela import Revela
 
 

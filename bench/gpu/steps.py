@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.attention.dense import plain_pass
 from bench.common import medians, ragged_batch, random_model
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
-from revela.encoder import Encoder, add_lora
+from revela.retriever.encode import Encoder, add_lora
 from revela.training.fused import fuse, without_casts
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela

@@ -86,8 +86,8 @@ def make_plan(folder: Path) -> Plan:
 
 
 def _micro_step(config: Any, name: str) -> MicroStep:
-    from revela.encoder import native_dtype
     from revela.plan import estimates
+    from revela.retriever.encode import native_dtype
 
     entry = config.resolved("experiments", name)
     contriever = entry.objective.name == "contriever"

@@ -13,7 +13,7 @@ def by_revela(encoder: dict[str, Any], texts: list[str], precision: str) -> np.n
     """Return embeddings (N, D) of passages as in an evaluation in this precision."""
     from revela.config.evaluation import EncoderModel
     from revela.config.settings import parse_settings
-    from revela.encoder import load_encoder
+    from revela.retriever.encode import load_encoder
 
     model = parse_settings(EncoderModel, json.dumps(encoder))
     loaded = load_encoder(model, precision, "cpu")

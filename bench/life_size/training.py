@@ -164,7 +164,7 @@ def matmul_rate() -> float:
     import torch
 
     from bench.common import medians
-    from revela.encoder import native_dtype
+    from revela.retriever.encode import native_dtype
 
     size = 1536
     left, right = (torch.randn(size, size).to(native_dtype("bfloat16")) for _ in range(2))

@@ -19,7 +19,7 @@ from bench.common import medians, random_model, report
 from revela.common.memory import keep_freed_memory
 from revela.config.encoding import Encoding
 from revela.config.training import Lora
-from revela.encoder import Encoder, add_lora
+from revela.retriever.encode import Encoder, add_lora
 
 COMMAND = "python -m bench.training.freed_memory"
 SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.common import chunk_lengths, medians, ragged_batch, random_model, report
 from revela.common.memory import keep_freed_memory
-from revela.encoder import pad
+from revela.retriever.encode import pad
 from revela.training.objectives.replug import cross_losses
 
 

@@ -22,7 +22,7 @@ from bench.common import machine, medians, peak_gb, real_chunks, report
 from revela.common import outputs
 from revela.common.memory import keep_freed_memory
 from revela.config.training import Experiment, ReplugObjective, RevelaObjective
-from revela.encoder import Encoder, load_model, load_tokenizer
+from revela.retriever.encode import Encoder, load_model, load_tokenizer
 from revela.training.collators import BatchCollator
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.workers import end_with_parent
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 
 SHARD_SIZE = 16_384
 _DIGEST_BYTES = 16

@@ -8,7 +8,7 @@ from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explained
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.evaluation import LanguageModel, LmEvalBenchmark
-from revela.encoder import devices, load_model, load_tokenizer, native_dtype
+from revela.retriever.encode import devices, load_model, load_tokenizer, native_dtype
 
 
 def evaluate(

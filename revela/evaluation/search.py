@@ -14,9 +14,9 @@ from revela.common.versions import STAGE_VERSIONS
 from revela.config import paths
 from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel, MtebBenchmark, RetrievalBenchmark
-from revela.encoder import Encoder, devices, load_encoder, load_encoding, native_dtype
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
+from revela.retriever.encode import Encoder, devices, load_encoder, load_encoding, native_dtype
 
 _QUERIES_AT_A_TIME = 4_096
 _BM25_DEPTH = 1_000  # documents per query whose BM25 score is used

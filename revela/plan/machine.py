@@ -24,7 +24,7 @@ class Machine:
     @property
     def has_bfloat16(self) -> bool:
         """Whether precision bfloat16 is used: on a GPU, and on some processors."""
-        from revela.encoder import native_dtype
+        from revela.retriever.encode import native_dtype
 
         return self.gpus > 0 or native_dtype("bfloat16").itemsize == 2
 

@@ -30,9 +30,9 @@ from revela.config.evaluation import EncoderModel
 from revela.config.local import fingerprint, text_files
 from revela.config.names import ModelRef
 from revela.config.text import AnyCorpus
-from revela.encoder import Encoder, devices, load_encoder, load_encoding
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
+from revela.retriever.encode import Encoder, devices, load_encoder, load_encoding
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
 from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows

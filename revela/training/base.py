@@ -23,7 +23,7 @@ from revela.common.memory import keep_freed_memory, memory_gb
 from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Backbone, Experiment
-from revela.encoder import devices, native_dtype
+from revela.retriever.encode import devices, native_dtype
 from revela.training import checkpoints, trackers
 from revela.training.meter import Meter
 from revela.training.trainlog import LOG, append_line, keep_log_until

@@ -12,7 +12,7 @@ import torch
 from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
 from revela.config.training import Experiment
-from revela.encoder import pad, token_ids
+from revela.retriever.encode import pad, token_ids
 from revela.text import batching, pairs
 from revela.text.rows import check_columns
 from revela.training.objectives.revela import chunks_to_read

@@ -13,7 +13,9 @@ from revela.common.errors import RevelaError, reading
 from revela.common.memory import return_freed_memory
 from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
-from revela.encoder import (
+from revela.retriever.card import make_card
+from revela.retriever.check import check_folder
+from revela.retriever.encode import (
     Encoder,
     adapter_base,
     add_lora,
@@ -24,9 +26,7 @@ from revela.encoder import (
     native_dtype,
     positions,
 )
-from revela.encoding import check_vocabulary, write_encoding
-from revela.release.card import make_card
-from revela.release.check import check_folder
+from revela.retriever.save import check_vocabulary, write_encoding
 from revela.training.base import BaseTrainer, finish, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
 from revela.training.collators import BatchCollator, PairCollator, load_batches, load_pairs

@@ -12,7 +12,7 @@ import torch.multiprocessing as multiprocessing
 
 from revela.attention.cross_document import all_gather
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity
-from revela.encoder import pad
+from revela.retriever.encode import pad
 from tests.conftest import tiny_llama
 
 CHUNKS = [[5, 3, 8, 9], [7, 2], [4, 4, 6], [9, 8, 7], [3, 3, 3, 1], [11, 12]]

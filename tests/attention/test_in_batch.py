@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import revela.attention.in_batch as attention
 from revela.attention import losses
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
-from revela.encoder import pad
+from revela.retriever.encode import pad
 from tests.attention.common import MODELS, TEMPERATURES, random_chunks
 from tests.attention.reference import in_batch_losses
 from tests.conftest import count_host_reads, tiny_llama

@@ -6,7 +6,7 @@ import transformers
 
 from revela.attention import decoder
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
-from revela.encoder import pad
+from revela.retriever.encode import pad
 from tests.attention.common import random_chunks
 from tests.conftest import tiny_llama
 

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 from bench.life_size import reference, results, text, twins
 from bench.life_size.plan import EXPERIMENTS
 from revela.config.training import Lora
-from revela.encoder import add_lora, load_model
+from revela.retriever.encode import add_lora, load_model
 
 ROOT = Path(__file__).parents[2]
 TINY = {

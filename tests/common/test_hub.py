@@ -15,7 +15,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import httpx
 
 from revela.common.hub import Hub, explain
-from revela.encoder import load_model
+from revela.retriever.encode import load_model
 from tests.rehearsal import hub
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ import json
 from huggingface_hub import dataset_info, get_repo_discussions, list_repo_files
 from revela.text.batching import _download
 from revela.text.corpora import Skipped, read_documents
-from revela.encoder import adapter_base, load_model, load_tokenizer
+from revela.retriever.encode import adapter_base, load_model, load_tokenizer
 from revela.common.errors import RevelaError
 from revela.common.hub import read_model_json
 from revela.config.text import Batches, HubCorpus

@@ -22,13 +22,13 @@ from revela.config.evaluation import (
     EncoderModel,
     MtebBenchmark,
 )
-from revela.encoder import load_tokenizer
-from revela.encoding import write_encoding
 from revela.evaluation import commands
 from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task, local_task
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.search import encoding_for
+from revela.retriever.encode import load_tokenizer
+from revela.retriever.save import write_encoding
 from tests.conftest import TEXTS, encoder_of
 from tests.evaluation.common import QRELS, SUITE, model_of, ndcg, rows_of, searcher_of
 

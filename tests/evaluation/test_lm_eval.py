@@ -12,9 +12,9 @@ from revela.common.errors import RevelaError
 from revela.config.catalogue import lm_eval_task_files
 from revela.config.evaluation import LanguageModel, LmEvalBenchmark
 from revela.config.training import Lora
-from revela.encoder import add_lora, load_model, load_tokenizer
 from revela.evaluation import lm_eval
 from revela.evaluation.commands import app
+from revela.retriever.encode import add_lora, load_model, load_tokenizer
 from tests.conftest import TEXTS, write_choices
 
 SENTENCES = [sentence for text in TEXTS for sentence in text.split(". ")]

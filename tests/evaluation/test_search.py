@@ -16,10 +16,10 @@ from revela.common.errors import RevelaError
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel, FolderBenchmark
-from revela.encoder import load_encoder
 from revela.evaluation import embeddings, search
 from revela.evaluation.embeddings import Passages, encode_corpus
 from revela.evaluation.search import DenseSearch, exact_search
+from revela.retriever.encode import load_encoder
 from tests.conftest import TEXTS, encoder_of
 
 

@@ -8,11 +8,11 @@ import transformers
 
 from revela.config import load_config
 from revela.config.training import Lora
-from revela.encoder import add_lora
 from revela.plan import estimates
 from revela.plan.counts import Counts
 from revela.plan.estimates import GB, PAPER_TFLOPS, UNCERTAINTY, Shape
 from revela.plan.machine import Machine
+from revela.retriever.encode import add_lora
 from tests.plan.common import LLAMA_1B, ROOT, SMOLLM2_135M, decoder, experiment, shape_of
 
 
@@ -104,7 +104,7 @@ def test_training_memory_grows_with_batch_and_trained_weights():
 def test_bfloat16_on_a_cpu_halves_the_memory(monkeypatch, has):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
-    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: has)
+    monkeypatch.setattr("revela.retriever.encode._cpu_has_bfloat16", lambda: has)
     half = Machine(gpus=0, gpu_gb=None, ram_gb=16).has_bfloat16
     shape = decoder(LLAMA_1B)
     weights = 2 * shape.weights() if has else 4 * shape.weights()

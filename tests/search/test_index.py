@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
-from revela.encoder import load_tokenizer
-from revela.encoding import write_encoding
+from revela.retriever.encode import load_tokenizer
+from revela.retriever.save import write_encoding
 from revela.search.fusion import Hit, fuse
 from revela.search.index import Index, build
 from tests.conftest import TEXTS, encoder_of

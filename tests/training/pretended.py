@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from revela.config.encoding import Encoding
 from revela.config.training import ContrieverObjective, Lora, ReplugObjective, RevelaObjective
-from revela.encoder import Encoder, add_lora, pad
+from revela.retriever.encode import Encoder, add_lora, pad
 from revela.training.fused import fuse
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug

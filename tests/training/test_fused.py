@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from revela.config.training import Lora
-from revela.encoder import add_lora, load_model
+from revela.retriever.encode import add_lora, load_model
 from revela.training.fused import fuse, without_casts
 from tests.conftest import tiny_llama
 

@@ -11,7 +11,7 @@ import transformers
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity
 from revela.config.encoding import Encoding
 from revela.config.training import ContrieverObjective, ReplugObjective, RevelaObjective
-from revela.encoder import (
+from revela.retriever.encode import (
     Encoder,
     load_tokenizer,
     pad,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from revela.common.errors import RevelaError
 from revela.config.training import Backbone
-from revela.encoder import load_model, load_tokenizer
+from revela.retriever.encode import load_model, load_tokenizer
 from revela.training.pretraining import pretrain
 from revela.training.trainlog import read_log
 from tests.conftest import TEXTS

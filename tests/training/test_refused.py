@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
 from revela.config.training import Lora
-from revela.encoder import add_lora, load_model, load_tokenizer
-from revela.encoding import check_vocabulary
+from revela.retriever.encode import add_lora, load_model, load_tokenizer
+from revela.retriever.save import check_vocabulary
 from revela.training.trainer import train
 from tests.training.common import (
     LORA,

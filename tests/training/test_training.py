@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file
 
 from revela.common.errors import RevelaError
-from revela.encoder import load_model, load_tokenizer
-from revela.encoding import write_encoding
-from revela.release import check
+from revela.retriever import check
+from revela.retriever.encode import load_model, load_tokenizer
+from revela.retriever.save import write_encoding
 from revela.training import trainer as training
 from revela.training.base import training_arguments
 from revela.training.collators import BatchCollator
@@ -257,7 +257,7 @@ def test_the_code_for_gpus_trains_like_the_code_for_cpus(
     changes = objective[0] | {"lora": lora, "precision": "bfloat16", "steps": 1}
     settings, rows = experiment(backbone, **changes), objective[1]
     monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
-    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("revela.retriever.encode._cpu_has_bfloat16", lambda: True)
     train(settings, rows, tmp_path / "cpu", gradient_checkpointing=True)
     request.getfixturevalue("flash")
     monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])

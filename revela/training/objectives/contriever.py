@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from revela.attention.packing import to_device
 from revela.config.training import ContrieverObjective
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 
 
 class Contriever(nn.Module):

@@ -23,7 +23,7 @@ from revela.attention.packing import (
     to_device,
 )
 from revela.config.training import ReplugObjective
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 
 _IDENTITY = 0.99  # weight of targets on the chunks themselves: nothing to learn
 

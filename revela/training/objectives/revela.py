@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from revela.attention.cross_document import all_gather
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 from revela.config.training import RevelaObjective
-from revela.encoder import Encoder
+from revela.retriever.encode import Encoder
 
 
 class Revela(nn.Module):

@@ -10,9 +10,9 @@ from huggingface_hub.utils import HFValidationError, httpx, validate_repo_id
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
 from revela.config.names import ModelRef
-from revela.encoder import adapter_base
-from revela.release.card import make_card, must_be_called_llama
-from revela.release.check import check_folder, check_is_retriever
+from revela.retriever.card import make_card, must_be_called_llama
+from revela.retriever.check import check_folder, check_is_retriever
+from revela.retriever.encode import adapter_base
 
 _WEIGHTS = re.compile(r"adapter_|\.safetensors|\.bin$")
 

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.common.outputs import read_json, sha256, write_json
-from revela.encoder import load_model, load_tokenizer
-from revela.encoding import write_encoding
-from revela.release import upload
-from revela.release.card import make_card
+from revela.retriever import push as upload
+from revela.retriever.card import make_card
+from revela.retriever.encode import load_model, load_tokenizer
+from revela.retriever.save import write_encoding
 from revela.training.callbacks import save_model
 from tests.rehearsal import hub
-from tests.release.test_release import experiment
+from tests.retriever.test_release import experiment
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel
 from revela.config.local import check_model_folder
 from revela.config.training import Lora
-from revela.encoding import appends_eos, check_vocabulary, read_encoding
+from revela.retriever.save import appends_eos, check_vocabulary, read_encoding
 
 Role = Literal["query", "passage"]
 

@@ -19,7 +19,8 @@ from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding, EncodingKeys
 from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
-from revela.encoder import (
+from revela.retriever import check
+from revela.retriever.encode import (
     Encoder,
     add_lora,
     load_encoder,
@@ -27,8 +28,8 @@ from revela.encoder import (
     load_model,
     load_tokenizer,
 )
-from revela.encoding import write_encoding
-from revela.release import check, export
+from revela.retriever.export import export
+from revela.retriever.save import write_encoding
 from revela.training.callbacks import save_model
 from tests.conftest import TEXTS
 

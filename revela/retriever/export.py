@@ -7,9 +7,9 @@ from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
-from revela.encoder import load_encoder
-from revela.release.card import make_card
-from revela.release.check import check_folder, check_is_retriever
+from revela.retriever.card import make_card
+from revela.retriever.check import check_folder, check_is_retriever
+from revela.retriever.encode import load_encoder
 
 
 def export(model: Path, output: Path) -> dict[str, float]:

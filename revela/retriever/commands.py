@@ -13,7 +13,7 @@ Model = Annotated[Path, typer.Argument(help="Folder of a trained retriever.")]
 @app.command()
 def export(model: Model, output: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
     """Export a retriever as one sentence-transformers folder, with LoRA weights merged."""
-    from revela.release.merge import export as run
+    from revela.retriever.export import export as run
 
     cosines = run(model, output)
     print(f"{output}: same vectors in sentence-transformers, cosines ≥ {min(cosines.values()):.6f}")
@@ -27,7 +27,7 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files.")] = False,
 ) -> None:
     """Upload a retriever to the Hugging Face hub; the token is read from HF_TOKEN."""
-    from revela.release.upload import push as run
+    from revela.retriever.push import push as run
 
     files = run(model, repository, private, dry_run)
     for name, size in files.items():

@@ -14,7 +14,7 @@ from revela.common.errors import RevelaError
 from revela.common.memory import return_freed_memory
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
-from revela.encoder import load_encoder, load_encoding, token_ids
+from revela.retriever.encode import load_encoder, load_encoding, token_ids
 
 _SAME = 0.9999  # cosine
 _TIED = 1e-4  # relative to the largest similarity; smaller differences are ties

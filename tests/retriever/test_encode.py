@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from revela.attention.packing import flash_takes
 from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
-from revela.encoder import (
+from revela.retriever.encode import (
     _TOKENS_PER_BATCH,
     Encoder,
     load_tokenizer,
@@ -91,13 +91,13 @@ def test_a_model_with_code_of_its_own_is_an_error(backbone, tmp_path):
 
 def test_a_cpu_computes_in_bfloat16_only_where_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("revela.retriever.encode._cpu_has_bfloat16", lambda: True)
     monkeypatch.delenv("REVELA_CPU_BFLOAT16", raising=False)
     assert native_dtype("bfloat16") == torch.float32
     monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
     assert native_dtype("bfloat16") == torch.bfloat16
     assert native_dtype("float32") == torch.float32
-    monkeypatch.setattr("revela.encoder._cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("revela.retriever.encode._cpu_has_bfloat16", lambda: False)
     assert native_dtype("bfloat16") == torch.float32
 
 
