@@ -63,6 +63,39 @@ def random_model(shape: str, **changes: Any) -> transformers.LlamaForCausalLM:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
 
 
+class InMemory(torch.nn.Module):
+    """The first module of an encoder whose model is in memory only, without files."""
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self.max_seq_length = model, tokenizer, 2048
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Run the model on padded ids."""
+        given = {"use_cache": False, "attention_mask": features["attention_mask"]}
+        output = self.model(input_ids=features["input_ids"], **given)
+        return features | {"token_embeddings": output.last_hidden_state}
+
+
+def encoder_around(model: Any, pooling: str = "lasttoken", normalize: bool = True) -> Any:
+    """Return the encoder of a model in memory, which takes ids, not texts."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    from revela.retriever.encode import pack_where_possible
+
+    pooled = modules.Pooling(model.config.hidden_size, pooling)
+    ends = [modules.Normalize()] if normalize else []
+    similarity: Any = "cosine" if normalize else "dot"
+    return pack_where_possible(
+        SentenceTransformer(
+            modules=[InMemory(model), pooled, *ends],
+            similarity_fn_name=similarity,
+            device=str(model.device),
+        )
+    )
+
+
 def chunk_lengths(count: int, longest: int) -> list[int]:
     """Return the lengths in tokens of `count` real chunks of English, truncated at `longest`.
 

@@ -24,10 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from bench.common import SHAPES, random_model
-from bench.gpu.steps import BATCHES_A_STEP, ENCODING, REVELA, TINY, adapted
+from bench.common import SHAPES, encoder_around, random_model
+from bench.gpu.steps import BATCHES_A_STEP, REVELA, TINY, adapted
 from revela.attention import in_batch
-from revela.retriever.encode import Encoder
 from revela.training.objectives.revela import Revela
 
 COLUMNS = ["kernels", "flop", "bytes", "seconds"]
@@ -124,7 +123,7 @@ def model_step(
     with torch.device("meta"):
         one, other = (random_model(shape, **(TINY if tiny else {})).bfloat16() for _ in range(2))
         one, other = (adapted(m, tiny, checkpointing, fused) for m in (one.model, other))
-        module = Revela(Encoder(one, None, ENCODING), other, REVELA).bfloat16().train()
+        module = Revela(encoder_around(one), other, REVELA).bfloat16().train()
         ids = torch.zeros(2 * batch, length, dtype=torch.long)
         mask = torch.ones_like(ids)
     read_on_host = ~np.eye(batch, dtype=bool), [length] * batch

@@ -11,10 +11,13 @@ import pytest
 import torch
 import transformers
 import yaml
+from sentence_transformers import SentenceTransformer
 
-from revela.config.encoding import EncodingKeys
+from revela.config.encoding import Encoding, EncodingKeys
 from revela.config.evaluation import EncoderModel
-from revela.retriever.encode import Encoder, load_encoder
+from revela.retriever.load import load_encoder
+from revela.retriever.save import save_encoder
+from revela.retriever.tokenizer import appends_eos
 from tests.attention.reference import varlen_attn
 
 TEXTS = [
@@ -49,10 +52,29 @@ def tiny_llama(**changes: object) -> transformers.LlamaForCausalLM:
     return transformers.LlamaForCausalLM(config)
 
 
-def encoder_of(folder: Path, **encoding: object) -> Encoder:
+def encoder_of(folder: Path, **encoding: object) -> SentenceTransformer:
     """Return the encoder of a folder in float32, loaded as in evaluation."""
     model = EncoderModel(kind="encoder", retriever=str(folder), encoding=EncodingKeys(**encoding))
     return load_encoder(model, "float32", "cpu")
+
+
+def make_encoder(folder: Path, max_length: int = 512, **encoding: object) -> None:
+    """Make a backbone's folder a sentence-transformers model with the paper's or these settings."""
+    encoder = encoder_of(folder, **encoding)
+    encoder.max_seq_length = max_length
+    save_encoder(encoder, folder, encoder[0].model.state_dict())
+
+
+def encoding_of(encoder: SentenceTransformer) -> Encoding:
+    """Return what an encoder does, as it is written in a config."""
+    pooling = next(m.pooling_mode for m in encoder if hasattr(m, "pooling_mode"))
+    return Encoding(
+        query_prefix=encoder.prompts["query"],
+        passage_prefix=encoder.prompts["document"],
+        pooling={"lasttoken": "last"}.get(pooling, pooling),
+        append_eos=appends_eos(encoder.tokenizer),
+        normalize=encoder.similarity_fn_name == "cosine",
+    )
 
 
 def count_host_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -15,11 +15,8 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.outputs import write_json
 from revela.config import load_config
-from revela.config.encoding import Encoding
 from revela.config.training import Experiment
-from revela.retriever.encode import load_tokenizer
-from revela.retriever.save import write_encoding
-from tests.conftest import TEXTS
+from tests.conftest import TEXTS, make_encoder
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -147,7 +144,7 @@ def prepared(tmp_path_factory, backbone) -> Path:
     for name in ("my-retriever", "demo-revela"):
         model = folder / "results/models" / name / "retriever"
         shutil.copytree(backbone, model)
-        write_encoding(model, load_tokenizer(str(model)), Encoding(), 512, 157)
+        make_encoder(model)
         manifest = {"settings": trained.model_dump(mode="json"), "steps": 1}
         manifest |= {"inputs": {"results/batches/mine.parquet": "0"}}
         manifest |= {"output": f"results/models/{name}"}

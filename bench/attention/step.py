@@ -22,6 +22,7 @@ from torch import Tensor
 from bench.attention.dense import dense_loss, plain_pass
 from bench.common import (
     chunk_lengths,
+    encoder_around,
     medians,
     peak_gb,
     ragged_batch,
@@ -31,9 +32,7 @@ from bench.common import (
 )
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity
 from revela.common.memory import keep_freed_memory
-from revela.config.encoding import Encoding
 from revela.config.training import RevelaObjective
-from revela.retriever.encode import Encoder
 from revela.training.objectives.revela import Revela
 
 COMMAND = "python -m bench.attention.step"
@@ -142,9 +141,7 @@ def large_batches(sizes: list[int]) -> None:
         for model in models:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
-        module = Revela(
-            Encoder(models[0].model, None, Encoding()), models[1], RevelaObjective(name="revela")
-        )
+        module = Revela(encoder_around(models[0].model), models[1], RevelaObjective(name="revela"))
         lengths = chunk_lengths(size, 156)
         inputs: list[Tensor] = [
             *ragged_batch([length + 4 for length in lengths] * 2, 49152),

@@ -18,10 +18,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from bench.common import medians, random_model, report
-from revela.config.encoding import Encoding
-from revela.retriever.encode import Encoder, load_tokenizer
+from revela.config.encoding import EncodingKeys
+from revela.config.evaluation import EncoderModel
+from revela.config.names import ModelRef
+from revela.retriever.encode import encode
+from revela.retriever.load import load_encoder, load_tokenizer
+from revela.retriever.source import Source
 
-ENCODING = Encoding(pooling="mean", append_eos=False)
 MAX_LENGTH = 512
 
 
@@ -44,7 +47,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=128)
     arguments = parser.parse_args()
     texts = texts_of_mixed_lengths(arguments.texts)
-    tokenizer = load_tokenizer("data/backbone")
+    tokenizer = load_tokenizer(Source("data/backbone"))
     model = random_model(
         "SmolLM2-135M", num_hidden_layers=6, eos_token_id=tokenizer.eos_token_id
     ).model.eval()
@@ -53,24 +56,28 @@ def main() -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         transformer = modules.Transformer(folder, max_seq_length=MAX_LENGTH)
+        keys = EncodingKeys(pooling="mean", append_eos=False)
+        ours = load_encoder(
+            EncoderModel(kind="encoder", retriever=ModelRef(folder), encoding=keys),
+            "float32",
+            "cpu",
+        )
     theirs = SentenceTransformer(
         modules=[
             transformer,
             modules.Pooling(model.config.hidden_size, "mean"),
             modules.Normalize(),
         ],
-        prompts={"passage": ENCODING.passage_prefix},
+        prompts=ours.prompts,
         device="cpu",
     )
-    ours = Encoder(model, tokenizer, ENCODING).eval()
-    coarse = copy.deepcopy(model).to(torch.bfloat16)
-    half = Encoder(coarse, tokenizer, ENCODING).eval()
+    half = copy.deepcopy(ours).bfloat16()
     runs = {
         "sentence-transformers, float32": lambda: torch.as_tensor(
-            theirs.encode(texts, prompt_name="passage")
+            theirs.encode(texts, prompt_name="document")
         ),
-        "ours, float32": lambda: ours.encode(texts, "passage", MAX_LENGTH),
-        "ours, bfloat16": lambda: half.encode(texts, "passage", MAX_LENGTH),
+        "ours, float32": lambda: encode(ours, texts, "passage", MAX_LENGTH),
+        "ours, bfloat16": lambda: encode(half, texts, "passage", MAX_LENGTH),
     }
     expected = runs["sentence-transformers, float32"]()
     far = {name: float((run() - expected).abs().max()) for name, run in runs.items()}

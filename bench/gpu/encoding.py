@@ -1,20 +1,22 @@
-"""Encoding texts of mixed lengths: ours, and sentence-transformers if it is installed."""
+"""Encoding texts of mixed lengths: ours, and sentence-transformers'."""
 
 import random
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 from transformers import AutoTokenizer
 
 from bench.gpu.steps import model_of, synchronize
-from revela.retriever.encode import Encoder
+from revela.config.encoding import EncodingKeys
+from revela.config.evaluation import EncoderModel
+from revela.config.names import ModelRef
+from revela.retriever.encode import encode
+from revela.retriever.load import load_encoder
 
-ENCODING = SimpleNamespace(
-    pooling="mean", append_eos=False, normalize=True, query_prefix="", passage_prefix=""
-)
 BACKBONE = Path(__file__).parents[2] / "data/backbone"  # for its tokenizer
 MAX_LENGTH = 512
 
@@ -31,27 +33,26 @@ def measure(device: torch.device, tiny: bool) -> list[dict[str, str]]:
         round(5 * (10 if tiny else 60) ** random.random()) for _ in range(16 if tiny else 8192)
     ]
     texts = [" ".join(random.choices(words, k=length)) for length in lengths]
-    ours = Encoder(model, tokenizer, ENCODING).eval()
-    runs = {"ours": lambda: ours.encode(texts, "passage", MAX_LENGTH)}
-    try:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer import modules
-
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            stages = [
-                modules.Transformer(folder, max_seq_length=MAX_LENGTH),
-                modules.Pooling(model.config.hidden_size, "mean"),
-                modules.Normalize(),
-            ]
-        theirs = SentenceTransformer(modules=stages, device=str(device)).bfloat16()
-        runs["sentence-transformers"] = lambda: (
+    keys = EncodingKeys(
+        pooling="mean", append_eos=False, query_prefix="", passage_prefix="", normalize=True
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        entry = EncoderModel(kind="encoder", retriever=ModelRef(folder), encoding=keys)
+        ours = load_encoder(entry, "bfloat16", str(device))
+        stages = [
+            modules.Transformer(folder, max_seq_length=MAX_LENGTH),
+            modules.Pooling(model.config.hidden_size, "mean"),
+            modules.Normalize(),
+        ]
+    theirs = SentenceTransformer(modules=stages, device=str(device)).bfloat16()
+    runs = {
+        "ours": lambda: encode(ours, texts, "passage", MAX_LENGTH),
+        "sentence-transformers": lambda: (
             theirs.encode(texts, convert_to_tensor=True, batch_size=128).float().cpu()
-        )
-        missing = []
-    except ImportError as error:
-        missing = [{"": f"sentence-transformers: {error}"}]
+        ),
+    }
     rows, expected = [], None
     for name, run in runs.items():
         run()  # warms up
@@ -68,7 +69,7 @@ def measure(device: torch.device, tiny: bool) -> list[dict[str, str]]:
                 "largest difference": f"{float((embeddings - expected).abs().max()):.0e}",
             }
         )
-    return rows + missing
+    return rows
 
 
 def _tokens(tokenizer: object, texts: list[str]) -> int:

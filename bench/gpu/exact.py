@@ -15,7 +15,7 @@ from revela.attention import packing
 from revela.attention.cross_document import Reads
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, read_packed
 from revela.attention.packing import Spans, flash, flash_takes, starts_of
-from revela.retriever.encode import add_lora
+from revela.retriever.load import add_lora
 from revela.training.fused import fuse, without_casts
 from tests.attention.reference import varlen_attn
 

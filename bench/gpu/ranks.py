@@ -13,9 +13,9 @@ import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.common import encoder_around
 from bench.gpu.exact import BOUNDS, far
-from bench.gpu.steps import ENCODING, REVELA, adapted, batches_of, learning, model_of
-from revela.retriever.encode import Encoder
+from bench.gpu.steps import REVELA, adapted, batches_of, learning, model_of
 from revela.training.objectives.revela import Revela
 
 
@@ -43,7 +43,7 @@ def _gradients(rank: int, world: int, device: str, folder: str) -> None:
     torch.manual_seed(0)
     retriever = adapted(model_of("SmolLM2-135M", place, True).model, True, False)
     causal = adapted(model_of("SmolLM2-135M", place, True), True, False)
-    module: Any = Revela(Encoder(retriever, None, ENCODING), causal, REVELA).eval()  # no dropout
+    module: Any = Revela(encoder_around(retriever), causal, REVELA).eval()  # no dropout
     batches = batches_of(4, 1, causal.config.vocab_size, place, True)[:2]
     if world > 1:
         distributed.init_process_group(

@@ -19,9 +19,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.attention.dense import plain_pass
-from bench.common import medians, ragged_batch, random_model
+from bench.common import encoder_around, medians, ragged_batch, random_model
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
-from revela.retriever.encode import Encoder, add_lora
+from revela.retriever.load import add_lora
 from revela.training.fused import fuse, without_casts
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
@@ -38,7 +38,6 @@ TINY = {
     "intermediate_size": 128,
 }
 PARTS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
-ENCODING = SimpleNamespace(pooling="last", normalize=True, append_eos=True)
 REVELA = SimpleNamespace(
     temperature=1e-4,
     value_norm=True,
@@ -241,7 +240,7 @@ def _revela(
     retriever = adapted(model_of(shape, device, tiny).model, tiny, checkpointing, fused)
     causal = model_of(shape, device, tiny)
     language_model = adapted(causal, tiny, checkpointing, fused)
-    module = Revela(Encoder(retriever, None, ENCODING), language_model, REVELA).train()
+    module = Revela(encoder_around(retriever), language_model, REVELA).train()
     batches = batches_of(size, together, causal.config.vocab_size, device, tiny)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -322,7 +321,7 @@ def replug(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]
     for size in (2, 4) if tiny else (8, 16, 32):
         retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
         causal = model_of(shape, device, tiny)
-        module = Replug(Encoder(retriever, None, ENCODING), causal, REPLUG).train()
+        module = Replug(encoder_around(retriever), causal, REPLUG).train()
         batches = batches_of(size, 1, causal.config.vocab_size, device, tiny)
         for batch in batches:
             del batch["sizes"]
@@ -354,7 +353,7 @@ def operators(device: torch.device, tiny: bool) -> list[dict[str, str]]:
     shape = "SmolLM2-135M" if tiny else "Llama-3.2-1B"
     retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
     language_model = adapted(model_of(shape, device, tiny), tiny, False)
-    module = Revela(Encoder(retriever, None, ENCODING), language_model, REVELA).train()
+    module = Revela(encoder_around(retriever), language_model, REVELA).train()
     vocabulary = language_model.config.vocab_size
     batches = batches_of(2 if tiny else 16, 2, vocabulary, device, tiny)
     step = learning(module, device)

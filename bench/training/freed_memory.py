@@ -15,11 +15,10 @@ import sys
 
 import torch
 
-from bench.common import medians, random_model, report
+from bench.common import encoder_around, medians, random_model, report
 from revela.common.memory import keep_freed_memory
-from revela.config.encoding import Encoding
 from revela.config.training import Lora
-from revela.retriever.encode import Encoder, add_lora
+from revela.retriever.load import add_lora
 
 COMMAND = "python -m bench.training.freed_memory"
 SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}
@@ -50,7 +49,7 @@ def step(model: str) -> float:
         network.gradient_checkpointing_enable({"use_reentrant": False})
         network.enable_input_require_grads()
         network = add_lora(network, Lora(), seed=0)
-    encoder = Encoder(network.train(), None, Encoding())
+    encoder = encoder_around(network.train())
     longest, texts = (157, 32) if wide else (64, 64)
     batches = []
     for _ in range(1 if wide else 8):

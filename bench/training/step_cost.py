@@ -21,8 +21,15 @@ from accelerate.utils import send_to_device
 from bench.common import machine, medians, peak_gb, real_chunks, report
 from revela.common import outputs
 from revela.common.memory import keep_freed_memory
+from revela.config.encoding import EncodingKeys
 from revela.config.training import Experiment, ReplugObjective, RevelaObjective
-from revela.retriever.encode import Encoder, load_model, load_tokenizer
+from revela.retriever.load import (
+    load_language_model,
+    load_model,
+    load_tokenizer,
+    read_encoder,
+)
+from revela.retriever.source import Source
 from revela.training.collators import BatchCollator
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
@@ -40,19 +47,15 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     revela, replug = RevelaObjective(name="revela"), ReplugObjective(name="replug")
     # REPLUG's tensors, a subset of Revela's.
     experiment = Experiment(objective=replug, data="chunks", **models)
-    tokenizer = load_tokenizer(BACKBONE)
-    collate = BatchCollator(experiment, tokenizer, tokenizer)
+    source = Source(BACKBONE)
 
-    def encoder() -> Encoder:
-        model = load_model(BACKBONE, causal=False, dtype=torch.float32)
-        return Encoder(model, tokenizer, experiment.encoding)
+    def encoder() -> Any:
+        return read_encoder(source, EncodingKeys(), lambda kind: load_model(source, kind))
 
-    def language_model() -> Any:
-        return load_model(BACKBONE, causal=True, dtype=torch.float32)
-
+    collate = BatchCollator(experiment, encoder(), load_tokenizer(source))
     modules = {
-        "replug": Replug(encoder(), language_model(), replug),
-        "revela": Revela(encoder(), language_model(), revela),
+        "replug": Replug(encoder(), load_language_model(source), replug),
+        "revela": Revela(encoder(), load_language_model(source), revela),
     }
 
     def step(module: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Callable[[], None]:

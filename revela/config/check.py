@@ -22,7 +22,12 @@ from revela.config.evaluation import (
     MtebBenchmark,
 )
 from revela.config.file import Config
-from revela.config.local import collection_files, model_files, text_files
+from revela.config.local import (
+    collection_files,
+    model_files,
+    not_a_language_model,
+    text_files,
+)
 from revela.config.names import references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
@@ -182,6 +187,11 @@ def check_local(config: Config) -> None:
             for folder in config.local_models(section, name):
                 with errors_at(f"{section}.{name}"):
                     model_files(folder)
+            reads = Path(getattr(getattr(config, section)[name], "language_model", None) or "")
+            if reads in config.local_models(section, name) and (reads / "config.json").exists():
+                listed = (reads / "modules.json").exists()
+                if problem := not_a_language_model(read_json(reads / "config.json"), listed):
+                    raise RevelaError(f"{section}.{name}.language_model: {reads} {problem}")
 
 
 def check_trained(config: Config) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from revela.config import paths
-from revela.config.encoding import EncodingKeys
 from revela.config.evaluation import (
     AnyBenchmark,
     AnyModel,
@@ -106,11 +105,7 @@ class Config(Settings):
         """Return a model as it is evaluated; for an experiment, its trained encoder."""
         if name in self.models:
             return self.models[name]
-        # The folders of older trainings do not contain it.
-        encoding = self.experiments[ModelName.parse(name).training].encoding
-        own = EncodingKeys(**encoding.model_dump(exclude_defaults=True))
-        folder = ModelRef(paths.retriever(name))
-        return EncoderModel(kind="encoder", retriever=folder, encoding=own)
+        return EncoderModel(kind="encoder", retriever=ModelRef(paths.retriever(name)))
 
     def table(self, name: str) -> Table:
         """Return a table with expanded columns and all seeds of its experiments.
@@ -169,7 +164,7 @@ class Config(Settings):
         folders = {
             key: paths.language_model(used) if used in self.experiments else paths.backbone(used)
             for key, used in _models(entry).items()
-            if used.is_entry
+            if used in self.experiments or used in self.backbones
         }
         return entry.model_copy(update=folders)
 

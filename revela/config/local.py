@@ -2,9 +2,11 @@
 
 import functools
 import hashlib
+import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from revela.common.errors import RevelaError, errors_at, reading
 from revela.common.outputs import read_json
@@ -14,6 +16,12 @@ PLAIN_TEXT = (".txt", ".md")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 ROWS = (*JSON_LINES, ".parquet")
 _BLOCKS, _BLOCK_BYTES = 64, 16_384
+_OF_A_MODEL = {".safetensors", ".json", ".txt", ".model"}
+_OTHER_WEIGHTS = {
+    ".bin": "pickled ones: save them with safe_serialization=True",
+    ".gguf": "GGUF ones, which cannot be trained: use the model that they were made from",
+    ".onnx": "ONNX ones, which cannot be trained: use the model that they were made from",
+}
 
 
 def text_files(path: Path) -> list[Path]:
@@ -104,22 +112,39 @@ def collection_files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model's folder, in order.
+    """Return the files of a model's folder that determine its vectors, in order.
 
     Raises:
-        RevelaError: it lacks a configuration, weights in safetensors or a tokenizer.
+        RevelaError: it lacks a configuration, weights in safetensors or a tokenizer, or its first
+            module is no Transformer.
     """
-    (described,) = _one_of(folder, "config.json", "adapter_config.json")
+    found, home = [folder], folder
+    if (listed := folder / "modules.json").is_file():
+        with reading(listed, "a list of modules"):
+            modules = json.loads(listed.read_text(encoding="utf-8"))
+            found += [folder / one["path"] for one in modules if one["path"]]
+            kind, home = modules[0]["type"].rpartition(".")[2], folder / modules[0]["path"]
+        if kind != "Transformer":
+            raise RevelaError(f"{folder}: begins with a module {kind}, not with a Transformer")
+    (described,) = _one_of(home, "config.json", "adapter_config.json")
     read_json(described)
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        pickled = any(folder.glob("*.bin"))
-        hint = "; save its pickled weights with safe_serialization=True" if pickled else ""
+    if not any(home.glob("*.safetensors")):
+        other = next((kind for kind in _OTHER_WEIGHTS if any(folder.rglob(f"*{kind}"))), None)
+        hint = f"; it has {_OTHER_WEIGHTS[other]}" if other else ""
         raise RevelaError(f"{folder}: no safetensors weights in it{hint}")
     if described.name == "config.json":
-        _one_of(folder, "tokenizer.json", "tokenizer_config.json")
-    others = {*folder.glob("*.json"), *folder.glob("tokenizer*")} - {folder / "manifest.json"}
-    return sorted({*weights, *others})
+        _one_of(home, "tokenizer.json", "tokenizer_config.json")
+    files = {file for place in found for file in place.glob("[!.]*") if file.suffix in _OF_A_MODEL}
+    return sorted(files - {folder / "manifest.json"})
+
+
+def not_a_language_model(config: Mapping[str, Any], has_modules: bool) -> str | None:
+    """Return why a model's `config.json` and modules do not describe a causal language model."""
+    kinds = config.get("architectures") or ["ForCausalLM"]
+    if has_modules or not any("CausalLM" in kind or "LMHeadModel" in kind for kind in kinds):
+        what = "an encoder" if has_modules else kinds[0]
+        return f"is {what}, not a causal language model"
+    return None
 
 
 def check_model_folder(name: str) -> None:
@@ -135,30 +160,31 @@ def check_model_folder(name: str) -> None:
             model_files(Path(folder))
 
 
-def fingerprint(folder: Path) -> str:
-    """Return the digest of a model's files; errors are those of `model_files`."""
-    return digest(tuple(model_files(folder)), whole=0)
-
-
-@functools.cache
-def digest(files: tuple[Path, ...], whole: int = _BLOCKS * _BLOCK_BYTES) -> str:
+def digest(files: Iterable[Path]) -> str:
     """Return a hash of the names and contents of files, not of timestamps.
 
-    Of a file with more than `whole` bytes, some blocks are read. Copies and fresh checkouts have
-    the same hash, other weights and texts do not.
+    Some blocks are read of a file of more than a megabyte. Copies and fresh checkouts have the same
+    hash, other weights and texts do not.
     """
     hashed = hashlib.sha256()
     for file in files:
-        size = file.stat().st_size
-        hashed.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            if size <= whole:
-                hashed.update(stream.read())
-                continue
-            for block in range(_BLOCKS):
-                stream.seek(size * block // _BLOCKS)
-                hashed.update(stream.read(_BLOCK_BYTES))
+        state = file.stat()
+        hashed.update(f"{file.name} {state.st_size} ".encode())
+        hashed.update(_blocks(file, state.st_size, state.st_ctime_ns))
     return hashed.hexdigest()[:12]
+
+
+@functools.cache
+def _blocks(file: Path, size: int, _: int) -> bytes:
+    whole = size <= _BLOCKS * _BLOCK_BYTES
+    with file.open("rb") as stream:
+        if whole:
+            return hashlib.sha256(stream.read()).digest()
+        hashed = hashlib.sha256()
+        for block in range(_BLOCKS):
+            stream.seek(size * block // _BLOCKS)
+            hashed.update(stream.read(_BLOCK_BYTES))
+        return hashed.digest()
 
 
 def _one_of(folder: Path, *names: str) -> list[Path]:

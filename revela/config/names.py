@@ -66,15 +66,15 @@ class ModelRef(Name):
 
     @property
     def is_entry(self) -> bool:
-        """Whether it names an entry of the configuration."""
-        return "/" not in self
+        """Whether it can only name an entry of the configuration, which other names may do too."""
+        return "/" not in self and not self.is_folder
 
     @property
     def is_folder(self) -> bool:
-        """Whether it begins as a path does, or with a folder that exists."""
+        """Whether it is a folder, or begins as a path does or with a folder that exists."""
         first, slash, _ = self.partition("/")
         known = first in ("", ".", "..", "results")
-        return bool(slash) and (known or Path(first).is_dir())
+        return Path(self if not slash else first).is_dir() or (bool(slash) and known)
 
     @property
     def is_hub_name(self) -> bool:
@@ -91,9 +91,7 @@ def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Nam
     known = getattr(info.context, section, None)
     elsewhere = isinstance(name, ModelRef) and not name.is_entry
     if known is not None and name not in known and not elsewhere:
-        folder = isinstance(name, ModelRef) and Path(name).is_dir()
-        hint = f"; for the folder, write './{name}'" if folder else ""
-        raise ValueError(unknown_name(what, name, known) + hint)
+        raise ValueError(unknown_name(what, name, known))
     if isinstance(name, ModelRef) and name.is_hub_name and not _HUB_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
     return name

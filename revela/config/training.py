@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from revela.config.encoding import Encoding
+from revela.config.encoding import EncodingKeys
 from revela.config.names import CorpusName, LanguageWeights, Name, SourceName, Weights, entry_name
 from revela.config.settings import (
     Natural,
@@ -150,7 +150,7 @@ class Experiment(Settings):
         description="required unless the objective is Contriever: an experiment (whose trained "
         "language model is used) or a backbone of this file, a hub name or a folder",
     )
-    encoding: Encoding = Encoding()
+    encoding: EncodingKeys = EncodingKeys()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
     max_length: Tokens = Field(
         157, description="maximum number of tokens in a chunk, prefix and EOS included"

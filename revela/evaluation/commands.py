@@ -72,9 +72,9 @@ def evaluate(
     """Evaluate a retriever on a task."""
     from mteb import ResultCache
 
-    from revela.common.hub import commit
     from revela.config.local import collection_files
     from revela.evaluation import measure
+    from revela.retriever.source import Source
 
     files = list(itertools.chain(*collection_files(folder))) if folder else []
     for path in (run, queries, output):
@@ -82,7 +82,8 @@ def evaluate(
             raise RevelaError(f"{path}: is a file of the collection")
     try:
         loaded_task = load_task(benchmark, task, folder, cache)
-        revision, weights = measure.revision_of(model), measure.weights_of(model)
+        source = Source.of(model) if model.kind == "encoder" else None
+        revision = source.fingerprint() if source else ""
         searcher = measure.load_searcher(model, name, revision, benchmark, cache, similar)
         found = measure.evaluate(searcher, loaded_task)
         for path, text in ((run, found.run), (queries, found.queries)):
@@ -109,11 +110,10 @@ def evaluate(
     facts = {
         "task": task,
         "revision": revision,
-        "commits": {name: commit(name, asked) for name, asked in weights.items()},
+        "commits": source.commits() if source else {},
         "queries_without_judgement": found.unjudged,
     }
-    inputs = [path for path in map(Path, weights) if path.is_dir()]
-    return Made(summary, facts, [*inputs, *files])
+    return Made(summary, facts, [*(source.folders() if source else []), *files])
 
 
 @step(app)
@@ -126,10 +126,10 @@ def evaluate_lm(
 ) -> Made:
     """Evaluate a language model on a task of lm-eval."""
     from revela.evaluation.lm_eval import evaluate as measure
+    from revela.retriever.source import Source
 
     found, facts = measure(model, benchmark, task)
     write_json(output, found)
     measures = (f"{key} {100 * value:.1f}" for key, value in found.items() if key != "task")
     summary = f"{name} on {task}: {', '.join(measures)}"
-    local = Path(model.language_model)
-    return Made(summary, {"task": task, **facts}, [local] if local.is_dir() else [])
+    return Made(summary, {"task": task, **facts}, Source(model.language_model).folders())

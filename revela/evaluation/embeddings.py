@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.workers import end_with_parent
-from revela.retriever.encode import Encoder
+from revela.retriever.encode import encode_rows, tokenize
 
 SHARD_SIZE = 16_384
 _DIGEST_BYTES = 16
@@ -59,7 +60,7 @@ class Shard:
 
 
 def encode_corpus(
-    load: Callable[[str], Encoder],
+    load: Callable[[str], SentenceTransformer],
     passages: Sequence[str] | Passages,
     max_length: int,
     folder: Path,
@@ -151,7 +152,7 @@ def _ahead(function: Callable[[Shard], Any], shards: list[Shard]) -> Iterator[An
 class _Job:
     """The data that a device's process needs."""
 
-    load: Callable[[str], Encoder]
+    load: Callable[[str], SentenceTransformer]
     passages: Sequence[str] | Passages
     max_length: int
     made_by: str
@@ -183,12 +184,12 @@ class _Job:
 
             def read(shard: Shard) -> tuple[list[str], list[list[int]]]:
                 texts = self.texts(shard)
-                return texts, encoder.tokenize(texts, "passage", self.max_length)
+                return texts, tokenize(encoder, texts, "passage", self.max_length)
 
             for shard, (texts, rows) in zip(shards, _ahead(read, shards), strict=True):
-                embeddings = encoder.encode_rows(rows, texts, bar.update)
+                embeddings = encode_rows(encoder, rows, texts, "passage", bar.update)
                 # Embeddings in half precision are stored in half precision.
-                half = encoder.model.dtype != torch.float32
+                half = encoder[0].model.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings
                 if not bool(stored.isfinite().all()):
                     raise RevelaError("an embedding is too large for float16: use float32")

@@ -8,7 +8,9 @@ from revela.common.errors import RevelaError, unknown_name
 from revela.common.hub import explained
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.evaluation import LanguageModel, LmEvalBenchmark
-from revela.retriever.encode import devices, load_model, load_tokenizer, native_dtype
+from revela.retriever.encode import devices, native_dtype
+from revela.retriever.load import load_language_model, load_tokenizer
+from revela.retriever.source import Source
 
 
 def evaluate(
@@ -33,10 +35,14 @@ def evaluate(
     loaded, manager = _load_task(benchmark, task)
     device = torch.device(devices()[0])
     dtype = torch.float32 if device.type == "cpu" else native_dtype("bfloat16")
-    tokenizer = load_tokenizer(model.language_model, model.revision)
-    weights = load_model(model.language_model, True, model.revision, dtype).to(device).eval()
+    source = Source(model.language_model, model.revision)
+    tokenizer, weights = load_tokenizer(source), load_language_model(source, dtype)
     found = lm_eval.simple_evaluate(
-        HFLM(pretrained=weights, tokenizer=tokenizer, batch_size=benchmark.batch_size),
+        HFLM(
+            pretrained=weights.to(device).eval(),
+            tokenizer=tokenizer,
+            batch_size=benchmark.batch_size,
+        ),
         tasks=[loaded],
         task_manager=manager,
         num_fewshot=benchmark.num_fewshot,

@@ -13,18 +13,15 @@ from typing import Any
 import pandas as pd
 import torch
 
-from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.common.hub import commit, explained
+from revela.common.hub import explained
 from revela.config.evaluation import (
     AnyRetriever,
     ApiModel,
     Bm25Model,
-    EncoderModel,
     LuceneModel,
     RetrievalBenchmark,
 )
-from revela.config.local import check_model_folder
 
 _RUN_DEPTH = 100  # documents per query in a saved run
 
@@ -138,29 +135,4 @@ def evaluate(searcher: Any, task: Any) -> Measured:
         table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
         unjudged,
         result,
-    )
-
-
-def weights_of(model: AnyRetriever) -> dict[str, str | None]:
-    """Return the folders and hub names of a model's weights, each with its revision if set."""
-    if not isinstance(model, EncoderModel):
-        return {}
-    if model.adapter:
-        return {model.retriever: None, model.adapter: model.revision}
-    return {model.retriever: model.revision}
-
-
-def revision_of(model: AnyRetriever) -> str:
-    """Return an identifier of a model's weights: hashes of folders, commits of hub models.
-
-    Raises:
-        RevelaError: a folder is incomplete, or the hub denies access.
-    """
-    for name in weights_of(model):
-        check_model_folder(name)
-    return "-".join(
-        outputs.sha256(Path(name))[:12]
-        if Path(name).is_dir()
-        else commit(name, revision) or revision or "main"
-        for name, revision in weights_of(model).items()
     )

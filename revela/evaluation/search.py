@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from revela.common.errors import RevelaError
 from revela.common.versions import STAGE_VERSIONS
 from revela.config import paths
-from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel, MtebBenchmark, RetrievalBenchmark
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
-from revela.retriever.encode import Encoder, devices, load_encoder, load_encoding, native_dtype
+from revela.retriever.encode import devices, encode, native_dtype, prompt_of
+from revela.retriever.load import load_encoder, read_encoder
+from revela.retriever.source import Source
 
 _QUERIES_AT_A_TIME = 4_096
 _BM25_DEPTH = 1_000  # documents per query whose BM25 score is used
@@ -51,10 +53,10 @@ class DenseSearch:
         self.suite = suite
         self.folder, self.similar = folder, similar
         self.revision = revision
-        _, self.encoding, longest = load_encoding(model)
-        self.max_length = min(suite.max_length, longest or suite.max_length)
+        described = read_encoder(Source.of(model), model.encoding, None, model.max_length)
+        self.prompt = prompt_of(described, "query")
+        self.max_length = min(suite.max_length, described.max_seq_length or suite.max_length)
         self.bm25 = Bm25s() if model.times_bm25 else None
-        similarity = "cosine" if self.encoding.normalize else "dot"
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": f"revela/{name}",
@@ -62,20 +64,20 @@ class DenseSearch:
                 "max_tokens": self.max_length,
                 "open_weights": True,
                 "framework": ["PyTorch", "Transformers", "safetensors"],
-                "similarity_fn_name": ScoringFunction(similarity),
-                "use_instructions": bool(self.encoding.query_prefix),
+                "similarity_fn_name": ScoringFunction(described.similarity_fn_name),
+                "use_instructions": bool(self.prompt),
                 # Models trained here have seen raw text only; for others it is unknown.
                 "training_datasets": set() if paths.is_made_here(model.retriever) else None,
             }
         )
 
     @functools.cached_property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> SentenceTransformer:
         """The encoder on the first device."""
         encoder = load_encoder(self.model, self.suite.precision, devices()[0])
         size = {
-            "n_parameters": sum(weight.numel() for weight in encoder.model.parameters()),
-            "embed_dim": encoder.model.config.hidden_size,
+            "n_parameters": sum(weight.numel() for weight in encoder.parameters()),
+            "embed_dim": encoder.truncate_dim or encoder.get_embedding_dimension(),
         }
         self.mteb_model_meta = self.mteb_model_meta.model_copy(update=size)
         return encoder
@@ -83,7 +85,7 @@ class DenseSearch:
     def index(self, corpus: Any, *, hf_split: str, hf_subset: str, **rest: Any) -> None:
         """Encode a corpus into shards, reusing those of an interrupted call."""
         dtype = native_dtype(self.suite.precision)
-        facts = (self.revision, self.model.dump(), self.encoding.dump(), dtype, self.max_length)
+        facts = (self.revision, self.model.dump(), dtype, self.max_length)
         made_by = "\n".join(map(str, (STAGE_VERSIONS["evaluate"], *facts)))
         self.shards: list[Shard] = []
         numbers: Sequence[int] = range(len(corpus))
@@ -134,8 +136,9 @@ class DenseSearch:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
             lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
             top_ranked = lexical
-        self.encoder.encoding = encoding_for(self.encoding, task_metadata, self.suite)
-        embeddings = self.encoder.encode(texts, "query", self.max_length)
+        prompt = self.prompt.replace("{instruction}", instruction_of(task_metadata, self.suite))
+        self.encoder.prompts["query"] = prompt
+        embeddings = encode(self.encoder, texts, "query", self.max_length)
         scores, numbers = exact_search(
             embeddings,
             (shard.load() for shard in self.shards),
@@ -166,14 +169,12 @@ class DenseSearch:
         ]
 
 
-def encoding_for(encoding: Encoding, task_metadata: Any, suite: RetrievalBenchmark) -> Encoding:
-    """Return a model's encoding with the task's instruction in its query prefix."""
+def instruction_of(task_metadata: Any, suite: RetrievalBenchmark) -> str:
+    """Return a task's instruction for `{instruction}` in a query prompt."""
     prompt = task_metadata.prompt
     prompt = prompt.get("query") if isinstance(prompt, dict) else prompt
     own = suite.instructions.get(task_metadata.name) if isinstance(suite, MtebBenchmark) else None
-    instruction = (own or prompt or _NO_PROMPT).strip()
-    prefix = encoding.query_prefix.replace("{instruction}", instruction)
-    return encoding.model_copy(update={"query_prefix": prefix})
+    return str(own or prompt or _NO_PROMPT).strip()
 
 
 def exact_search(

@@ -11,13 +11,14 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.local import check_model_folder, is_plain, text_files
+from revela.config.local import is_plain, text_files
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
+from revela.retriever.source import Source
 from revela.text.corpora import Skipped, field_names, place
 
 _HELD_OUT = 0.1
@@ -114,7 +115,8 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
     machine: dict[str, Any] = _ON_CPU if small else _ON_GPU
-    check_model_folder(backbone)
+    if (model := Source(backbone)).folder:
+        model.check_is_language_model()
     kept = 1 - _HELD_OUT
     chunks = chunks_of(kept * documents, each, machine["max_words"])
     batches = int(chunks / 16)

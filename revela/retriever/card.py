@@ -12,10 +12,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from revela.common.errors import RevelaError
 from revela.common.hub import find_file
-from revela.common.outputs import read_json, sha256
+from revela.common.outputs import read_json
+from revela.config.encoding import EncodingKeys
 from revela.config.names import ModelName, ModelRef
 from revela.config.problems import OF_THE_MACHINE
 from revela.config.training import Experiment
+from revela.retriever.load import read_encoder
+from revela.retriever.source import Source
 
 _TEXT = """---
 {data}
@@ -38,7 +41,7 @@ scores = model.similarity(model.encode_query(queries), model.encode_document(doc
 print(scores)
 ```
 
-Texts of more than {max_length} tokens are truncated. Pooling: {pooling}; prefixes: {prefixes};
+Texts of more than {max_length} tokens are truncated. Pooling: {pooling}; prompts: {prompts};
 made with sentence-transformers {version}.
 
 ## Training
@@ -88,8 +91,8 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     root = _working_folder(home, manifest)
     sources = list(_sources(root, next(iter(manifest["inputs"]))))
     data_sets = sorted({one["dataset"] for one in sources if "dataset" in one})
-    scores = list(_scores(home.parents[1] / "scores" / name, sha256(folder)[:12]))
-    base, encoding = str(experiment.retriever), experiment.encoding
+    scores = list(_scores(home.parents[1] / "scores" / name, Source(str(folder)).fingerprint()))
+    base, encoder = str(experiment.retriever), read_encoder(Source(str(folder)), EncodingKeys())
     relation = "adapter" if experiment.lora and not merged else "finetune"
     local = {
         key
@@ -132,10 +135,10 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
         objective=experiment.objective.name.capitalize(),
         backbone=f"[{base}]({hub_page})" if on_hub else f"{Path(base).name}, not on the hub",
         location=location,
-        max_length=read_json(folder / "tokenizer_config.json")["model_max_length"],
-        pooling=encoding.pooling,
+        max_length=encoder.max_seq_length,
+        pooling=encoder[1].pooling_mode,
         version=version("sentence-transformers"),
-        prefixes=f"`{encoding.query_prefix}` and `{encoding.passage_prefix}`",
+        prompts=f"`{encoder.prompts['query']}` and `{encoder.prompts['document']}`",
         trained=f"{manifest['steps']} steps, {spent}; revela {manifest['revela']}{commit}.",
         corpora="; ".join(f"{one['name']} ({one['what']})" for one in sources) or "not recorded",
         settings=yaml.safe_dump({"experiments": {home.name: dumped}}, sort_keys=False).strip(),

@@ -15,8 +15,8 @@ def export(model: Model, output: Annotated[Path, typer.Argument(help="Folder to 
     """Export a retriever as one sentence-transformers folder, with LoRA weights merged."""
     from revela.retriever.export import export as run
 
-    cosines = run(model, output)
-    print(f"{output}: same vectors in sentence-transformers, cosines ≥ {min(cosines.values()):.6f}")
+    cosine = run(model, output)
+    print(f"{output}: same vectors in sentence-transformers, cosines ≥ {cosine:.6f}")
 
 
 @app.command()

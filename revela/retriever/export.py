@@ -1,21 +1,22 @@
 """Exports a self-contained retriever, with LoRA weights merged into the backbone."""
 
-import shutil
 from pathlib import Path
+from typing import Any
 
 from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
 from revela.retriever.card import make_card
-from revela.retriever.check import check_folder, check_is_retriever
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
+from revela.retriever.save import check_folder, check_is_retriever, save_encoder
 
 
-def export(model: Path, output: Path) -> dict[str, float]:
+def export(model: Path, output: Path) -> float:
     """Write a trained retriever with all its weights, in float32.
 
-    Return the cosines of `check_folder`: the new folder in sentence-transformers, the old one here.
+    Return the smallest cosine of `check_folder`: the new folder in sentence-transformers, the old
+    one here.
 
     Raises:
         RevelaError: the folder is not a retriever, the output is the same folder or exists and is
@@ -26,13 +27,11 @@ def export(model: Path, output: Path) -> dict[str, float]:
         raise RevelaError(f"{output}: exists but is not a retriever; give another output")
     if output.resolve().is_relative_to(model.resolve()):
         raise RevelaError(f"{output}: is in the folder to export; give another output")
-    trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
-    merged = load_encoder(trained, "float32", "cpu").model
+    source = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
+    merged = load_encoder(source, "float32", "cpu")
+    transformer: Any = merged[0]
     with atomic_output(output) as folder:
-        shutil.copytree(
-            model, folder, ignore=shutil.ignore_patterns("adapter_*", "*.safetensors*", ".*")
-        )
-        merged.save_pretrained(folder)
+        save_encoder(merged, folder, transformer.model.state_dict())
         if card := make_card(model, str(output), merged=True):
             (folder / "README.md").write_text(card, encoding="utf-8")
-        return check_folder(folder, trained)
+        return check_folder(folder, model)

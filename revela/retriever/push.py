@@ -11,8 +11,8 @@ from revela.common.errors import RevelaError
 from revela.common.hub import explained
 from revela.config.names import ModelRef
 from revela.retriever.card import make_card, must_be_called_llama
-from revela.retriever.check import check_folder, check_is_retriever
-from revela.retriever.encode import adapter_base
+from revela.retriever.save import check_folder, check_is_retriever
+from revela.retriever.source import Source
 
 _WEIGHTS = re.compile(r"adapter_|\.safetensors|\.bin$")
 
@@ -37,10 +37,10 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
     token = os.environ.get("HF_TOKEN")
     if not (token or dry_run):
         raise RevelaError("set HF_TOKEN in the environment to upload")
-    base = adapter_base(str(folder))
-    if base and not ModelRef(base).is_hub_name:
+    base = Source(str(folder)).base
+    if base and not ModelRef(base.name).is_hub_name:
         raise RevelaError(
-            f"{folder}: is an adapter of {base!r}, which is not on the hub: "
+            f"{folder}: is an adapter of {base.name!r}, which is not on the hub: "
             "push the output of `revela export`"
         )
     check_folder(folder)

@@ -19,20 +19,24 @@ import bm25s
 import pandas as pd
 import Stemmer
 from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
 from revela.common.errors import RevelaError, reading
-from revela.common.hub import commit, read_model_json
 from revela.common.outputs import atomic_output, read_json, write_json
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import EncodingKeys
 from revela.config.evaluation import EncoderModel
-from revela.config.local import fingerprint, text_files
+from revela.config.local import text_files
 from revela.config.names import ModelRef
 from revela.config.text import AnyCorpus
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
-from revela.retriever.encode import Encoder, devices, load_encoder, load_encoding
+from revela.retriever.encode import devices, encode, prompt_of
+from revela.retriever.load import load_encoder, read_encoder
+from revela.retriever.source import Source
+from revela.retriever.tokenizer import appends_eos
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
 from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows
@@ -83,7 +87,7 @@ def build(
     encoders = [load_encoder(entry, PRECISION, devices()[0]) for entry in entries]
     described: dict[str, Any] = {
         "version": VERSION,
-        "models": [{"name": model, "revision": _revision(model)} for model in models],
+        "models": [{"name": model, "revision": Source(model).fingerprint()} for model in models],
         "max_length": max_length,
         "language": language,
         "corpus": corpus.model_dump(mode="json", exclude_defaults=True),
@@ -114,9 +118,9 @@ def build(
         if len(devices()) == 1:
             load = {devices()[0]: encoder}.__getitem__
         facts = (
-            f"{STAGE_VERSIONS['evaluate']} {_revision(entry.retriever)}",
-            encoder.encoding.dump(),
-            encoder.model.dtype,
+            f"{STAGE_VERSIONS['evaluate']} {Source.of(entry).fingerprint()}",
+            entry.encoding.dump(),
+            encoder[0].model.dtype,
             max_length,
         )
         made_by = "\n".join(map(str, facts))
@@ -198,7 +202,7 @@ class Index:
 
     def _dense(self, queries: Sequence[str], depth: int, model: int) -> list[list[Hit]]:
         encoder, blocks = self._model(model)
-        embeddings = encoder.encode(queries, "query", self.described["max_length"])
+        embeddings = encode(encoder, queries, "query", self.described["max_length"])
         return self._hits(embeddings, depth, blocks)
 
     def _hits(self, queries_QD: Tensor, depth: int, blocks: list[Tensor]) -> list[list[Hit]]:
@@ -227,10 +231,10 @@ class Index:
             for numbers, scores in zip(*found, strict=True)
         ]
 
-    def _load(self, number: int) -> tuple[Encoder, list[Tensor]]:
+    def _load(self, number: int) -> tuple[SentenceTransformer, list[Tensor]]:
         name = self.models[number]
         encoder = load_encoder(_entries(self.models)[number], PRECISION, devices()[0])
-        if _revision(name) != self.described["models"][number]["revision"]:
+        if Source(name).fingerprint() != self.described["models"][number]["revision"]:
             raise RevelaError(
                 f"{name} has changed since {self.folder} was made; remove it and run revela index "
                 "again"
@@ -254,11 +258,17 @@ class Index:
 def _entries(models: Sequence[str]) -> list[EncoderModel]:
     """Return the settings of models; one without encoding files uses that of the first."""
     entries = [EncoderModel(kind="encoder", retriever=ModelRef(model)) for model in models]
-    encoding = EncodingKeys(**load_encoding(entries[0])[1].model_dump())
+    first = read_encoder(Source.of(entries[0]), EncodingKeys())
+    pooling: Any = next(one.pooling_mode for one in first if isinstance(one, Pooling))
+    encoding = EncodingKeys(
+        query_prefix=prompt_of(first, "query"),
+        passage_prefix=prompt_of(first, "passage"),
+        pooling={"lasttoken": "last"}.get(pooling, pooling),
+        append_eos=appends_eos(first.tokenizer),
+        normalize=first.similarity_fn_name == "cosine",
+    )
     return [
-        entry
-        if read_model_json(entry.retriever, "modules.json")
-        else entry.model_copy(update={"encoding": encoding})
+        entry if Source.of(entry).modules else entry.model_copy(update={"encoding": encoding})
         for entry in entries
     ]
 
@@ -279,11 +289,6 @@ def _difference(former: dict[str, Any], now: dict[str, Any], defaults: dict[str,
             made, asked = (each.get(key, defaults.get(key)) for each in (before, after))
             return f"{key} {made!r}, not {asked!r}"
     return ""
-
-
-def _revision(model: str) -> str:
-    """Return a hash of a model's folder, or the commit of a hub model."""
-    return fingerprint(Path(model)) if Path(model).is_dir() else commit(model, None) or "main"
 
 
 def _labels(models: Sequence[str]) -> list[str]:

@@ -18,8 +18,8 @@ from revela.training.objectives.revela import similarity_measures
 ADAPTER = "adapter_model.safetensors"
 
 
-def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
-    """Write a model to a folder: adapter or weights in safetensors, and its tokenizer.
+def save_model(model: Any, path: Path, writes: bool, write: Callable[[Path, Any], None]) -> None:
+    """Write a folder by `write`, which gets a path and the model's gathered state.
 
     All processes must call it, since weights may be sharded; only one `writes`.
 
@@ -30,8 +30,7 @@ def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
     if not writes:
         return
     with outputs.atomic_output(path) as folder:
-        model.save_pretrained(folder, state_dict=state)
-        tokenizer.save_pretrained(folder)
+        write(folder, state)
         if hasattr(model, "peft_config"):
             trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
             check_adapter(folder / ADAPTER, {name: state[name] for name in trained})

@@ -29,6 +29,7 @@ from accelerate import PartialState
 from revela.common import outputs
 from revela.common.errors import RevelaError
 
+_LAYOUT = "2"  # of the weights' names in a checkpoint: none of another layout is resumed
 COMPLETE = "complete.json"  # of a checkpoint, written last: file hashes, processes
 
 
@@ -46,7 +47,7 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     Raises:
         RevelaError: another training holds the lock, or `output` cannot be written.
     """
-    known = "".join([settings, *map(outputs.sha256, inputs)])
+    known = "".join([_LAYOUT, settings, *map(outputs.sha256, inputs)])
     folder = output / "checkpoints"
     work = folder / hashlib.sha256(known.encode()).hexdigest()[:12]
     first = int(os.environ.get("RANK", "0")) == 0

@@ -8,11 +8,12 @@ from typing import Any
 import datasets
 import pyarrow.compute as pc
 import torch
+from sentence_transformers import SentenceTransformer
 
 from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
 from revela.config.training import Experiment
-from revela.retriever.encode import pad, token_ids
+from revela.retriever.encode import pad, tokenize
 from revela.text import batching, pairs
 from revela.text.rows import check_columns
 from revela.training.objectives.revela import chunks_to_read
@@ -26,9 +27,14 @@ class BatchCollator:
     truncated as the retriever's (paper, appendix B.5, and its public code).
     """
 
-    def __init__(self, experiment: Experiment, tokenizer: Any, language_model_tokenizer: Any):
+    def __init__(
+        self,
+        experiment: Experiment,
+        encoder: SentenceTransformer,
+        language_model_tokenizer: Any,
+    ) -> None:
         self.experiment = experiment
-        self.tokenizer = tokenizer
+        self.encoder = encoder
         self.language_model_tokenizer = language_model_tokenizer
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -50,14 +56,15 @@ class BatchCollator:
         several rows, `retriever_lengths` the token counts of the retriever's rows, `reads` the
         chunks that Revela's chunks read if their documents determine it.
         """
-        settings, length = self.experiment.encoding, self.experiment.max_length
+        encoder, length = self.encoder, self.experiment.max_length
         queries, passages, bare = [], [], []
         for row in rows:
             texts, half = row["texts"], row["source"] in self.experiment.first_half
-            queries += token_ids(self.tokenizer, texts, "query", settings, length, first_half=half)
-            passages += token_ids(self.tokenizer, texts, "passage", settings, length)
-            tokenize = self.language_model_tokenizer
-            bare += tokenize(texts, truncation=True, max_length=length - 1)["input_ids"]
+            queries += tokenize(encoder, texts, "query", length, first_half=half)
+            passages += tokenize(encoder, texts, "passage", length)
+            bare += self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)[
+                "input_ids"
+            ]
         ids = queries + passages
         lists: dict[str, list[Any]] = {"retriever_lengths": list(map(len, ids))}
         if len(rows) > 1:
@@ -71,29 +78,29 @@ class BatchCollator:
                 for row in rows
             ]
         bare_tensors = _padded("language_model", bare, self.language_model_tokenizer)
-        return _padded("retriever", ids, self.tokenizer) | bare_tensors | lists
+        return _padded("retriever", ids, encoder.tokenizer) | bare_tensors | lists
 
 
 class PairCollator:
     """Turn rows of a pair file into ids: Q queries, each with its positive and negatives."""
 
-    def __init__(self, experiment: Experiment, tokenizer: Any):
+    def __init__(self, experiment: Experiment, encoder: SentenceTransformer) -> None:
         self.experiment = experiment
-        self.tokenizer = tokenizer
+        self.encoder = encoder
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return ids, masks and lengths of queries (Q, L) and passages (Q · G, L')."""
-        settings, length = self.experiment.encoding, self.experiment.max_length
+        encoder, length = self.encoder, self.experiment.max_length
         queries = [row["query"] for row in rows]
         passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
-        query_ids = token_ids(self.tokenizer, queries, "query", settings, length)
-        passage_ids = token_ids(self.tokenizer, passages, "passage", settings, length)
+        query_ids = tokenize(encoder, queries, "query", length)
+        passage_ids = tokenize(encoder, passages, "passage", length)
         lists = {
             "query_lengths": list(map(len, query_ids)),
             "passage_lengths": list(map(len, passage_ids)),
         }
-        query = _padded("query", query_ids, self.tokenizer)
-        return query | _padded("passage", passage_ids, self.tokenizer) | lists
+        query = _padded("query", query_ids, encoder.tokenizer)
+        return query | _padded("passage", passage_ids, encoder.tokenizer) | lists
 
 
 def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.Tensor]:

@@ -1,7 +1,9 @@
 """Training a retriever: one entry point for the three objectives."""
 
+import functools
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,20 @@ from transformers.trainer_pt_utils import get_model_param_count
 from revela.common import outputs
 from revela.common.errors import RevelaError, reading
 from revela.common.memory import return_freed_memory
-from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
 from revela.retriever.card import make_card
-from revela.retriever.check import check_folder
-from revela.retriever.encode import (
-    Encoder,
-    adapter_base,
+from revela.retriever.encode import devices, native_dtype, positions, prompt_tokens
+from revela.retriever.load import (
     add_lora,
     continue_lora,
-    devices,
+    load_language_model,
     load_model,
     load_tokenizer,
-    native_dtype,
-    positions,
+    read_encoder,
 )
-from revela.retriever.save import check_vocabulary, write_encoding
+from revela.retriever.save import check_folder, limit_length, save_encoder
+from revela.retriever.source import Source
+from revela.retriever.tokenizer import check_vocabulary
 from revela.training.base import BaseTrainer, finish, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
 from revela.training.collators import BatchCollator, PairCollator, load_batches, load_pairs
@@ -68,8 +68,8 @@ def train(
             written or is in use, a signal stopped the training (a checkpoint is saved), or
             sentence-transformers encodes differently (the weights are in `retriever-unchecked/`).
     """
-    folders = [Path(name) for name in (experiment.retriever, experiment.language_model) if name]
-    inputs = [data, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
+    names = filter(None, (experiment.retriever, experiment.language_model))
+    inputs = [data, *dict.fromkeys(f for name in names for f in Source(str(name)).folders())]
     if output.resolve() in [path.resolve() for path in inputs]:
         raise RevelaError(f"--output {output}: is a model that this training starts from")
     workers = loader_workers if devices()[0] != "cpu" else 0
@@ -100,8 +100,7 @@ def train(
         return_freed_memory()  # the check needs that of the models
         if facts is None:
             return
-        made = EncoderModel(kind="encoder", retriever=str(unchecked), encoding=experiment.encoding)
-        check_folder(unchecked, made)
+        check_folder(unchecked)
         outputs.replace(unchecked, final)
         found = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
         facts["files"] = sorted(str(file.relative_to(output)) for file in found)
@@ -151,11 +150,7 @@ def _fit(
     retriever, writes = module.retriever, trainer.is_world_process_zero()
 
     def save(path: Path) -> None:
-        model, tokenizer = retriever.model, retriever.tokenizer
-        save_model(model, tokenizer, path, writes)
-        if writes:
-            limit, longest = positions(model), experiment.max_length
-            write_encoding(path, tokenizer, experiment.encoding, limit, longest)
+        save_model(retriever[0].model, path, writes, functools.partial(save_encoder, retriever))
 
     snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
     trainer.add_callback(
@@ -167,8 +162,13 @@ def _fit(
     trainer.run(checkpoint_minutes)
     save(output / "retriever-unchecked")
     if isinstance(module, Revela) and not module.settings.freeze_language_model:
-        tokenizer = load_tokenizer(str(experiment.language_model))
-        save_model(module.language_model, tokenizer, output / "language_model", writes)
+        model, tokenizer = module.language_model, collate.language_model_tokenizer
+
+        def write(folder: Path, state: dict[str, torch.Tensor]) -> None:
+            model.save_pretrained(folder, state_dict=state)
+            tokenizer.save_pretrained(folder)
+
+        save_model(model, output / "language_model", writes, write)
     trained = {
         "gradient_checkpointing": gradient_checkpointing,
         "rows_per_forward": arguments.per_device_train_batch_size,  # which share dropout's seed
@@ -192,18 +192,18 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
     # Frozen weights may be in half precision; trained ones stay in float32 under autocast.
     weights = dtype if experiment.lora else torch.float32
 
-    def load(name: str, causal: bool, trained: bool = True) -> Any:
+    def load(source: Source, load: Callable[[Source], Any], trained: bool = True) -> Any:
         # An adapter is trained further: a second one would be saved without it.
-        base = adapter_base(name) if experiment.lora and trained else None
-        model = load_model(base or name, causal=causal, dtype=weights)
+        base = source.base if experiment.lora and trained else None
+        model = load(base or source)
         if (limit := positions(model)) < experiment.max_length:
-            raise RevelaError(f"model {name!r} has {limit} positions; reduce max_length")
+            raise RevelaError(f"model {source.name!r} has {limit} positions; reduce max_length")
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
         if experiment.lora and trained:
             if base:
-                model = continue_lora(model, name, experiment.lora)
+                model = continue_lora(model, source, experiment.lora)
             else:
                 model = add_lora(model, experiment.lora, experiment.seed)
         without_casts(model)
@@ -215,19 +215,26 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
                 weight.data = weight.data.to(dtype)
         return model
 
-    tokenizer = load_tokenizer(experiment.retriever)
-    model = load(experiment.retriever, False)
-    check_vocabulary(experiment.retriever, model, tokenizer)
-    retriever = Encoder(model, tokenizer, experiment.encoding)
-    objective = experiment.objective
+    source, objective = Source(experiment.retriever), experiment.objective
+    retriever = read_encoder(
+        source,
+        experiment.encoding,
+        lambda kind: load(source, lambda one: load_model(one, kind, weights)),
+    )
+    check_vocabulary(source.name, retriever)
+    if any(prompt_tokens(retriever, role) for role in ("query", "passage")):
+        raise RevelaError(f"model {source.name!r}: its pooling excludes prompts: set them to ''")
+    limit_length(retriever, experiment.max_length)
+    # The collator tokenizes in other processes, which need no weights.
+    tokenizing = read_encoder(source, experiment.encoding)
     if objective.name == "contriever":
-        return Contriever(retriever, objective), PairCollator(experiment, tokenizer)
-    name = str(experiment.language_model)
-    collate = BatchCollator(experiment, tokenizer, load_tokenizer(name))
-    if objective.name == "replug":
-        return Replug(retriever, load(name, True, trained=False), objective), collate
-    language_model = load(name, True, trained=not objective.freeze_language_model)
-    return Revela(retriever, language_model, objective), collate
+        return Contriever(retriever, objective), PairCollator(experiment, tokenizing)
+    reads = Source(str(experiment.language_model))
+    collate = BatchCollator(experiment, tokenizing, load_tokenizer(reads))
+    trained = objective.name == "revela" and not objective.freeze_language_model
+    language_model = load(reads, lambda one: load_language_model(one, weights), trained)
+    kind: Any = Replug if objective.name == "replug" else Revela
+    return kind(retriever, language_model, objective), collate
 
 
 class _Trainer(BaseTrainer):

@@ -15,7 +15,8 @@ from huggingface_hub import errors
 from huggingface_hub.utils import httpx
 
 from revela.common.hub import Hub, explain
-from revela.retriever.encode import load_model
+from revela.retriever.load import load_model
+from revela.retriever.source import Source
 from tests.rehearsal import hub
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,8 @@ import json
 from huggingface_hub import dataset_info, get_repo_discussions, list_repo_files
 from revela.text.batching import _download
 from revela.text.corpora import Skipped, read_documents
-from revela.retriever.encode import adapter_base, load_model, load_tokenizer
+from revela.retriever.load import load_model, load_tokenizer
+from revela.retriever.source import Source
 from revela.common.errors import RevelaError
 from revela.common.hub import read_model_json
 from revela.config.text import Batches, HubCorpus
@@ -37,6 +39,9 @@ def result_of(call):
     except RevelaError as error:
         return str(error)
 
+def size(name):
+    return sum(weight.numel() for weight in load_model(Source(name)).parameters())
+
 def texts(name, **more):
     corpus = HubCorpus(source="hub", dataset=name, **more)
     return [document.text for document in read_documents(corpus, Skipped())]
@@ -46,23 +51,23 @@ def ids(name, **more):
     return [document.id for document in read_documents(corpus, Skipped())]
 
 print(json.dumps({
-    "weights": result_of(lambda: sum(p.numel() for p in load_model("some/model").parameters())),
-    "ids": result_of(lambda: load_tokenizer("some/model", "COMMIT")("mud")["input_ids"]),
+    "weights": result_of(lambda: size("some/model")),
+    "ids": result_of(lambda: load_tokenizer(Source("some/model", "COMMIT"))("mud")["input_ids"]),
     "hidden": result_of(lambda: read_model_json("some/model", "config.json")["hidden_size"]),
     "modules": result_of(lambda: read_model_json("some/model", "modules.json", "COMMIT")),
     "folder": result_of(lambda: read_model_json("some/sentences", "1_Pooling/config.json")),
     "streamed": result_of(lambda: texts("some/texts")),
     "file": result_of(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
-    "adapted": result_of(lambda: sum(p.numel() for p in load_model("some/adapter").parameters())),
-    "base": result_of(lambda: [adapter_base("some/adapter"), adapter_base("some/model")]),
+    "adapted": result_of(lambda: size("some/adapter")),
+    "base": result_of(lambda: [Source("some/adapter").base.name, Source("some/model").base]),
     "places": result_of(lambda: ids("some/texts", file="more.jsonl.gz")),
     "ready-made": result_of(lambda: _download(Batches(hub="some/batches")).read_text()),
     "files": sorted(list_repo_files("some/texts", repo_type="dataset")),
-    "converted": result_of(lambda: sum(p.numel() for p in load_model("some/old").parameters())),
+    "converted": result_of(lambda: size("some/old")),
     "pull requests": [request.num for request in get_repo_discussions("some/old")],
     "commit": dataset_info("some/texts", revision="COMMIT").sha,
-    "gated model": result_of(lambda: load_model("some/gated")),
-    "missing model": result_of(lambda: load_model("some/modle")),
+    "gated model": result_of(lambda: size("some/gated")),
+    "missing model": result_of(lambda: size("some/modle")),
     "gated set": result_of(lambda: texts("some/gated")),
     "missing set": result_of(lambda: texts("some/text")),
     "gated file": result_of(lambda: texts("some/gated", file="a.jsonl")),
@@ -77,7 +82,7 @@ def address(tmp_path_factory, backbone):
     folder = tmp_path_factory.mktemp("hub")
     shutil.copytree(backbone, folder / "models" / "some" / "model")
     model = peft.get_peft_model(
-        load_model(str(backbone)), peft.LoraConfig(target_modules=["q_proj"])
+        load_model(Source(str(backbone))), peft.LoraConfig(target_modules=["q_proj"])
     )
     model.peft_config["default"].base_model_name_or_path = "some/model"
     model.save_pretrained(folder / "models" / "some" / "adapter")

@@ -9,8 +9,9 @@ import pytest
 from revela.common.errors import RevelaError
 from revela.config import load_config, parse_config
 from revela.config.check import check_local
-from revela.config.local import digest, fingerprint
+from revela.config.local import digest
 from revela.config.names import ModelName, ModelRef, references
+from revela.retriever.source import Source
 from tests.config.common import DEMO, ROOT, changed
 
 
@@ -223,17 +224,15 @@ def test_local_models_are_known_by_their_content(local, tmp_path):
     assert config.local_models("models", "x") == [Path("model"), tmp_path / "adapter"]
     weights = Path("model/model.safetensors")
     weights.write_bytes(bytes(10_000_000))
-    before = fingerprint(Path("model"))
+    before = Source("model").fingerprint()
     os.utime(weights)
     shutil.copytree("model", "copy")
-    assert fingerprint(Path("copy")) == fingerprint(Path("model")) == before
+    assert Source("copy").fingerprint() == Source("model").fingerprint() == before
     weights.write_bytes(bytes(5_000_000) + b"x" * 5_000_000)
-    digest.cache_clear()  # results are cached per process
-    assert fingerprint(Path("model")) != before
+    assert Source("model").fingerprint() != before
     weights.write_bytes(bytes(10_000_000))
     Path("model/special_tokens.json").touch()
-    digest.cache_clear()
-    assert fingerprint(Path("model")) != before
+    assert Source("model").fingerprint() != before
 
 
 def test_a_replaced_text_of_equal_size_and_age_is_another(tmp_path):
@@ -242,7 +241,6 @@ def test_a_replaced_text_of_equal_size_and_age_is_another(tmp_path):
     for content in (b"one", b"two", b"one"):
         texts.write_bytes(content)
         os.utime(texts, (0, 0))
-        digest.cache_clear()
         found.append(digest((texts,)))
     assert found[0] == found[2] != found[1]
 

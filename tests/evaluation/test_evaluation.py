@@ -26,10 +26,10 @@ from revela.evaluation import commands
 from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task, local_task
 from revela.evaluation.bm25 import Bm25s
-from revela.evaluation.search import encoding_for
-from revela.retriever.encode import load_tokenizer
-from revela.retriever.save import write_encoding
-from tests.conftest import TEXTS, encoder_of
+from revela.evaluation.search import instruction_of
+from revela.retriever.encode import encode
+from revela.retriever.source import Source
+from tests.conftest import TEXTS, encoder_of, encoding_of, make_encoder
 from tests.evaluation.common import QRELS, SUITE, model_of, ndcg, rows_of, searcher_of
 
 
@@ -84,7 +84,7 @@ def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
     assert result.scores["test"][0]["ndcg_at_10"] == own["ndcg_at_10"]
     assert (found.model_name, found.model_revision) == (
         "revela/mine",
-        evaluation.revision_of(model),
+        Source.of(model).fingerprint(),
     )
     (path,) = folder.rglob("model_meta.json")
     meta = json.loads(path.read_text())
@@ -119,8 +119,8 @@ def test_documents_are_ranked_by_cosine(backbone, collection, tmp_path):
     task = local_task("tiny-task", collection, collection)
     found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
     encoder = encoder_of(backbone)
-    query = encoder.encode(["rivers and mud"], "query", 64)
-    passages = encoder.encode([f"Title {n} {t}" for n, t in enumerate(TEXTS)], "passage", 64)
+    query = encode(encoder, ["rivers and mud"], "query", 64)
+    passages = encode(encoder, [f"Title {n} {t}" for n, t in enumerate(TEXTS)], "passage", 64)
     order = (passages @ query[0]).argsort(descending=True).tolist()
     assert [row[2] for row in rows_of(found.run)[:5]] == [f"d{n}" for n in order]
 
@@ -158,12 +158,12 @@ def test_scores_match_sentence_transformers(backbone, collection, tmp_path):
 def test_the_encoding_is_read_from_the_model_folder(backbone, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(backbone, folder)
-    tokenizer, mean = load_tokenizer(str(backbone)), Encoding(pooling="mean", query_prefix="q: ")
-    write_encoding(folder, tokenizer, mean, positions=100, longest=33)
+    mean = Encoding(pooling="mean", query_prefix="q: ")
+    make_encoder(folder, 100, pooling="mean", query_prefix="q: ")
     found = searcher_of(model_of(folder), tmp_path)
-    assert (found.encoding, found.encoder.encoding, found.max_length) == (mean, mean, 64)
+    assert (encoding_of(found.encoder), found.prompt, found.max_length) == (mean, "q: ", 64)
     short = searcher_of(model_of(folder, max_length=50), tmp_path)
-    assert (short.encoding, short.max_length) == (mean, 50)
+    assert (short.encoder.max_seq_length, short.max_length) == (50, 50)
 
 
 def test_bm25_finds_documents_that_share_words(collection, tmp_path):
@@ -324,7 +324,7 @@ def test_missing_fields_of_a_data_set_are_reported(backbone, collection, tmp_pat
         evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
 
 
-def test_the_query_prefix_has_the_instruction_of_the_task():
+def test_the_instruction_is_that_of_the_config_of_mteb_or_a_general_one():
     class Metadata:
         name = "NQ"
         prompt: ClassVar = {"query": "Represent this post: "}
@@ -335,15 +335,9 @@ def test_the_query_prefix_has_the_instruction_of_the_task():
 
     own = MtebBenchmark(source="mteb", tasks=["NQ"], instructions={"NQ": "Given a post, answer"})
     plain = MtebBenchmark(source="mteb", tasks=["NQ"])
-    instructed = Encoding(query_prefix="Instruct: {instruction}\nQuery: ")
-
-    def prefix(encoding, metadata, suite):
-        return encoding_for(encoding, metadata, suite).query_prefix
-
-    assert prefix(Encoding(), Metadata, own) == "Query: "
-    assert prefix(instructed, Metadata, own) == "Instruct: Given a post, answer\nQuery: "
-    assert prefix(instructed, Metadata, plain) == "Instruct: Represent this post:\nQuery: "
-    assert "Retrieve text" in prefix(instructed, Without, own)
+    assert instruction_of(Metadata, own) == "Given a post, answer"
+    assert instruction_of(Metadata, plain) == "Represent this post:"
+    assert "Retrieve text" in instruction_of(Without, own)
 
 
 def test_an_mteb_task_by_name(tmp_path):
@@ -361,8 +355,8 @@ def test_the_revision_of_a_model_is_that_of_all_its_weights(backbone, tmp_path):
         (adapters[-1] / "adapter_config.json").write_text("{}")
         (adapters[-1] / "adapter_model.safetensors").write_text(name)
     models = [model_of(backbone), *(model_of(backbone, adapter=str(one)) for one in adapters)]
-    assert len({evaluation.revision_of(model) for model in models}) == 3
+    assert len({Source.of(model).fingerprint() for model in models}) == 3
     hub = EncoderModel(kind="encoder", retriever="a/b", adapter="a/c", revision="abc")
-    assert evaluation.weights_of(hub) == {"a/b": None, "a/c": "abc"}
+    assert Source.of(hub) == Source("a/c", "abc", Source("a/b"))
     alone = EncoderModel(kind="encoder", retriever="a/b", revision="abc")
-    assert evaluation.weights_of(alone) == {"a/b": "abc"}
+    assert Source.of(alone) == Source("a/b", "abc")

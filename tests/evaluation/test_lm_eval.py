@@ -14,7 +14,8 @@ from revela.config.evaluation import LanguageModel, LmEvalBenchmark
 from revela.config.training import Lora
 from revela.evaluation import lm_eval
 from revela.evaluation.commands import app
-from revela.retriever.encode import add_lora, load_model, load_tokenizer
+from revela.retriever.load import add_lora, load_language_model, load_tokenizer
+from revela.retriever.source import Source
 from tests.conftest import TEXTS, write_choices
 
 SENTENCES = [sentence for text in TEXTS for sentence in text.split(". ")]
@@ -34,12 +35,12 @@ def tasks(tmp_path_factory):
 def trained(backbone, tmp_path_factory):
     """An adapter with random weights that changes the backbone's predictions."""
     folder = tmp_path_factory.mktemp("trained") / "language_model"
-    model = add_lora(load_model(str(backbone), causal=True), Lora(rank=4), seed=0)
+    model = add_lora(load_language_model(Source(str(backbone))), Lora(rank=4), seed=0)
     for name, weights in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weights)
     model.save_pretrained(folder)
-    load_tokenizer(str(backbone)).save_pretrained(folder)
+    load_tokenizer(Source(str(backbone))).save_pretrained(folder)
     return model.eval(), folder
 
 
@@ -70,7 +71,10 @@ def measure(folder, tasks, **settings):
 
 
 def test_accuracy_matches_a_plain_loop(backbone, trained, tasks):
-    tokenizer, plain = load_tokenizer(str(backbone)), load_model(str(backbone), causal=True)
+    tokenizer, plain = (
+        load_tokenizer(Source(str(backbone))),
+        load_language_model(Source(str(backbone))),
+    )
     found, facts = measure(backbone, tasks)
     before = expected(plain, tokenizer, EXAMPLES)
     assert {name: found[name] for name in before} == pytest.approx(before)
@@ -85,8 +89,8 @@ def test_accuracy_matches_a_plain_loop(backbone, trained, tasks):
 
 def test_a_limit_takes_the_first_examples(backbone, tasks):
     found, facts = measure(backbone, tasks, limit=7, batch_size=2)
-    model = load_model(str(backbone), causal=True)
-    first = expected(model, load_tokenizer(str(backbone)), EXAMPLES[:7])
+    model = load_language_model(Source(str(backbone)))
+    first = expected(model, load_tokenizer(Source(str(backbone))), EXAMPLES[:7])
     assert found["acc"] == pytest.approx(first["acc"])
     assert facts["examples"]["effective"] == 7
 

@@ -19,7 +19,8 @@ from revela.config.evaluation import EncoderModel, FolderBenchmark
 from revela.evaluation import embeddings, search
 from revela.evaluation.embeddings import Passages, encode_corpus
 from revela.evaluation.search import DenseSearch, exact_search
-from revela.retriever.encode import load_encoder
+from revela.retriever.encode import encode
+from revela.retriever.load import load_encoder
 from tests.conftest import TEXTS, encoder_of
 
 
@@ -68,7 +69,7 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(embeddings, "SHARD_SIZE", 7)
 
 
-def encode(load, folder, texts=None, made_by="r1", devices=("cpu",)):
+def encoded(load, folder, texts=None, made_by="r1", devices=("cpu",)):
     texts = passages() if texts is None else texts
     shards = encode_corpus(load, texts, 32, folder, made_by, list(devices))
     return torch.cat([shard.load() for shard in shards])
@@ -85,22 +86,22 @@ class Loader:
 
 
 def test_shards_match_the_encoder_on_one_or_two_devices(backbone, tmp_path):
-    expected = encoder_of(backbone).encode(passages(), "passage", 32)
-    one = encode(Loader(backbone), tmp_path / "one")
-    two = encode(Loader(backbone), tmp_path / "two", devices=("cpu", "cpu"))
+    expected = encode(encoder_of(backbone), passages(), "passage", 32)
+    one = encoded(Loader(backbone), tmp_path / "one")
+    two = encoded(Loader(backbone), tmp_path / "two", devices=("cpu", "cpu"))
     torch.testing.assert_close(one, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(two, one, rtol=0, atol=0)
 
 
 def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
-    first = encode(Loader(backbone), tmp_path)
+    first = encoded(Loader(backbone), tmp_path)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"{n:05}.safetensors" for n in range(4)]
     kept = os.stat(files[0]).st_mtime_ns
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-10])  # half-written
     save_file({"embeddings": torch.zeros(4, 16)}, files[3])  # of another program
-    torch.testing.assert_close(encode(Loader(backbone), tmp_path), first, rtol=0, atol=0)
+    torch.testing.assert_close(encoded(Loader(backbone), tmp_path), first, rtol=0, atol=0)
     assert os.stat(files[0]).st_mtime_ns == kept
     printed = capsys.readouterr().out
     assert "00002.safetensors cannot be read" in printed
@@ -109,27 +110,27 @@ def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
 
 
 def test_shards_of_other_texts_or_weights_are_encoded_again(backbone, tmp_path):
-    first = encode(Loader(backbone), tmp_path)
+    first = encoded(Loader(backbone), tmp_path)
     changed = passages()
     changed[8] = "Something else altogether."
-    second = encode(Loader(backbone), tmp_path, changed)
+    second = encoded(Loader(backbone), tmp_path, changed)
     assert [n for n in range(25) if not torch.equal(first[n], second[n])] == [8]
     before = os.stat(tmp_path / "00000.safetensors").st_mtime_ns
-    encode(Loader(backbone), tmp_path, changed, made_by="r2")
+    encoded(Loader(backbone), tmp_path, changed, made_by="r2")
     assert os.stat(tmp_path / "00000.safetensors").st_mtime_ns > before
 
 
 class Broken(Loader):
     def __call__(self, device):
         encoder = super().__call__(device)
-        encoder.model.norm.weight.data.fill_(float("nan"))
+        encoder[0].model.norm.weight.data.fill_(float("nan"))
         return encoder
 
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
 def test_an_embedding_that_is_not_finite_is_an_error_with_its_text(backbone, tmp_path, devices):
     with pytest.raises(RevelaError, match=r"the embedding of '.*' is zero or not finite"):
-        encode(Broken(backbone), tmp_path, devices=devices)
+        encoded(Broken(backbone), tmp_path, devices=devices)
     assert not list(tmp_path.iterdir())
 
 
@@ -140,7 +141,7 @@ class Killed(Loader):
 
 def test_a_killed_process_is_reported(backbone, tmp_path):
     with pytest.raises(RevelaError, match="an encoding process was killed"):
-        encode(Killed(backbone), tmp_path, devices=("cpu", "cpu"))
+        encoded(Killed(backbone), tmp_path, devices=("cpu", "cpu"))
 
 
 def test_half_precision_is_stored_in_float16(backbone, tmp_path):
@@ -148,7 +149,7 @@ def test_half_precision_is_stored_in_float16(backbone, tmp_path):
         def __call__(self, device):
             return super().__call__(device).to(torch.bfloat16)
 
-    encode(Half(backbone), tmp_path)
+    encoded(Half(backbone), tmp_path)
     assert load_file(tmp_path / "00000.safetensors")["embeddings"].dtype == torch.float16
 
 
@@ -200,17 +201,17 @@ def test_the_encoder_of_queries_makes_room_for_those_of_several_devices(
     searcher = DenseSearch(Loader(backbone).model, "m", "r1", suite, tmp_path)
     held, made_by = [], []
 
-    def encode(*arguments):
+    def remember(*arguments):
         held.append("encoder" in vars(searcher))
         made_by.append(arguments[4])
         return []
 
-    monkeypatch.setattr(search, "encode_corpus", encode)
+    monkeypatch.setattr(search, "encode_corpus", remember)
     monkeypatch.setattr(search, "devices", lambda: ["cpu", "cpu"])
     corpus = datasets.Dataset.from_dict({"id": ["d"], "text": ["one"]})
     for version in (1, 2):
         monkeypatch.setitem(STAGE_VERSIONS, "evaluate", version)
-        assert searcher.encoder.encode(["one"], "query", 8).shape == (1, 16)
+        assert encode(searcher.encoder, ["one"], "query", 8).shape == (1, 16)
         searcher.index(corpus, hf_split="test", hf_subset="default")
     assert held == [False, False]
     assert made_by[0] != made_by[1]  # shards of an older version are not reused
@@ -263,10 +264,12 @@ def test_embeddings_too_large_for_half_precision_are_an_error(backbone, tmp_path
     class Large(Loader):
         def __call__(self, device):
             encoder = super().__call__(device).to(torch.bfloat16)
-            encode = encoder.encode_rows
-            encoder.encode_rows = lambda *arguments: encode(*arguments) * 1e6
+            encoder.similarity_fn_name = "dot"
+            encoder[2].forward = lambda features: (
+                features | {"sentence_embedding": features["sentence_embedding"] * 1e6}
+            )
             return encoder
 
     with pytest.raises(RevelaError, match="too large for float16: use float32"):
-        encode(Large(backbone), tmp_path)
+        encoded(Large(backbone), tmp_path)
     assert not list(tmp_path.iterdir())

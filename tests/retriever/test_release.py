@@ -1,37 +1,32 @@
 """A trained retriever's folder, loaded by sentence-transformers, transformers and peft only."""
 
+import functools
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from peft import PeftModel
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
-from revela.config.encoding import Encoding, EncodingKeys
+from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
-from revela.retriever import check
-from revela.retriever.encode import (
-    Encoder,
-    add_lora,
-    load_encoder,
-    load_encoding,
-    load_model,
-    load_tokenizer,
-)
+from revela.retriever.encode import encode
 from revela.retriever.export import export
-from revela.retriever.save import write_encoding
+from revela.retriever.load import add_lora, load_encoder, load_model, read_encoder
+from revela.retriever.save import check_folder, save_encoder
+from revela.retriever.source import Source
 from revela.training.callbacks import save_model
-from tests.conftest import TEXTS
+from tests.conftest import TEXTS, encoder_of, encoding_of, make_encoder
 
 CHAT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
 
@@ -123,29 +118,27 @@ def experiment(backbone: Path, **changes: object) -> Experiment:
     return Experiment.model_validate(settings | changes)
 
 
-def saved(settings: Experiment, path: Path) -> Encoder:
+def saved(settings: Experiment, path: Path) -> SentenceTransformer:
     """Write a retriever whose weights differ from its backbone's, and return it."""
-    model = load_model(settings.retriever)
-    if settings.lora:
-        model = add_lora(model, settings.lora, seed=0)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight += 0.3 * torch.randn_like(weight)
-    encoder = Encoder(model, load_tokenizer(settings.retriever), settings.encoding).eval()
-    save_model(model, encoder.tokenizer, path, writes=True)
-    write_encoding(path, encoder.tokenizer, settings.encoding, 256, settings.max_length)
+
+    def load(kind: type) -> torch.nn.Module:
+        model = load_model(Source(settings.retriever), kind)
+        if settings.lora:
+            model = add_lora(model, settings.lora, seed=0)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.requires_grad:
+                    weight += 0.3 * torch.randn_like(weight)
+        return model
+
+    encoder = read_encoder(Source(settings.retriever), settings.encoding, load).eval()
+    save_model(encoder[0].model, path, True, functools.partial(save_encoder, encoder))
     return encoder
 
 
-def read_back(folder: Path) -> Encoder:
-    """Return the encoder of a folder, without giving its encoding."""
-    return load_encoder(EncoderModel(kind="encoder", retriever=str(folder)), "float32", "cpu")
-
-
-def test_as_trained_in_sentence_transformers(backbones, tmp_path, monkeypatch):
-    """Every kind of folder, in one process of sentence-transformers."""
+def test_as_trained_in_sentence_transformers(backbones, tmp_path):
+    """Every kind of folder."""
     kinds = {
         f"{style} {pooling} {weights}": experiment(
             backbones[style],
@@ -156,20 +149,14 @@ def test_as_trained_in_sentence_transformers(backbones, tmp_path, monkeypatch):
         for pooling in ("last", "mean", "cls")
         for weights in ("LoRA", "full")
     }
-    folders = {kind: tmp_path / kind for kind in kinds}
-    trained = {kind: saved(kinds[kind], folders[kind]) for kind in kinds}
-    texts = list(check.texts_to_compare(256).values())
-    theirs = check.encode_alone(list(folders.values()), texts)
-    print()
-    for (kind, folder), found in zip(folders.items(), theirs, strict=True):
-        monkeypatch.setattr(check, "encode_alone", lambda _, asked, f=found: [f] * (asked == texts))
-        cosines = check.check_folder(folder)
-        print(f"{kind:20} {min(cosines.values()):.7f} to {max(cosines.values()):.7f}")
-        assert len(cosines) == 2 * len(texts)
-        again = read_back(folder)
-        assert again.encoding == kinds[kind].encoding
+    texts = [*TEXTS, "jobs", "  spaces \n", " \n\t ", "", "naïve (作业 №7)", "1 " * 300]
+    for kind, settings in kinds.items():
+        trained = saved(settings, tmp_path / kind)
+        assert check_folder(tmp_path / kind) > 0.9999, kind
+        again = encoder_of(tmp_path / kind)
+        assert encoding_of(again) == encoding_of(trained)
         for role in ("query", "passage"):
-            ours, expected = (one.encode(texts, role, 256) for one in (again, trained[kind]))
+            ours, expected = (encode(one, texts, role, 256) for one in (again, trained))
             torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -192,13 +179,13 @@ def test_the_adapter_in_transformers_and_peft(adapter, backbones):
         batch = tokenizer(f"Query: {TEXTS[0]}", return_tensors="pt")
         assert batch["input_ids"][0, -1] == tokenizer.eos_token_id
         hidden = model.eval()(**batch).last_hidden_state
-        expected = read_back(adapter).encode([TEXTS[0]], "query", 256)
+        expected = encode(encoder_of(adapter), [TEXTS[0]], "query", 256)
         found = torch.nn.functional.normalize(hidden.mean(1), dim=-1)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_an_export_needs_nothing_else(adapter, backbones, tmp_path):
-    before = read_back(adapter)
+    before = encoder_of(adapter)
     result = CliRunner().invoke(app, ["export", str(adapter), str(tmp_path / "out")])
     assert re.search(
         r"out: same vectors in sentence-transformers, cosines ≥ (0\.9999|1\.0)", result.stdout
@@ -207,9 +194,9 @@ def test_an_export_needs_nothing_else(adapter, backbones, tmp_path):
     for file in (tmp_path / "out").rglob("*.json"):
         assert str(backbones["qwen"]) not in file.read_text()
     shutil.copytree(tmp_path / "out", tmp_path / "elsewhere" / "copy")
-    after = read_back(tmp_path / "elsewhere" / "copy")
-    expected = before.encode(TEXTS, "passage", 256)
-    torch.testing.assert_close(after.encode(TEXTS, "passage", 256), expected)
+    after = encoder_of(tmp_path / "elsewhere" / "copy")
+    expected = encode(before, TEXTS, "passage", 256)
+    torch.testing.assert_close(encode(after, TEXTS, "passage", 256), expected)
 
 
 def test_what_is_no_retriever_or_encodes_otherwise_is_not_exported(adapter, backbones, tmp_path):
@@ -217,7 +204,7 @@ def test_what_is_no_retriever_or_encodes_otherwise_is_not_exported(adapter, back
         export(backbones["qwen"], tmp_path / "out")
     shutil.copytree(adapter, tmp_path / "bad")
     (tmp_path / "bad" / "modules.json").write_text("[]")
-    with pytest.raises(RevelaError, match="sentence-transformers module Pooling is missing"):
+    with pytest.raises(RevelaError, match=r"modules\.json: not a list of modules"):
         export(tmp_path / "bad", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -243,93 +230,119 @@ def with_file(folder: Path, name: str, change: dict) -> Path:
     return folder
 
 
-def test_one_line_says_which_text_differs(adapter, tmp_path, monkeypatch):
-    """The reference is the trained model, not the folder."""
-    reference = EncoderModel(
-        kind="encoder", retriever=str(adapter), encoding=EncodingKeys(passage_prefix="Text: ")
-    )
-    with pytest.raises(
-        RevelaError, match=r"gives the passage short a different .* \(cosine 0\.\d+\)"
-    ):
-        check.check_folder(adapter, reference)
-    encoder, texts = read_back(adapter), list(check.texts_to_compare(256).values())
-    found = {role: encoder.encode(texts, role, 256).clone() for role in ("query", "passage")}
-    similarity = found["query"] @ found["passage"].T
-    similarity[3] = similarity[3].flip(0)
-    answer = found | {"similarity": similarity}
-    monkeypatch.setattr(check, "encode_alone", lambda *_: [answer])
-    with pytest.raises(RevelaError, match="for the query of whitespace differently from Revela"):
-        check.check_folder(adapter)
-    found["query"][1] = float("nan")
-    with pytest.raises(RevelaError, match=r"the query with spaces .* \(cosine nan\)"):
-        check.check_folder(adapter)
-
-
-def test_the_other_process_has_nothing_of_revela(tmp_path):
-    code = "import sys, runpy; sys.argv[1:] = []; sys.stdin = __import__('io').StringIO('[1, 2]'); "
-    code += f"runpy.run_path({str(Path(check.__file__).with_name('alone.py'))!r}); "
-    code += "print([name for name in sys.modules if name.startswith('revela')])"
-    ran = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
-    assert ran.stdout.splitlines()[-1:] == ["[]"], ran.stderr
-    with pytest.raises(RevelaError, match="sentence-transformers cannot load it: "):
-        check.encode_alone([tmp_path], ["a", "b"])
+def test_other_vectors_than_those_of_the_original_are_an_error(adapter, tmp_path):
+    other = shutil.copytree(adapter, tmp_path / "other")
+    prompts = {"query": "Query: ", "document": "Text: "}
+    with_file(other, "config_sentence_transformers.json", {"prompts": prompts})
+    assert check_folder(other) > 0.9999
+    with pytest.raises(RevelaError, match=r"gives a text another vector \(cosine 0\.\d+\)"):
+        check_folder(other, adapter)
+    with_file(other, "adapter_config.json", {"r": "x"})
+    with pytest.raises(RevelaError, match="cannot be loaded"):
+        check_folder(other)
 
 
 def test_the_configuration_overrides_the_files_key_by_key(adapter, backbones, tmp_path):
-    def read(folder: Path, **keys: object) -> tuple:
-        model = EncoderModel(
-            kind="encoder", retriever=str(folder), encoding=EncodingKeys.model_validate(keys)
-        )
-        _, encoding, length = load_encoding(model)
-        return encoding, length
+    def read(folder: Path, **keys: object) -> Encoding:
+        return encoding_of(encoder_of(folder, **keys))
 
-    assert read(adapter) == (Encoding(pooling="mean"), 256)
+    assert read(adapter) == Encoding(pooling="mean")
+    assert read(adapter, pooling="last", query_prefix="") == Encoding(query_prefix="")
+    assert read(adapter, normalize=False) == Encoding(pooling="mean", normalize=False)
     beside = EncoderModel(kind="encoder", retriever=str(backbones["qwen"]), adapter=str(adapter))
-    assert load_encoding(beside)[1:] == (Encoding(pooling="mean"), 256)
-    texts = [*TEXTS, " "]
-    found = load_encoder(beside, "float32", "cpu").encode(texts, "query", 99)
-    torch.testing.assert_close(found, read_back(adapter).encode(texts, "query", 99))
-    assert read(adapter, pooling="last", query_prefix="")[0] == Encoding(query_prefix="")
-    assert EncodingKeys(pooling="last").dump() == '{"pooling": "last"}'
-    assert Encoding(pooling="last").dump() == "{}"
-    folder = tmp_path / "hub"
-    shutil.copytree(adapter, folder)
-    with_file(
-        folder, "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": None}
-    )
-    assert read(folder)[0] == Encoding(query_prefix="", passage_prefix="", pooling="mean")
-    with_file(folder, "sentence_bert_config.json", {"max_seq_length": 99})
-    assert read(folder)[1] == 99
-    with_file(folder, "sentence_bert_config.json", {"do_lower_case": True})
-    with pytest.raises(RevelaError, match="do_lower_case True is not supported"):
+    loaded, texts = load_encoder(beside, "float32", "cpu"), [*TEXTS, " "]
+    assert (encoding_of(loaded), loaded.max_seq_length) == (Encoding(pooling="mean"), 256)
+    expected = encode(encoder_of(adapter), texts, "query", 99)
+    torch.testing.assert_close(encode(loaded, texts, "query", 99), expected)
+    folder = shutil.copytree(adapter, tmp_path / "hub")
+    settings = {"prompts": {"passage": "p: "}, "similarity_fn_name": None}
+    with_file(folder, "config_sentence_transformers.json", settings)
+    assert read(folder) == Encoding(query_prefix="", passage_prefix="p: ", pooling="mean")
+    with_file(folder, "config_sentence_transformers.json", {"similarity_fn_name": "euclidean"})
+    with pytest.raises(RevelaError, match="unknown similarity 'euclidean'; allowed: cosine, dot"):
         read(folder)
-    with_file(folder, "sentence_bert_config.json", {"do_lower_case": False})
-    old = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(old))
-    assert read(folder)[0].pooling == "cls"
-    (folder / "1_Pooling" / "config.json").write_text(
-        json.dumps(old | {"pooling_mode_max_tokens": 1})
-    )
-    with pytest.raises(
-        RevelaError, match="pooling 'cls, pooling_mode_max_tokens' is not supported"
-    ):
+    with_file(folder, "config_sentence_transformers.json", {"query_suffix": "?"})
+    with pytest.raises(RevelaError, match="unknown setting of .* 'query_suffix'; allowed: "):
         read(folder)
-    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    modules = json.loads((adapter / "modules.json").read_text())
-    (folder / "modules.json").write_text(json.dumps([*modules, dense]))
-    with pytest.raises(RevelaError, match="sentence-transformers module Dense is not supported"):
-        read(folder)
-    shutil.rmtree(folder / "1_Pooling")
     (folder / "modules.json").write_text("[")
-    with pytest.raises(RevelaError, match=r"modules\.json: not JSON"):
+    with pytest.raises(RevelaError, match=r"modules\.json: not (JSON|a list)"):
         read(folder)
+
+
+def moved_transformer(folder: Path) -> None:
+    """Move the transformer into a folder of its own, as the first sentence-transformers did."""
+    home = folder / "0_Transformer"
+    home.mkdir()
+    for file in [*folder.glob("*.json"), *folder.glob("*.safetensors")]:
+        if not file.name.startswith(("modules", "config_sentence")):
+            file.rename(home / file.name)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = home.name
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def with_dense(folder: Path) -> None:
+    """Add a layer that halves the width."""
+    torch.manual_seed(2)
+    encoder = SentenceTransformer(str(folder), device="cpu")
+    encoder.insert(2, Dense(16, 8))
+    encoder.save(str(folder), create_model_card=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: with_file(folder / "1_Pooling", "config.json", {"pooling_mode": "max"}),
+        lambda folder: with_file(
+            folder / "1_Pooling", "config.json", {"pooling_mode": "weightedmean"}
+        ),
+        lambda folder: with_file(folder / "1_Pooling", "config.json", {"include_prompt": False}),
+        lambda folder: (folder / "1_Pooling" / "config.json").write_text(
+            '{"word_embedding_dimension": 16, "pooling_mode_cls_token": true}'
+        ),
+        lambda folder: with_file(folder, "config_sentence_transformers.json", {"truncate_dim": 6}),
+        lambda folder: with_file(folder, "sentence_bert_config.json", {"do_lower_case": True}),
+        lambda folder: with_file(folder, "sentence_bert_config.json", {"max_seq_length": 9}),
+        moved_transformer,
+        with_dense,
+    ],
+)
+def test_settings_of_sentence_transformers_are_obeyed(backbones, tmp_path, change, both_ways):
+    folder = shutil.copytree(backbones["llama-3"], tmp_path / "m")
+    make_encoder(folder, pooling="mean")
+    change(folder)
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), encoder_of(folder)
+    for role, expected in (
+        ("query", theirs.encode_query(TEXTS, convert_to_tensor=True)),
+        ("passage", theirs.encode_document(TEXTS, convert_to_tensor=True)),
+    ):
+        expected = torch.nn.functional.normalize(expected, dim=-1)
+        torch.testing.assert_close(encode(ours, TEXTS, role, 64), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_what_cannot_be_computed_is_refused_by_name(backbones, tmp_path):
+    folder = shutil.copytree(backbones["llama-3"], tmp_path / "m")
+    make_encoder(folder)
+    modules = json.loads((folder / "modules.json").read_text())
+    for kind, message in (
+        ("sentence_transformers.models.BoW", "begins with a module BoW, not with a Transformer"),
+        ("custom_st.Transformer", r"has code of its own \(custom_st.Transformer\), which is never"),
+    ):
+        first = [modules[0] | {"type": kind}]
+        (folder / "modules.json").write_text(json.dumps(first + modules[1:]))
+        with pytest.raises(RevelaError, match=message):
+            encoder_of(folder)
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "model.safetensors").rename(folder / "model.onnx")
+    with pytest.raises(RevelaError, match="no safetensors weights in it; it has ONNX ones"):
+        encoder_of(folder)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_embeddings_that_are_not_normalized(backbones, tmp_path, normalize):
     settings = experiment(backbones["llama-3"], lora=None, encoding={"normalize": normalize})
     saved(settings, tmp_path / "r")
-    assert read_back(tmp_path / "r").encoding == settings.encoding
+    assert encoding_of(encoder_of(tmp_path / "r")).normalize == normalize
     assert (tmp_path / "r" / "2_Normalize").exists() == normalize
     config = json.loads((tmp_path / "r" / "config_sentence_transformers.json").read_text())
     assert config["similarity_fn_name"] == ("cosine" if normalize else "dot")

@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
-from revela.retriever.encode import load_tokenizer
-from revela.retriever.save import write_encoding
+from revela.retriever.encode import encode
 from revela.search.fusion import Hit, fuse
 from revela.search.index import Index, build
-from tests.conftest import TEXTS, encoder_of
+from tests.conftest import TEXTS, encoder_of, encoding_of, make_encoder
 from tests.search.conftest import corpus_of
 
 
@@ -30,9 +29,9 @@ def run(*arguments: object) -> tuple[str, str]:
 
 def test_the_nearest_chunks_are_those_of_a_plain_loop(index, backbone):
     encoder = encoder_of(backbone)
-    query = encoder.encode(["a river floods"], "query", 64)[0]
+    query = encode(encoder, ["a river floods"], "query", 64)[0]
     scores = [
-        float(encoder.encode([text], "passage", 64)[0] @ query) for text in index.chunks["text"]
+        float(encode(encoder, [text], "passage", 64)[0] @ query) for text in index.chunks["text"]
     ]
     (hits,) = index.search(["a river floods"], 3, "dense")
     best = sorted(range(len(scores)), key=lambda n: -scores[n])[:3]
@@ -96,11 +95,11 @@ def test_bm25_finds_words_in_scripts_without_spaces(backbone, tmp_path):
 def test_a_retriever_s_own_maximum_length_holds(texts, backbone, tmp_path):
     retriever = tmp_path / "short"
     shutil.copytree(backbone, retriever)
-    write_encoding(retriever, load_tokenizer(str(retriever)), Encoding(), 12, 12)
+    make_encoder(retriever, 12)
     build(corpus_of(texts), [str(retriever)], tmp_path / "index", 64, "english", 1)
     index, encoder = Index(tmp_path / "index"), encoder_of(retriever)
-    expected = encoder.encode(list(index.chunks["text"]), "passage", 12)
-    query = encoder.encode([TEXTS[0]], "query", 12)[0]
+    expected = encode(encoder, list(index.chunks["text"]), "passage", 12)
+    query = encode(encoder, [TEXTS[0]], "query", 12)[0]
     (hits,) = index.search([TEXTS[0]], len(expected), "dense")
     found = {hit.chunk: hit.score for hit in hits}
     assert found == pytest.approx(dict(enumerate((expected @ query).tolist())), abs=1e-5)
@@ -330,10 +329,10 @@ def test_a_model_that_says_no_encoding_has_that_of_the_first(texts, backbone, tm
     said = tmp_path / "said"
     shutil.copytree(backbone, said)
     encoding = Encoding(pooling="mean", query_prefix="ask: ")
-    write_encoding(said, load_tokenizer(str(said)), encoding, 512, 64)
+    make_encoder(said, pooling="mean", query_prefix="ask: ")
     build(corpus_of(texts), [str(said), str(backbone)], tmp_path / "index", 64, "english", 1)
     index = Index(tmp_path / "index")
-    assert [index._model(number)[0].encoding for number in (0, 1)] == [encoding, encoding]
+    assert [encoding_of(index._model(number)[0]) for number in (0, 1)] == [encoding, encoding]
 
 
 def test_accents_are_found_as_a_letter_and_as_a_mark_of_their_own(texts, backbone, tmp_path):
@@ -351,7 +350,7 @@ def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monke
         monkeypatch.setattr(f"revela.{module}.SHARD_SIZE", 4)
     other, folder = tmp_path / "other", tmp_path / "index"
     shutil.copytree(backbone, other)
-    write_encoding(other, load_tokenizer(str(other)), Encoding(pooling="mean"), 512, 64)
+    make_encoder(other, pooling="mean")
     models = [str(backbone), str(other)]
     for shards in (2, 1):
         build(corpus_of(texts), models, folder, 64, "english", 1)
@@ -360,8 +359,8 @@ def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monke
         last = len(index.chunks) - 1
         for number, model in enumerate(models):
             encoder = encoder_of(Path(model))
-            vectors = encoder.encode(list(index.chunks["text"]), "passage", 64)
-            query = encoder.encode(["rivers"], "query", 64)[0]
+            vectors = encode(encoder, list(index.chunks["text"]), "passage", 64)
+            query = encode(encoder, ["rivers"], "query", 64)[0]
             (hits,) = index.search(["rivers"], 9, "dense", number)
             scores = {hit.chunk: hit.score for hit in hits}
             assert scores == pytest.approx(dict(enumerate((vectors @ query).tolist())), abs=1e-5)

@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from revela.config.encoding import Encoding
+from bench.common import encoder_around
 from revela.config.training import ContrieverObjective, Lora, ReplugObjective, RevelaObjective
-from revela.retriever.encode import Encoder, add_lora, pad
+from revela.retriever.encode import pad
+from revela.retriever.load import add_lora
 from revela.training.fused import fuse
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
@@ -114,7 +115,7 @@ def objective(name: str, layers: int, checkpointing: bool) -> Any:
         fuse(model)
         return model
 
-    retriever = Encoder(adapted(False), None, Encoding())
+    retriever = encoder_around(adapted(False))
     if name == "contriever":
         settings = ContrieverObjective(name="contriever", encode_batch_size=3)
         return Contriever(retriever, settings)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from revela.config.training import Lora
-from revela.retriever.encode import add_lora, load_model
+from revela.retriever.load import add_lora, load_model
+from revela.retriever.source import Source
 from revela.training.fused import fuse, without_casts
 from tests.conftest import tiny_llama
 
@@ -88,7 +89,7 @@ def test_adapters_do_not_copy_their_input_under_autocast(backbone):
     """Copying every layer's input to float32 and back is a fifth of a GPU's memory traffic."""
     found = []
     for bare in (False, True):
-        model = add_lora(load_model(str(backbone)).bfloat16(), Lora(rank=4, dropout=0.0), 0)
+        model = add_lora(load_model(Source(str(backbone))).bfloat16(), Lora(rank=4, dropout=0.0), 0)
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))

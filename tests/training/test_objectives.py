@@ -8,26 +8,24 @@ import pytest
 import torch
 import transformers
 
+from bench.common import encoder_around
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity
-from revela.config.encoding import Encoding
 from revela.config.training import ContrieverObjective, ReplugObjective, RevelaObjective
-from revela.retriever.encode import (
-    Encoder,
-    load_tokenizer,
-    pad,
-)
+from revela.retriever.encode import embed, pad
+from revela.retriever.load import load_tokenizer
+from revela.retriever.source import Source
 from revela.training.collators import BatchCollator
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug, cross_losses
 from revela.training.objectives.revela import Revela, chunks_to_read, similarity_measures
-from tests.conftest import count_host_reads, tiny_llama
+from tests.conftest import count_host_reads, encoder_of, tiny_llama
 from tests.training.common import experiment
 
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
 
 
 def encoder(normalize=True):
-    return Encoder(tiny_llama().model, None, Encoding(normalize=normalize))
+    return encoder_around(tiny_llama().model, normalize=normalize)
 
 
 def test_cross_losses_equal_the_naive_form(both_ways):
@@ -73,7 +71,7 @@ def test_replug_equals_a_plain_loop(include_self):
     ids, mask = pad(CHUNKS + [chunk[::-1] for chunk in CHUNKS], 0)
     model_ids, model_mask = pad(CHUNKS, 0)
     loss = replug(ids, mask, model_ids, model_mask)["loss"]
-    embeddings = replug.retriever(ids, mask)
+    embeddings = embed(replug.retriever, ids, mask)
     losses = cross_losses(replug.language_model, model_ids, model_mask)
     total = 0.0
     for i in range(4):
@@ -94,7 +92,7 @@ def test_replug_trains_the_retriever_only():
     ids, mask = pad(CHUNKS, 0)
     replug(torch.cat([ids, ids]), torch.cat([mask, mask]), ids, mask)["loss"].backward()
     assert all(p.grad is None for p in replug.language_model.parameters())
-    gradient = replug.retriever.model.layers[0].mlp.up_proj.weight.grad
+    gradient = replug.retriever[0].model.layers[0].mlp.up_proj.weight.grad
     assert gradient.isfinite().all()
     assert gradient.abs().max() > 0
 
@@ -130,7 +128,7 @@ def test_contriever_encoded_in_batches_equals_one_pass(encode_batch_size, both_w
         settings = ContrieverObjective(name="contriever", temperature=0.3, encode_batch_size=size)
         contriever = Contriever(encoder(), settings).double()
         rows = []
-        contriever.retriever.model.register_forward_pre_hook(
+        contriever.retriever[0].model.register_forward_pre_hook(
             lambda _, args, kwargs, rows=rows: rows.append(len(kwargs["input_ids"])),
             with_kwargs=True,
         )
@@ -148,8 +146,8 @@ def test_contriever_equals_a_plain_loop():
     passages, passage_mask = pad([*CHUNKS, [3, 3], [8, 1]], 0)  # three passages per query
     result = contriever(queries, query_mask, passages, passage_mask)
     query, passage = (
-        contriever.retriever(queries, query_mask),
-        contriever.retriever(passages, passage_mask),
+        embed(contriever.retriever, queries, query_mask),
+        embed(contriever.retriever, passages, passage_mask),
     )
     total = 0.0
     for i in range(2):
@@ -163,7 +161,7 @@ def test_revela_gives_gradients_to_retriever_and_language_model():
     revela = Revela(encoder(), tiny_llama(), settings)
     ids, mask = pad(CHUNKS, 0)
     revela(torch.cat([ids, ids]), torch.cat([mask, mask]), ids, mask)["loss"].backward()
-    for model in (revela.retriever.model, revela.language_model.model):
+    for model in (revela.retriever[0].model, revela.language_model.model):
         assert model.layers[0].self_attn.k_proj.weight.grad.abs().max() > 0
 
 
@@ -171,7 +169,7 @@ def test_similarity_is_not_symmetric_and_has_no_diagonal():
     revela = Revela(encoder(), tiny_llama(), RevelaObjective(name="revela", temperature=0.1))
     ids, mask = pad(CHUNKS + [[1, *chunk] for chunk in CHUNKS], 0)
     similarity = revela.similarity(ids, mask)
-    embeddings = revela.retriever(ids, mask)
+    embeddings = embed(revela.retriever, ids, mask)
     for i in range(4):
         scores = [float(embeddings[i] @ embeddings[4 + j]) / 0.1 for j in range(4)]
         total = sum(math.exp(s) for j, s in enumerate(scores) if j != i)
@@ -302,7 +300,9 @@ def test_similarities_are_exact_under_autocast(kind):
         settings = RevelaObjective(name="revela", **options)
         objective, given = Revela(encoder(), model, settings), (ids, mask, *half)
     encoded: list[torch.Tensor] = []
-    objective.retriever.register_forward_hook(lambda *call: encoded.append(call[-1]))
+    objective.retriever.register_forward_hook(
+        lambda *call: encoded.append(call[-1]["sentence_embedding"])
+    )
     with torch.autocast("cpu", torch.bfloat16):
         measures = objective(*given)["measures"]
     embeddings = torch.cat(encoded)
@@ -319,10 +319,10 @@ def test_similarities_are_exact_under_autocast(kind):
 
 def test_contriever_repeats_its_dropout_when_it_encodes_again():
     """The gradient is the slope of the loss for the same dropout."""
-    model = Encoder(tiny_llama(attention_dropout=0.5).model, None, Encoding())
+    model = encoder_around(tiny_llama(attention_dropout=0.5).model)
     settings = ContrieverObjective(name="contriever", temperature=0.3, encode_batch_size=2)
     contriever = Contriever(model, settings).train()
-    weight = contriever.retriever.model.layers[0].mlp.up_proj.weight
+    weight = contriever.retriever[0].model.layers[0].mlp.up_proj.weight
     tensors = *pad(CHUNKS[:3], 0), *pad([*CHUNKS[1:], [3, 3, 8], [8, 1], [7, 7, 2]], 0)
 
     def loss() -> torch.Tensor:
@@ -342,8 +342,9 @@ def test_contriever_repeats_its_dropout_when_it_encodes_again():
 @pytest.mark.parametrize("wrong_share", [0, 1])
 def test_what_chunks_read_follows_their_documents(backbone, wrong_share):
     objective = {"name": "revela", "similarity": "documents", "wrong_share": wrong_share}
-    tokenizer = load_tokenizer(str(backbone))
-    collate = BatchCollator(experiment(backbone, objective=objective), tokenizer, tokenizer)
+    tokenizer = load_tokenizer(Source(str(backbone)))
+    settings = experiment(backbone, objective=objective)
+    collate = BatchCollator(settings, encoder_of(backbone), tokenizer)
     documents = ["a", "a", "b", "b", "c", "c"]
     texts = [f"{document} {n}" for n, document in enumerate(documents)]
     row = {"texts": texts, "documents": documents, "source": "y"}

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from revela.common.errors import RevelaError
 from revela.config.training import Backbone
-from revela.retriever.encode import load_model, load_tokenizer
+from revela.retriever.load import load_language_model, load_tokenizer
+from revela.retriever.source import Source
 from revela.training.pretraining import pretrain
 from revela.training.trainlog import read_log
 from tests.conftest import TEXTS
@@ -66,14 +67,14 @@ def test_pretraining_learns_and_records_its_inputs(chunks, tmp_path):
     assert manifest["held_out_loss"] == pytest.approx(min(losses), abs=1e-3)
     assert manifest["steps"] == 60
     # Every hundredth document of each corpus is held out: 3 and 1.
-    tokenizer = load_tokenizer(str(tmp_path / "m"))
+    tokenizer = load_tokenizer(Source(str(tmp_path / "m")))
     held_out = [
         "\n".join(f"{name} {n}: {TEXTS[(n + k) % 5]}" for k in range(2))
         for name, n in (("a", 0), ("a", 100), ("a", 200), ("b", 0))
     ]
     tokens = sum(len(ids) + 1 for ids in tokenizer(held_out)["input_ids"])
     assert manifest["held_out_tokens"] == tokens // 16 // 4 * 4 * 16
-    load_model(str(tmp_path / "m"), causal=True)
+    load_language_model(Source(str(tmp_path / "m")))
     assert {path.name for path in (tmp_path / "m").iterdir()} == {
         "config.json",
         "generation_config.json",
@@ -143,7 +144,7 @@ def test_two_processes_pretrain_the_same_weights_as_one(chunks, tmp_path):
             assert two[number] == pytest.approx(one[number], rel=tolerance), one["step"]
     manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
     assert manifest["processes"] == 2
-    load_model(str(tmp_path / "two"), causal=True)
+    load_language_model(Source(str(tmp_path / "two")))
 
 
 def test_a_corpus_of_one_document_is_refused(chunks, tmp_path):

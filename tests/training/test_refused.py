@@ -13,9 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
 from revela.config.training import Lora
-from revela.retriever.encode import add_lora, load_model, load_tokenizer
-from revela.retriever.save import check_vocabulary
+from revela.retriever.load import add_lora, load_model
+from revela.retriever.source import Source
+from revela.retriever.tokenizer import check_vocabulary
 from revela.training.trainer import train
+from tests.conftest import encoder_of
 from tests.training.common import (
     LORA,
     experiment,
@@ -38,11 +40,12 @@ def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path
 
 def test_the_vocabulary_of_an_adapted_embedding_is_known(backbone):
     lora = Lora(rank=4, targets=["embed_tokens"])
-    model, tokenizer = add_lora(load_model(str(backbone)), lora, 0), load_tokenizer(str(backbone))
-    check_vocabulary("a", model, tokenizer)
-    tokenizer.add_tokens("parser")
+    encoder = encoder_of(backbone)
+    encoder[0].model = add_lora(encoder[0].model, lora, 0)
+    check_vocabulary("a", encoder)
+    encoder.tokenizer.add_tokens("parser")
     with pytest.raises(RevelaError, match=r"^model 'a': its tokenizer has ids up to \d+, but"):
-        check_vocabulary("a", model, tokenizer)
+        check_vocabulary("a", encoder)
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
@@ -111,11 +114,9 @@ def test_models_that_cannot_be_loaded(backbone, data, tmp_path, monkeypatch):
         return load
 
     assert "hub cannot be reached" in message("somebody/model")
-    from transformers import AutoTokenizer
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("GatedRepoError"))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising("GatedRepoError"))
     assert "is gated: accept its terms" in message("somebody/model")
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", raising("RepositoryNotFoundError"))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising("RepositoryNotFoundError"))
     assert "check the spelling" in message("somebody/model")
 
 
@@ -126,7 +127,7 @@ def test_an_adapter_of_another_model_is_refused(backbone, data, tmp_path):
     head = {f"base_model.model.{key.removeprefix('base_model.')}": w for key, w in weights.items()}
     save_file(head, folder / "adapter_model.safetensors")
     with pytest.raises(RevelaError, match=r"adapter '.*retriever' does not fit LlamaModel"):
-        load_model(str(folder))
+        load_model(Source(str(folder)))
 
 
 def test_a_read_only_folder(backbone, data, tmp_path):

@@ -5,22 +5,26 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 
 from revela.common.errors import RevelaError
-from revela.retriever import check
-from revela.retriever.encode import load_model, load_tokenizer
-from revela.retriever.save import write_encoding
+from revela.retriever import save
+from revela.retriever.encode import encode
+from revela.retriever.load import load_language_model, load_model, load_tokenizer
+from revela.retriever.save import check_folder
+from revela.retriever.source import Source
 from revela.training import trainer as training
 from revela.training.base import training_arguments
 from revela.training.collators import BatchCollator
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
-from tests.conftest import TEXTS, encoder_of
+from tests.conftest import TEXTS, encoder_of, encoding_of
 from tests.training.common import LORA, REPLUG, assert_same_weights, experiment, weights_of
 
 
@@ -47,8 +51,8 @@ def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
     assert manifest["inputs"][str(data)]
     assert not (tmp_path / "m" / "checkpoints").exists()
     retriever = encoder_of(tmp_path / "m" / "retriever")
-    assert retriever.encode(TEXTS, "query", 32).shape == (5, 16)
-    load_model(str(tmp_path / "m" / "language_model"), causal=True)
+    assert encode(retriever, TEXTS, "query", 32).shape == (5, 16)
+    load_language_model(Source(str(tmp_path / "m" / "language_model")))
 
 
 @pytest.mark.parametrize("objective", ["replug", "contriever"])
@@ -79,7 +83,7 @@ def test_lora_saves_an_adapter_that_loads(backbone, data, tmp_path):
     assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
     trained = encoder_of(tmp_path / "m" / "retriever")
     untouched = encoder_of(backbone)
-    difference = trained.encode(TEXTS, "query", 32) - untouched.encode(TEXTS, "query", 32)
+    difference = encode(trained, TEXTS, "query", 32) - encode(untouched, TEXTS, "query", 32)
     assert difference.abs().max() > 1e-3
 
 
@@ -105,20 +109,21 @@ print(kept > 250, megabytes() - before < 50)
 def test_a_retriever_that_sentence_transformers_encodes_differently_stays_unchecked(
     backbone, data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(training, "check_folder", check.check_folder)
+    monkeypatch.setattr(training, "check_folder", check_folder)
     settings = experiment(backbone, steps=2, warmup_steps=1, encoding={"pooling": "mean"})
 
-    def other(folder, tokenizer, encoding, *more):
-        write_encoding(folder, tokenizer, encoding.model_copy(update={"pooling": "cls"}), *more)
+    def half(model, **options):
+        return SentenceTransformer(model, device="cpu", prompts={"query": "other: "})
 
-    monkeypatch.setattr(training, "write_encoding", other)
-    with pytest.raises(RevelaError, match=r"retriever-unchecked: .* the query short a different"):
+    with (
+        mock.patch.object(save, "SentenceTransformer", half),
+        pytest.raises(RevelaError, match=r"retriever-unchecked: .* gives a text another vector"),
+    ):
         train(settings, data, tmp_path / "m")
     assert not (tmp_path / "m" / "retriever").exists()
     assert (tmp_path / "m" / "retriever-unchecked" / "model.safetensors").exists()
-    monkeypatch.setattr(training, "write_encoding", write_encoding)
     train(settings, data, tmp_path / "m")  # from its last checkpoint
-    assert encoder_of(tmp_path / "m" / "retriever").encoding == settings.encoding
+    assert encoding_of(encoder_of(tmp_path / "m" / "retriever")).pooling == "mean"
     assert not (tmp_path / "m" / "retriever-unchecked").exists()
 
 
@@ -201,7 +206,7 @@ def test_a_language_model_learns_to_read_before_there_is_a_retriever(
 
 
 def flat(folder: Path, causal: bool = False) -> torch.Tensor:
-    model = load_model(str(folder), causal=causal)
+    model = (load_language_model if causal else load_model)(Source(str(folder)))
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
@@ -288,8 +293,9 @@ def test_tensorboard_logs_stay(backbone, data, tmp_path, monkeypatch):
 
 
 def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
-    tokenizer = load_tokenizer(str(backbone))
-    collate = BatchCollator(experiment(backbone, first_half=["x"]), tokenizer, tokenizer)
+    tokenizer = load_tokenizer(Source(str(backbone)))
+    settings = experiment(backbone, first_half=["x"])
+    collate = BatchCollator(settings, encoder_of(backbone), tokenizer)
     orders = set()
     for index in (0, 0, 1):
         tensors = collate([{"texts": TEXTS, "source": "y", "index": index}])
@@ -320,7 +326,7 @@ def one_step(backbone, data, folder, **changes) -> dict[str, torch.Tensor]:
 
 
 def test_weights_decay_and_norms_do_not(backbone, data, tmp_path):
-    start = load_model(str(backbone)).state_dict()
+    start = load_model(Source(str(backbone))).state_dict()
     plain = one_step(backbone, data, tmp_path / "plain")
     decayed = one_step(backbone, data, tmp_path / "decayed", weight_decay=2.0)
     for name, weight in start.items():
@@ -330,7 +336,7 @@ def test_weights_decay_and_norms_do_not(backbone, data, tmp_path):
 
 def test_gradients_are_clipped(backbone, data, tmp_path):
     """Adam moves by the learning rate, unless gradients are far below its epsilon, 1e-8."""
-    start = load_model(str(backbone)).state_dict()
+    start = load_model(Source(str(backbone))).state_dict()
     for bound, least, most in ((1.0, 0.009, 0.011), (1e-10, 0, 0.001)):
         made = one_step(backbone, data, tmp_path / str(bound), max_gradient_norm=bound)
         moved = max(float((made[name] - weight).abs().max()) for name, weight in start.items())
@@ -397,8 +403,9 @@ def test_a_seed_changes_adapters_and_the_order_of_rows_and_chunks(
         weights = load_file(folder / "retriever/adapter_model.safetensors")
         adapters.add(round(sum(float(w.sum()) for n, w in weights.items() if "lora_A" in n), 4))
         rows.add(str([index for index, _ in seen]))
-        tokenizer = load_tokenizer(str(backbone))
-        collate = BatchCollator(experiment(backbone, seed=seed), tokenizer, tokenizer)
+        tokenizer = load_tokenizer(Source(str(backbone)))
+        settings = experiment(backbone, seed=seed)
+        collate = BatchCollator(settings, encoder_of(backbone), tokenizer)
         row = {"texts": TEXTS, "source": "y"}
         chunks.add(str([original(collate, row | {"index": n})["texts"] for n in range(4)]))
     assert (len(adapters), len(rows), len(chunks)) == (2, 2, 2)

@@ -13,8 +13,9 @@ from snakemake.exceptions import WorkflowError
 
 from revela.config import parse_config, paths
 from revela.config.check import check_local, check_trained
-from revela.config.local import collection_files, digest, fingerprint, text_files
+from revela.config.local import collection_files, digest, text_files
 from revela.config.read import read_yaml
+from revela.retriever.source import Source
 from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
 from revela.plan.jobs import RULES, Job
@@ -124,8 +125,8 @@ def version(stage, models=(), files=()):
     Timestamps do not tell all: a replaced file may be older than the results of the one before.
     """
     used = [
-        *map(fingerprint, models),
-        *([digest(tuple(map(Path, files)))] if files else []),
+        *(Source(str(model)).fingerprint() for model in models),
+        *([digest(map(Path, files))] if files else []),
     ]
     return (
         " ".join([str(STAGE_VERSIONS[stage]), *used]) if used else STAGE_VERSIONS[stage]

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from revela.attention.packing import to_device
 from revela.config.training import ContrieverObjective
-from revela.retriever.encode import Encoder
+from revela.retriever.encode import embed
 
 
 class Contriever(nn.Module):
@@ -21,7 +22,7 @@ class Contriever(nn.Module):
     a setting (`batches_per_device`) and does not depend on the number of processes.
     """
 
-    def __init__(self, retriever: Encoder, settings: ContrieverObjective) -> None:
+    def __init__(self, retriever: SentenceTransformer, settings: ContrieverObjective) -> None:
         super().__init__()
         self.retriever = retriever
         self.settings = settings
@@ -65,7 +66,7 @@ class Contriever(nn.Module):
         """
         size = self.settings.encode_batch_size
         if size is None or len(input_ids) <= size:
-            return self.retriever(input_ids, attention_mask, lengths)
+            return embed(self.retriever, input_ids, attention_mask, lengths)
         lengths_N = np.asarray(lengths or attention_mask.sum(1).tolist())
         order = lengths_N.argsort(kind="stable")
         order_N, place_N = to_device([order, order.argsort()], input_ids.device)
@@ -76,5 +77,7 @@ class Contriever(nn.Module):
                 tensor.index_select(0, rows_R)[:, : max(own)]
                 for tensor in (input_ids, attention_mask)
             )
-            embeddings.append(checkpoint(self.retriever, ids_RL, mask_RL, own, use_reentrant=False))
+            embeddings.append(
+                checkpoint(embed, self.retriever, ids_RL, mask_RL, own, use_reentrant=False)
+            )
         return torch.cat(embeddings).index_select(0, place_N)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from revela.attention.decoder import prepared, run_packed
@@ -23,7 +24,7 @@ from revela.attention.packing import (
     to_device,
 )
 from revela.config.training import ReplugObjective
-from revela.retriever.encode import Encoder
+from revela.retriever.encode import embed
 
 _IDENTITY = 0.99  # weight of targets on the chunks themselves: nothing to learn
 
@@ -31,7 +32,9 @@ _IDENTITY = 0.99  # weight of targets on the chunks themselves: nothing to learn
 class Replug(nn.Module):
     """A retriever distilled from how well a frozen LM predicts each chunk given another."""
 
-    def __init__(self, retriever: Encoder, language_model: Any, settings: ReplugObjective) -> None:
+    def __init__(
+        self, retriever: SentenceTransformer, language_model: Any, settings: ReplugObjective
+    ) -> None:
         super().__init__()
         self.retriever = retriever
         self.language_model = language_model.requires_grad_(False).eval()
@@ -57,8 +60,8 @@ class Replug(nn.Module):
         language model (B, L) are the chunks, padded on the right. With `retriever_lengths` the host
         need not wait for the device.
         """
-        query_BD, passage_BD = self.retriever(
-            retriever_ids, retriever_mask, retriever_lengths
+        query_BD, passage_BD = embed(
+            self.retriever, retriever_ids, retriever_mask, retriever_lengths
         ).chunk(2)
         with torch.autocast(query_BD.device.type, enabled=False):
             scores_BB = query_BD @ passage_BD.T / self.settings.retriever_temperature

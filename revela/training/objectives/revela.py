@@ -7,18 +7,21 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from revela.attention.cross_document import all_gather
 from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 from revela.config.training import RevelaObjective
-from revela.retriever.encode import Encoder
+from revela.retriever.encode import embed
 
 
 class Revela(nn.Module):
     """A retriever whose similarities weight what a language model reads in other chunks."""
 
-    def __init__(self, retriever: Encoder, language_model: Any, settings: RevelaObjective) -> None:
+    def __init__(
+        self, retriever: SentenceTransformer, language_model: Any, settings: RevelaObjective
+    ) -> None:
         super().__init__()
         self.retriever = retriever
         self.language_model = language_model
@@ -40,7 +43,7 @@ class Revela(nn.Module):
         Across W processes it is (B, W · B). The ids (2B, L) are the B query forms followed by the B
         passage forms, encoded in one forward pass.
         """
-        query_BD, passage_BD = self.retriever(input_ids, attention_mask, lengths).chunk(2)
+        query_BD, passage_BD = embed(self.retriever, input_ids, attention_mask, lengths).chunk(2)
         with torch.autocast(query_BD.device.type, enabled=False):
             if self.settings.similarity_precision == "bfloat16":
                 query_BD, passage_BD = query_BD.bfloat16(), passage_BD.bfloat16()

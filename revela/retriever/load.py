@@ -1,0 +1,283 @@
+"""Loads a model from its source: weights, tokenizer, adapters, and the encoder around them."""
+
+import functools
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from sentence_transformers.util import import_from_string
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from revela.attention import zero
+from revela.common.errors import RevelaError, check_name
+from revela.common.hub import converted_revision, explained
+from revela.config.encoding import Encoding, EncodingKeys
+from revela.config.evaluation import EncoderModel
+from revela.config.local import check_model_folder
+from revela.config.training import Lora
+from revela.retriever.encode import native_dtype, pack_where_possible, positions
+from revela.retriever.source import Source
+from revela.retriever.tokenizer import appends_eos, check_vocabulary, standalone
+
+_TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+_ON_META: dict[str, Any] = {"device_map": "meta"}  # shapes suffice; `load` brings the weights
+_POOLING = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+_SETTINGS = (
+    "__version__",
+    "default_prompt_name",  # for neither queries nor documents
+    "model_type",
+    "prompts",
+    "requirements",
+    "similarity_fn_name",
+    "truncate_dim",
+)
+_NO_LIMIT = 1_000_000  # tokens; tokenizers without a maximum length report a larger one
+
+
+def load_encoder(model: EncoderModel, precision: str, device: str) -> SentenceTransformer:
+    """Load a trained or pretrained encoder for inference; for `precision` see `native_dtype`."""
+    source, dtype = Source.of(model), native_dtype(precision)
+    load = functools.partial(load_model, source, dtype=dtype)
+    encoder = read_encoder(source, model.encoding, load, model.max_length)
+    check_vocabulary(source.name, encoder)
+    return encoder.to(device).eval()
+
+
+def read_encoder(
+    source: Source,
+    keys: EncodingKeys,
+    load: Callable[[type], Any] | None = None,
+    max_length: int | None = None,
+) -> SentenceTransformer:
+    """Return the encoder that a model's files describe.
+
+    Its modules, prompts, similarity and maximum length are those of its sentence-transformers
+    files, or the paper's without such files; `keys` that are set take precedence. `load` gets the
+    class of the transformer and returns it with weights; without it all weights stay on the meta
+    device, which is enough to tokenize.
+
+    Raises:
+        RevelaError: the files are missing, gated or broken, or describe what cannot be computed.
+    """
+    home = source if source.modules or not source.base else source.base
+    with explained("model", home.name):
+        with zero.unsharded():
+            transformer, *rest = (_own_modules if home.modules else _paper_modules)(home, keys)
+        settings = home.read("config_sentence_transformers.json") or {}
+        for key in settings:
+            check_name(f"model {home.name!r}", "setting of sentence-transformers", key, _SETTINGS)
+        kind = settings.get("model_type", "SentenceTransformer")
+        check_name(f"model {home.name!r}", "type of model", kind, ["SentenceTransformer"])
+        similarity: Any = settings.get("similarity_fn_name") or "cosine"
+        if keys.normalize is not None or not home.modules:
+            similarity = "dot" if keys.normalize is False else "cosine"
+        check_name(f"model {home.name!r}", "similarity", similarity, ("cosine", "dot"))
+        if load:
+            transformer.model = load(type(transformer.model))
+        encoder = SentenceTransformer(
+            modules=[transformer, *rest],
+            prompts=_prompts(home, settings, keys),
+            similarity_fn_name=similarity,
+            truncate_dim=settings.get("truncate_dim"),
+            device=str(next(transformer.model.parameters()).device),
+        )
+    transformer.model.config.use_cache = False  # it would copy all keys and values
+    own = max_length or encoder.max_seq_length or _NO_LIMIT
+    encoder.max_seq_length = int(min(own, _NO_LIMIT, positions(transformer.model)))
+    known = encoder.tokenizer.get_vocab()
+    # A prompt's tokens, such as UniXcoder's modes, stay whole: few models declare them.
+    for token in re.findall(r"<\S+?>", "".join(filter(None, encoder.prompts.values()))):
+        if token in known:
+            encoder.tokenizer.add_tokens(token, special_tokens=True)
+    for module in rest:
+        module.float()  # as their input, whatever the transformer's precision is
+    return pack_where_possible(encoder)
+
+
+def _paper_modules(source: Source, keys: EncodingKeys) -> list[Any]:
+    """Return the modules around a backbone without sentence-transformers files."""
+    encoding = Encoding(**keys.model_dump(exclude_none=True))
+    revision = {"revision": source.revision}
+    transformer = modules.Transformer(
+        source.name,
+        model_kwargs=_ON_META | revision,
+        config_kwargs=revision,
+        processor_kwargs=revision,
+        # Otherwise texts become chat messages if the tokenizer has a chat template.
+        modality_config=_TEXT,
+        module_output_name="token_embeddings",
+    )
+    transformer.processor = standalone(load_tokenizer(source), encoding.append_eos)
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), _POOLING[encoding.pooling])
+    return [transformer, pooling, *([modules.Normalize()] if encoding.normalize else [])]
+
+
+def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
+    """Return the modules of a model's sentence-transformers files, changed by keys that are set."""
+    made: list[Any] = []
+    for entry in source.modules or []:
+        if not entry["type"].startswith("sentence_transformers."):
+            raise RevelaError(
+                f"model {source.name!r} has code of its own ({entry['type']}), which is never run"
+            )
+        kind: Any = import_from_string(entry["type"])
+        if not made and kind is not modules.Transformer:
+            raise RevelaError(f"model {source.name!r} begins with {kind.__name__}, no Transformer")
+        if kind is modules.Dense and not source.has(f"{entry['path']}/model.safetensors"):
+            raise RevelaError(f"model {source.name!r}: {entry['path']} has no safetensors weights")
+        options = {} if made else {"model_kwargs": dict(_ON_META)}
+        made.append(
+            kind.load(source.name, subfolder=entry["path"], revision=source.revision, **options)
+        )
+    transformer = made[0]
+    if keys.append_eos and not appends_eos(transformer.tokenizer):
+        transformer.processor = standalone(transformer.tokenizer, True)
+    width = transformer.get_embedding_dimension()
+    for number, module in enumerate(made):
+        if keys.pooling and isinstance(module, modules.Pooling):
+            made[number] = modules.Pooling(width, _POOLING[keys.pooling])
+    if keys.normalize is not None:
+        made = [one for one in made if not isinstance(one, modules.Normalize)]
+        made += [modules.Normalize()] if keys.normalize else []
+    return made
+
+
+def _prompts(home: Source, settings: Mapping[str, Any], keys: EncodingKeys) -> dict[str, str]:
+    """Return the prompts of both roles, as `encode_query` and `encode_document` look for them."""
+    prompts = dict(settings.get("prompts") or {})
+    if home.modules is None:
+        prompts = {"query": Encoding().query_prefix, "document": Encoding().passage_prefix}
+    passages = [prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)]
+    own = {"query": prompts.get("query") or "", "document": passages[0] if passages else ""}
+    given = {"query": keys.query_prefix, "document": keys.passage_prefix}
+    return prompts | own | {role: text for role, text in given.items() if text is not None}
+
+
+# ---------------------------------------------------------------------------- weights
+
+
+def load_tokenizer(source: Source) -> Any:
+    """Load a model's tokenizer; see `load_model` for the errors."""
+    with explained("model", source.name):
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.name, revision=source.revision, subfolder=source.subfolder
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+def load_language_model(source: Source, dtype: torch.dtype = torch.float32) -> Any:
+    """Load a causal language model with its head; see `load_model`."""
+    source.check_is_language_model()
+    return load_model(source, AutoModelForCausalLM, dtype)
+
+
+def load_model(source: Source, kind: Any = AutoModel, dtype: torch.dtype = torch.float32) -> Any:
+    """Load weights as a class of transformers; an adapter is merged into those of its base.
+
+    Raises:
+        RevelaError: the model is missing, gated, broken, or the hub cannot be reached.
+    """
+    check_model_folder(source.name)
+    if source.base:
+        with zero.unsharded():  # merging needs whole weights
+            return load_adapter(load_model(source.base, kind, dtype), source).merge_and_unload()
+    name, options = source.name, {"subfolder": source.subfolder, "dtype": dtype}
+    options |= {"use_safetensors": True, "output_loading_info": True}
+    with explained("model", name):
+        try:
+            model, info = kind.from_pretrained(name, revision=source.revision, **options)
+        except OSError as error:
+            # Older models have pickled weights only; the hub's bot has converted most of them.
+            missing = "safetensors" in str(error) and not source.revision
+            converted = missing and converted_revision(name)
+            if not converted:
+                raise
+            model, info = kind.from_pretrained(name, revision=converted, **options)
+    own = (getattr(model.config, "auto_map", None) or {}).get("AutoModel", "")
+    stock = type(model).__name__
+    if kind is type(model) and own.rpartition(".")[2] not in ("", stock):
+        raise RevelaError(
+            f"model {name!r} has code of its own ({own}), which is never run; {stock} of "
+            "transformers would give other vectors"
+        )
+    # transformers initialises them at random; a pooler is not used here.
+    lacks = sorted(weight for weight in info["missing_keys"] if "pooler" not in weight)
+    if lacks:
+        raise RevelaError(f"model {name!r} lacks {len(lacks)} of its weights, e.g. {lacks[0]}")
+    return model
+
+
+def load_adapter(model: Any, source: Source, trained: bool = False) -> Any:
+    """Put the LoRA weights of a source on a model, to be `trained` further if set.
+
+    Raises:
+        RevelaError: as `load_model`, or the adapter belongs to another model.
+    """
+    from peft import PeftModel
+
+    with explained("adapter", source.name), warnings.catch_warnings():
+        # peft only warns, and leaves the backbone unchanged.
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        try:
+            return PeftModel.from_pretrained(
+                model, source.name, revision=source.revision, is_trainable=trained
+            )
+        except UserWarning as error:
+            raise RevelaError(
+                f"adapter {source.name!r} does not fit {type(model).__name__}: {str(error)[:150]}"
+            ) from error
+
+
+def add_lora(model: Any, lora: Lora, seed: int) -> Any:
+    """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
+
+    Raises:
+        RevelaError: a target matches no module, or none that supports an adapter, or the rank is
+            larger than the widest target.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    modules = {
+        name.rpartition(".")[2]: (getattr(one, "in_features", 0), getattr(one, "out_features", 0))
+        for name, one in model.named_modules()
+        if any(True for _ in one.parameters(recurse=False))
+    }
+    for target in lora.targets:
+        check_name("lora.targets", "module", target, modules)
+    if lora.rank > (width := max(max(modules[target]) for target in lora.targets)) > 0:
+        raise RevelaError(f"lora.rank: {lora.rank} is larger than the widest target, {width}")
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise RevelaError(f"lora.targets: {error}") from error
+
+
+def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
+    """Put the adapter of a folder or of the hub on its backbone, to be trained further.
+
+    Raises:
+        RevelaError: as `load_adapter`, or it was trained with other settings.
+    """
+    from peft import LoraConfig
+
+    with explained("adapter", source.name):
+        found = LoraConfig.from_pretrained(source.name)
+    theirs = (found.r, found.lora_alpha, found.lora_dropout, set(found.target_modules))
+    if theirs != (lora.rank, lora.alpha, lora.dropout, set(lora.targets)):
+        raise RevelaError(
+            f"adapter {source.name!r} has rank {found.r}, alpha {found.lora_alpha}, dropout "
+            f"{found.lora_dropout} and targets {', '.join(sorted(found.target_modules))}; set lora "
+            "to the same values to train it further"
+        )
+    return load_adapter(model, source, trained=True)
