@@ -262,7 +262,7 @@ def test_the_configuration_overrides_the_files_key_by_key(adapter, backbones, tm
     with pytest.raises(RevelaError, match="unknown similarity 'euclidean'; allowed: cosine, dot"):
         read(folder)
     with_file(folder, "config_sentence_transformers.json", {"query_suffix": "?"})
-    with pytest.raises(RevelaError, match="unknown setting of .* 'query_suffix'; allowed: "):
+    with pytest.raises(RevelaError, match=r"unknown setting of .* 'query_suffix'; allowed: "):
         read(folder)
     (folder / "modules.json").write_text("[")
     with pytest.raises(RevelaError, match=r"modules\.json: not (JSON|a list)"):
