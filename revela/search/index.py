@@ -10,10 +10,12 @@ is exact, as in evaluation.
 """
 
 import functools
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import bm25s
 import pandas as pd
@@ -41,9 +43,13 @@ from revela.text.words import term_pattern
 VERSION = 1
 PRECISION = "bfloat16"  # if the GPU supports it
 
-_DEPTH = 100  # chunks of each ranking that are fused
+_DEPTH = 100  # hits of each ranking that are fused
+_HITS = 1_000_000  # held at a time while documents are collected
 _PLAIN = ("max_length", "language")
 _OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
+
+# Returns a number of best chunks for some queries, which are given by their indices.
+Finder = Callable[[list[int], int], list[list[Hit]]]
 
 
 def build(
@@ -149,6 +155,9 @@ class Index:
                 f"{folder}: {len(self.chunks)} chunks, expected {self.described['chunks']}; "
                 "run revela index again"
             )
+        self._documents, self._positions = (
+            self.chunks[column].to_numpy() for column in ("document", "position")
+        )
         self.models = [model["name"] for model in self.described["models"]]
         self.labels = _labels(self.models)
         self._model = functools.cache(self._load)
@@ -161,22 +170,42 @@ class Index:
         model: int = 0,
         fusion: Fusion = "weighted-sum",
         dense_weight: float = DENSE_WEIGHT,
+        chunks: bool = False,
     ) -> list[list[Hit]]:
-        """Return the best chunks of each query, best first.
+        """Return the best documents of each query, best first, or with `chunks` the best chunks.
 
-        BM25 finds only chunks that share a word with the query. A hybrid fuses the top hundred of
-        both rankings, or the top `depth` if that is larger.
+        A document is ranked by its best chunk, which is the hit. BM25 finds only chunks that share
+        a word with the query. A hybrid fuses the top hundred of both rankings, or the top `depth`
+        if that is larger; its hit of a document is BM25's, if it has one.
 
         Raises:
             RevelaError: a retriever is missing or has changed, or the index is damaged.
         """
-        if ranking == "bm25":
-            return self._lexical(queries, depth)
-        if ranking == "dense":
-            return self._dense(queries, depth, model)
-        deep = max(depth, _DEPTH)
-        both = zip(self._dense(queries, deep, model), self._lexical(queries, deep), strict=True)
-        return [fuse(dense, bm25, fusion, dense_weight)[:depth] for dense, bm25 in both]
+        finders: list[Finder] = []
+        if ranking != "bm25":
+            encoder, blocks = self._model(model)
+            embeddings = encoder.encode(queries, "query", self.described["max_length"])
+            finders.append(lambda some, count: self._hits(embeddings[some], count, blocks))
+        if ranking != "dense":
+            finders.append(lambda some, count: self._lexical([queries[n] for n in some], count))
+        deep = max(depth, _DEPTH) if ranking == "hybrid" else depth
+        found = [self._best(find, len(queries), deep, chunks) for find in finders]
+        if ranking != "hybrid":
+            return found[0]
+        fused = []
+        for dense, bm25 in zip(*found, strict=True):
+            same = {self.trec_id(hit.chunk, chunks): hit.chunk for hit in bm25}
+            dense = [
+                Hit(same.get(self.trec_id(hit.chunk, chunks), hit.chunk), hit.score)
+                for hit in dense
+            ]
+            fused.append(fuse(dense, bm25, fusion, dense_weight)[:depth])
+        return fused
+
+    def trec_id(self, chunk: int, as_chunk: bool = False) -> str:
+        """Return the id of a chunk's document, or `<document>#<position>`, without spaces."""
+        name = without_spaces(self._documents[chunk])
+        return f"{name}#{self._positions[chunk]}" if as_chunk else name
 
     def near(self, chunk: int, depth: int, model: int | None = None) -> list[Hit]:
         """Return the chunks most similar to one, by a model's embeddings or by BM25 (None)."""
@@ -196,10 +225,23 @@ class Index:
         row = self.chunks.loc[hit.chunk].to_dict()
         return {"chunk": hit.chunk, "score": hit.score} | row | {"position": int(row["position"])}
 
-    def _dense(self, queries: Sequence[str], depth: int, model: int) -> list[list[Hit]]:
-        encoder, blocks = self._model(model)
-        embeddings = encoder.encode(queries, "query", self.described["max_length"])
-        return self._hits(embeddings, depth, blocks)
+    def _best(self, find: Finder, queries: int, depth: int, chunks: bool) -> list[list[Hit]]:
+        """Return `depth` hits of each query with different ids, fewer if there are no more."""
+        best: dict[int, list[Hit]] = {}
+        waiting, deep = list(range(queries)), depth
+        while waiting:
+            size, unfinished = max(1, _HITS // deep), []
+            for start in range(0, len(waiting), size):
+                some = waiting[start : start + size]
+                for query, hits in zip(some, find(some, deep), strict=True):
+                    first: dict[str, Hit] = {}
+                    for hit in hits:
+                        first.setdefault(self.trec_id(hit.chunk, chunks), hit)
+                    best[query] = list(first.values())[:depth]
+                    if len(first) < depth and len(hits) == deep:
+                        unfinished.append(query)
+            waiting, deep = unfinished, 4 * deep
+        return [best[query] for query in range(queries)]
 
     def _hits(self, queries_QD: Tensor, depth: int, blocks: list[Tensor]) -> list[list[Hit]]:
         scores, numbers = exact_search(queries_QD, blocks, depth, device=devices()[0])
@@ -284,6 +326,11 @@ def _difference(former: dict[str, Any], now: dict[str, Any], defaults: dict[str,
 def _revision(model: str) -> str:
     """Return a hash of a model's folder, or the commit of a hub model."""
     return fingerprint(Path(model)) if Path(model).is_dir() else commit(model, None) or "main"
+
+
+def without_spaces(name: str) -> str:
+    """Return a name for a TREC run, whose fields are separated by spaces."""
+    return re.sub(r"\s", lambda space: quote(space[0]), name)
 
 
 def _labels(models: Sequence[str]) -> list[str]:
