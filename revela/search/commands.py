@@ -12,6 +12,7 @@ import typer
 
 from revela.common.errors import RevelaError, check_name, printable, reading
 from revela.common.outputs import write_text
+from revela.config.evaluation import Language
 from revela.config.local import ROWS
 from revela.evaluation.benchmarks import read_queries
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Ranking
@@ -44,8 +45,9 @@ def index(
     ] = None,
     max_length: Annotated[int, typer.Option(min=8, help="Maximum tokens per chunk.")] = 512,
     language: Annotated[
-        str, typer.Option(help="Language of BM25's stemmer and stop words.")
-    ] = "english",
+        Language | None,
+        typer.Option(help="Language of BM25's stemmer and stop words.", show_default="the texts'"),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that cut texts.")] = (
         os.cpu_count() or 1
     ),

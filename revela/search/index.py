@@ -11,7 +11,6 @@ is exact, as in evaluation.
 
 import functools
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from urllib.parse import quote
 
 import bm25s
 import pandas as pd
-import Stemmer
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -28,22 +26,23 @@ from revela.common.hub import commit, read_model_json
 from revela.common.outputs import atomic_output, read_json, write_json
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import EncodingKeys
-from revela.config.evaluation import EncoderModel
+from revela.config.evaluation import EncoderModel, Language
 from revela.config.local import fingerprint, text_files
 from revela.config.names import ModelRef
 from revela.config.text import AnyCorpus
 from revela.encoder import Encoder, devices, load_encoder, load_encoding
+from revela.evaluation.bm25 import guess_language, tokenizer
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
 from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows
-from revela.text.words import term_pattern
 
 VERSION = 1
 PRECISION = "bfloat16"  # if the GPU supports it
 
 _DEPTH = 100  # hits of each ranking that are fused
+_SAMPLE = 1_000  # chunks that tell the language
 _HITS = 1_000_000  # held at a time while documents are collected
 _PLAIN = ("max_length", "language")
 _OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
@@ -57,7 +56,7 @@ def build(
     models: Sequence[str],
     folder: Path,
     max_length: int,
-    language: str,
+    language: Language | None,
     workers: int,
 ) -> dict[str, Any]:
     """Index a corpus, or update its index; return the contents of `index.json`.
@@ -67,7 +66,8 @@ def build(
         models: folders or hub names of retrievers; search uses the first one by default.
         folder: folder of the index.
         max_length: maximum number of tokens in a chunk; less for a retriever whose own is smaller.
-        language: language of BM25's stemmer and stop words, as Snowball names it.
+        language: language of BM25's stemmer and stop words; by default that of the former index, or
+            of the texts.
         workers: processes that split documents.
 
     Raises:
@@ -84,7 +84,6 @@ def build(
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
     if twice := {model for model in models if models.count(model) > 1}:
         raise RevelaError(f"--model {min(twice)}: given twice")
-    tokenize = _tokenizer(language)
     entries = _entries(models)
     encoders = [load_encoder(entry, PRECISION, devices()[0]) for entry in entries]
     described: dict[str, Any] = {
@@ -95,6 +94,7 @@ def build(
         "corpus": corpus.model_dump(mode="json", exclude_defaults=True),
     }
     former = _described(folder) if (folder / "index.json").exists() else described
+    described["language"] = language or former["language"]
     kind: Any = type(corpus)
     defaults = kind.model_construct().model_dump(mode="json", exclude_none=True)
     if difference := _difference(former, described, defaults):
@@ -107,9 +107,12 @@ def build(
     if skipped := counts.skipped.summary():
         print(skipped)
     texts = _texts(folder)
+    if not described["language"]:
+        described["language"] = guess_language(texts[:: len(texts) // _SAMPLE + 1])
+        print(f"language of BM25: {described['language']} (--language sets another)")
     bm25 = bm25s.BM25()
     try:
-        bm25.index(tokenize(texts), show_progress=False)
+        bm25.index(tokenizer(described["language"])(texts), show_progress=False)
     except ValueError as error:
         raise RevelaError(f"BM25 finds no words in the {len(texts)} chunks") from error
     with atomic_output(folder / "bm25") as temporary:
@@ -254,9 +257,8 @@ class Index:
     def _bm25(self) -> tuple[Any, Callable[[list[str]], Any]]:
         folder = self.folder / "bm25"
         with reading(folder, "a BM25 index"):
-            return bm25s.BM25.load(folder, show_progress=False), _tokenizer(
-                self.described["language"]
-            )
+            words = tokenizer(self.described["language"])
+            return bm25s.BM25.load(folder, show_progress=False), words
 
     def _lexical(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
         """Return the chunks that share a word with each query, best first."""
@@ -338,28 +340,6 @@ def _labels(models: Sequence[str]) -> list[str]:
     parts = [Path(model).parts for model in models]
     names = [one[-2] if one[-1] == "retriever" and one[1:] else one[-1] for one in parts]
     return names if len(set(names)) == len(names) else list(models)
-
-
-def _tokenizer(language: str) -> Callable[[list[str]], Any]:
-    """Return BM25's tokenizer for a language, as Snowball names it."""
-    try:
-        stemmer = Stemmer.Stemmer(language)
-    except KeyError as error:
-        allowed = ", ".join(Stemmer.algorithms())
-        raise RevelaError(f"--language {language!r}: no stemmer; allowed: {allowed}") from error
-    try:
-        bm25s.tokenize("", stopwords=language, show_progress=False)
-        words: Any = language
-    except ValueError:
-        words = []  # bm25s has stop words for some languages only
-    options = {"stopwords": words, "stemmer": stemmer, "show_progress": False}
-
-    def tokenize(texts: list[str]) -> Any:
-        # macOS and PDF files have letters and accents apart, a keyboard has them in one.
-        texts = [unicodedata.normalize("NFC", text) for text in texts]
-        return bm25s.tokenize(texts, token_pattern=term_pattern(texts), **options)
-
-    return tokenize
 
 
 def _texts(folder: Path) -> list[str]:

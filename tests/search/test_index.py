@@ -326,7 +326,6 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
 
     made(r"model '\./x': no such folder", models=["./x"])
     made("nowhere: no such file or folder", corpus=corpus_of(tmp_path / "nowhere"))
-    made("--language 'klingon': no stemmer; allowed: arabic", language="klingon")
     made("exists but is not an index", folder=texts)
     made("exists but is not an index", folder=texts / "text 0.md")
     assert not (tmp_path / "index" / "index.json").exists()
@@ -427,7 +426,18 @@ def test_a_hybrid_fuses_whole_rankings(index, fusion, weight):
     assert found == fuse(dense, bm25, fusion, weight)[:2]
 
 
-def test_queries_are_stemmed_in_the_language_of_the_index(texts, backbone, tmp_path):
-    (texts / "de.md").write_text("Das Haus steht am Fluss.")
-    build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "german", 1)
-    assert len(Index(tmp_path / "index").search(["Häusern"], 9, "bm25")[0]) == 1
+@pytest.mark.parametrize("german", ["Das Haus steht an dem Fluss und ist alt. " * 30, "Das Haus."])
+def test_bm25_has_the_language_of_most_texts(texts, backbone, tmp_path, german):
+    """It stays when the texts change."""
+    (texts / "de.md").write_text(german, encoding="utf-8")
+    language = "english" if german == "Das Haus." else "german"
+    arguments = ["index", texts, "--model", backbone, "--output", tmp_path / "index"]
+    for count in (1, 0):
+        out, _ = run(*arguments)
+        assert out.count(f"language of BM25: {language} (--language sets another)\n") == count
+        index = Index(tmp_path / "index")
+        assert index.described["language"] == language
+        (texts / "de.md").write_text("Das Haus.", encoding="utf-8")
+    assert len(index.search(["Häusern"], 9, "bm25")[0]) == (language == "german")
+    with pytest.raises(RevelaError, match="was made with language"):
+        run(*arguments, "--language", "french")
