@@ -1,6 +1,8 @@
 """The `revela` command: the subcommands of all folders, and errors in one line."""
 
 import atexit
+import codecs
+import io
 import json
 import os
 import signal
@@ -34,6 +36,10 @@ for folder in (config, plan, text, training, release, evaluation, search, report
 
 def main() -> None:
     """Run the command line; a `RevelaError` or a wrong option becomes one line and exit code 1."""
+    codecs.register_error("revela", _escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="revela")
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except RevelaError as error:
@@ -65,6 +71,12 @@ def leave(code: int | str | None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """Escape characters that a stream cannot encode as JSON does, so that printed JSON is valid."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _fail(message: str) -> NoReturn:
