@@ -30,8 +30,21 @@ app = typer.Typer(
     epilog="`revela settings CONFIG SECTION NAME` prints the JSON for --settings of a step.",
     pretty_exceptions_enable=False,
 )
-for folder in (config, plan, text, training, release, evaluation, search, report):
-    app.add_typer(folder)
+PANELS = {  # of `revela --help`, with what a user needs first
+    "Start here": ["new", "check", "run", "status", "show", "report", "ranking", "clean"],
+    "Use a retriever": ["index", "search", "serve", "export", "push"],
+    "Steps that rules call, and tools for them": [],  # all others
+}
+_commands = {
+    info.name or info.callback.__name__.replace("_", "-"): info
+    for folder in (text, training, evaluation, report, plan, config, search, release)
+    for info in folder.registered_commands
+    if info.callback
+}
+for panel, names in PANELS.items():
+    for info in [_commands.pop(name) for name in names or [*_commands]]:
+        info.rich_help_panel = panel
+        app.registered_commands.append(info)
 
 
 def main() -> None:
