@@ -1,6 +1,8 @@
 """The `revela` command: the subcommands of all folders, and errors in one line."""
 
 import atexit
+import codecs
+import io
 import json
 import os
 import signal
@@ -28,12 +30,29 @@ app = typer.Typer(
     epilog="`revela settings CONFIG SECTION NAME` prints the JSON for --settings of a step.",
     pretty_exceptions_enable=False,
 )
-for folder in (config, plan, text, training, retriever, evaluation, search, report):
-    app.add_typer(folder)
+PANELS = {  # of `revela --help`, with what a user needs first
+    "Start here": ["new", "check", "run", "status", "show", "report", "ranking", "clean"],
+    "Use a retriever": ["index", "search", "serve", "export", "push"],
+    "Steps that rules call, and tools for them": [],  # all others
+}
+_commands = {
+    info.name or info.callback.__name__.replace("_", "-"): info
+    for folder in (text, training, evaluation, report, plan, config, search, retriever)
+    for info in folder.registered_commands
+    if info.callback
+}
+for panel, names in PANELS.items():
+    for info in [_commands.pop(name) for name in names or [*_commands]]:
+        info.rich_help_panel = panel
+        app.registered_commands.append(info)
 
 
 def main() -> None:
     """Run the command line; a `RevelaError` or a wrong option becomes one line and exit code 1."""
+    codecs.register_error("revela", _escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="revela")
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except RevelaError as error:
@@ -65,6 +84,12 @@ def leave(code: int | str | None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """Escape characters that a stream cannot encode as JSON does, so that printed JSON is valid."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """How the `revela` command ends."""
 
+import json
 import os
 import re
 import subprocess
@@ -51,11 +52,36 @@ def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", r"\u00e9\u2013"), ("latin-1", r"é\u2013"), ("utf-8", "é–")],
+)
+def test_output_that_a_terminal_cannot_show_is_escaped(encoding, shown):
+    printed = "é – 世界 🌍 \udce9"
+    code = f"""
+import json
+from revela.cli import app, main
+app.command("x")(lambda: print(json.dumps({printed!r}, ensure_ascii=False)))
+main()
+"""
+    options = {"env": os.environ | {"PYTHONIOENCODING": encoding}, "encoding": encoding}
+    command = [sys.executable, "-c", code, "x"]
+    assert json.loads(subprocess.check_output(command, **options)) == printed
+    wrong = revela("check", "é–.yaml", **options)
+    assert wrong.stderr == f"revela: error: {shown}.yaml: No such file or directory\n"
+    assert revela("--help", **options).returncode == 0
+
+
 def test_every_command_has_help():
-    commands = re.findall(r"^│ ([a-z]+) ", revela("--help").stdout, re.MULTILINE)
-    assert {"chunk", "batch", "pair", "pretrain", "train", "evaluate", "table", "figure"} <= set(
-        commands
-    )
+    shown = revela("--help").stdout
+    panels = [re.findall(r"^│ ([a-z][a-z-]+) ", one, re.MULTILINE) for one in shown.split("╭─")]
+    assert [panel[:3] for panel in panels[2:]] == [
+        ["new", "check", "run"],
+        ["index", "search", "serve"],
+        ["chunk", "batch", "export-batches"],
+    ]
+    commands = [command for panel in panels for command in panel]
+    assert {"pair", "pretrain", "train", "evaluate", "table", "figure", "schema"} <= {*commands}
     for command in commands:
         result = revela(command, "--help")
         assert result.returncode == 0

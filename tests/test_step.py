@@ -97,7 +97,7 @@ def test_each_option_of_settings_has_its_own_name(files):
     given = ["--benchmark", json.dumps(suite), "--output", files / "out"]
     assert run("evaluate", "--model", '{"kind": "bm25s"}', *given).exit_code == 0
     manifest = json.loads((files / "out.manifest.json").read_text())
-    assert manifest["settings"]["model"] == {"kind": "bm25s"}
+    assert manifest["settings"]["model"] == {"kind": "bm25s", "language": "english"}
     assert manifest["settings"]["benchmark"]["tasks"] == ["t"]
     wrong = run("evaluate", "--model", '{"kind": "bm25"}', *given)
     assert str(wrong.exception).startswith("--model: kind: unknown value 'bm25'; did you mean")

@@ -8,11 +8,20 @@ from revela.config.encoding import EncodingKeys
 from revela.config.names import CorpusName, LanguageWeights, Weights
 from revela.config.settings import LocalPath, Natural, Positive, Precision, Settings, Tokens
 
+Language = Literal[
+    "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto",
+    "estonian", "finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish",
+    "italian", "lithuanian", "nepali", "norwegian", "persian", "polish", "portuguese", "romanian",
+    "russian", "serbian", "sesotho", "spanish", "swedish", "tamil", "turkish", "yiddish",
+]  # fmt: skip
+"""Languages with a stemmer, as Snowball names them."""
+
 
 class Bm25Model(Settings):
     """BM25 by bm25s, as mteb ships it."""
 
     kind: Literal["bm25s"]
+    language: Language = Field("english", description="language of the stemmer and stop words")
 
 
 class LuceneModel(Settings):

@@ -43,7 +43,7 @@ def load_searcher(
     if isinstance(model, Bm25Model):
         from revela.evaluation.bm25 import Bm25s
 
-        return Bm25s()
+        return Bm25s(model.language)
     if isinstance(model, ApiModel):
         import mteb
         from mteb.models import SearchEncoderWrapper

@@ -15,6 +15,7 @@ from revela.config.local import is_plain, text_files
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
+from revela.evaluation.bm25 import guess_language
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
@@ -56,7 +57,7 @@ experiments:
     warmup_steps: 0.1 # of all steps
 
 models:
-  bm25: {{kind: bm25s}}
+  bm25: {{kind: bm25s, language: {language}}}
   {name}-untouched: {{kind: encoder, retriever: {backbone}{encoding}}}
 
 benchmarks:
@@ -134,6 +135,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     epoch = batches // batches_per_step
     steps = max(epoch, min(_MIN_STEPS, _MAX_EPOCHS * epoch))
     steps = min(steps, _CPU_STEPS) if small else steps
+    language = guess_language(one.text for one in sample)
     titled = sum(bool(one.title or all(split_title(one.text))) for one in sample)
     tasks = columns = ["halves", "titles"] if titled > len(sample) / 2 else ["halves"]
     brought = ""
@@ -155,6 +157,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         path=_flow(str(texts)),
         documents=documents,
         words=words,
+        language=language,
         fields=_flow(fields.model_dump(exclude_none=True)),
         kept=kept,
         chunks=chunks,
@@ -175,6 +178,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     made_of = f"{documents:,.0f} documents, {words:,.0f} words"
     if not is_plain(files[0]):
         made_of += f" in field {fields.text!r}"
+    made_of += f"; language of BM25: {language}"
     if found := skipped.summary():
         made_of += f"; {found}"
     return f"{texts}: {made_of}; {steps} steps from {backbone}"

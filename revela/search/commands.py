@@ -1,17 +1,20 @@
 """`revela index`, `search`, `serve`."""
 
+import contextlib
 import json
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import quote
+from typing import Annotated
 
 import typer
 
 from revela.common.errors import RevelaError, check_name, printable, reading
 from revela.common.outputs import write_text
+from revela.config.evaluation import Language
+from revela.config.local import ROWS
+from revela.evaluation.benchmarks import read_queries
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Ranking
 from revela.step import command
 
@@ -42,8 +45,9 @@ def index(
     ] = None,
     max_length: Annotated[int, typer.Option(min=8, help="Maximum tokens per chunk.")] = 512,
     language: Annotated[
-        str, typer.Option(help="Language of BM25's stemmer and stop words.")
-    ] = "english",
+        Language | None,
+        typer.Option(help="Language of BM25's stemmer and stop words.", show_default="the texts'"),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that cut texts.")] = (
         os.cpu_count() or 1
     ),
@@ -88,10 +92,15 @@ def search(
     query: Annotated[str | None, typer.Argument(help="A question or keywords.")] = None,
     queries: Annotated[
         Path | None,
-        typer.Option(help="File of queries, one `id<tab>query` per line, optionally a header."),
+        typer.Option(help="File of queries: lines `id<tab>query`, or queries.jsonl as in BEIR."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="TREC run to write for --queries.")] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Chunks to return per query.")] = 10,
+    output: Annotated[
+        Path | None, typer.Option(help="File for the TREC run of --queries; else it is printed.")
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Documents to return per query.")] = 10,
+    chunks: Annotated[
+        bool, typer.Option("--chunks", help="Return chunks instead of documents.")
+    ] = False,
     by: Annotated[Ranking, typer.Option(help="Rank by both, by the retriever, or by BM25.")] = (
         "hybrid"
     ),
@@ -104,13 +113,14 @@ def search(
     ] = DENSE_WEIGHT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Search an index: print rank, score, source and a snippet of each chunk found."""
-    from revela.search.index import Index
+    """Search an index: print rank, score, source and a snippet of each document found.
 
-    if (query is None) == (queries is None) or bool(queries) != bool(output):
-        raise RevelaError("give a query, or --queries and --output")
-    if queries and as_json:
-        raise RevelaError("--json prints the result of one query; --queries writes a TREC run")
+    A document is ranked by its best chunk. With --queries, the result is a TREC run.
+    """
+    from revela.search.index import Index, without_spaces
+
+    if (query is None) == (queries is None) or (output and not queries):
+        raise RevelaError("give a query or --queries; --output is for --queries")
     if dense_weight != DENSE_WEIGHT and (by, fusion) != ("hybrid", "weighted-sum"):
         raise RevelaError(f"--dense-weight {dense_weight:g}: only the weighted sum has a weight")
     if output and folder.resolve() in output.resolve().parents:
@@ -119,25 +129,29 @@ def search(
         _check_query(query)
     opened = Index(folder)
     asked = _read_queries(queries) if queries else {"": query or ""}
-    rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight)
+    rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight, chunks)
+    model = without_spaces(opened.labels[0])
+    system = {"bm25": "bm25", "dense": model, "hybrid": f"bm25+{model}"}[by]
+    lines = []
+    for (name, text), hits in zip(asked.items(), rankings, strict=True):
+        for rank, hit in enumerate(hits, start=1):
+            row = opened.row(hit)
+            if as_json:
+                named = {"query": name} if queries else {}
+                lines.append(json.dumps(named | {"rank": rank, **row}, ensure_ascii=False))
+            elif queries:
+                found = opened.trec_id(hit.chunk, chunks)
+                lines.append(f"{name} Q0 {found} {rank} {hit.score:.9g} {system}")
+            else:
+                source = f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
+                lines.append(printable(f"{rank:2}. {hit.score:.3f}  {source}"))
+                lines.append(printable(f"    {_snippet(row['text'], text)}"))
     if output:
-        lines = [
-            f"{name} Q0 {_run_id(opened.row(hit))} {rank} {hit.score:.9g} {by}\n"
-            for name, hits in zip(asked, rankings, strict=True)
-            for rank, hit in enumerate(hits, start=1)
-        ]
-        write_text(output, "".join(lines))
+        write_text(output, "".join(f"{line}\n" for line in lines))
         print(f"{output}: {len(asked)} queries")
-        return
-    for rank, hit in enumerate(rankings[0], start=1):
-        row = opened.row(hit)
-        if as_json:
-            print(json.dumps({"rank": rank, **row}, ensure_ascii=False))
-        else:
-            source = f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
-            print(printable(f"{rank:2}. {hit.score:.3f}  {source}"))
-            print(printable(f"    {_snippet(row['text'], query or '')}"))
-    if not rankings[0] and not as_json:
+    elif lines:
+        print("\n".join(lines))
+    elif not as_json:
         print("nothing found", file=sys.stderr)
 
 
@@ -169,6 +183,9 @@ def _check_query(query: str) -> None:
 
 
 def _read_queries(path: Path) -> dict[str, str]:
+    if path.name.lower().endswith(ROWS):
+        with contextlib.redirect_stdout(sys.stderr):  # notes do not belong into a printed run
+            return read_queries([path])
     found: dict[str, str] = {}
     with reading(path, "queries"), path.open(encoding="utf-8-sig") as stream:
         lines = [line.rstrip("\n") for line in stream]
@@ -188,11 +205,6 @@ def _read_queries(path: Path) -> dict[str, str]:
     if not found:
         raise RevelaError(f"{path}: no queries")
     return found
-
-
-def _run_id(row: dict[str, Any]) -> str:
-    """Return a chunk's id in a TREC run, whose fields are separated by spaces."""
-    return f"{quote(row['document'], safe='/:.,@+=()[]')}#{row['position']}"
 
 
 def _snippet(text: str, query: str) -> str:

@@ -10,14 +10,14 @@ is exact, as in evaluation.
 """
 
 import functools
-import unicodedata
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import bm25s
 import pandas as pd
-import Stemmer
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -27,10 +27,11 @@ from revela.common.errors import RevelaError, reading
 from revela.common.outputs import atomic_output, read_json, write_json
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import EncodingKeys
-from revela.config.evaluation import EncoderModel
+from revela.config.evaluation import EncoderModel, Language
 from revela.config.local import text_files
 from revela.config.names import ModelRef
 from revela.config.text import AnyCorpus
+from revela.evaluation.bm25 import guess_language, tokenizer
 from revela.evaluation.embeddings import SHARD_SIZE, Shard, encode_corpus
 from revela.evaluation.search import exact_search
 from revela.retriever.encode import devices, encode, prompt_of
@@ -40,14 +41,18 @@ from revela.retriever.tokenizer import appends_eos
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
 from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows
-from revela.text.words import term_pattern
 
 VERSION = 1
 PRECISION = "bfloat16"  # if the GPU supports it
 
-_DEPTH = 100  # chunks of each ranking that are fused
+_DEPTH = 100  # hits of each ranking that are fused
+_SAMPLE = 1_000  # chunks that tell the language
+_HITS = 1_000_000  # held at a time while documents are collected
 _PLAIN = ("max_length", "language")
 _OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
+
+# Returns a number of best chunks for some queries, which are given by their indices.
+Finder = Callable[[list[int], int], list[list[Hit]]]
 
 
 def build(
@@ -55,7 +60,7 @@ def build(
     models: Sequence[str],
     folder: Path,
     max_length: int,
-    language: str,
+    language: Language | None,
     workers: int,
 ) -> dict[str, Any]:
     """Index a corpus, or update its index; return the contents of `index.json`.
@@ -65,7 +70,8 @@ def build(
         models: folders or hub names of retrievers; search uses the first one by default.
         folder: folder of the index.
         max_length: maximum number of tokens in a chunk; less for a retriever whose own is smaller.
-        language: language of BM25's stemmer and stop words, as Snowball names it.
+        language: language of BM25's stemmer and stop words; by default that of the former index, or
+            of the texts.
         workers: processes that split documents.
 
     Raises:
@@ -82,7 +88,6 @@ def build(
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
     if twice := {model for model in models if models.count(model) > 1}:
         raise RevelaError(f"--model {min(twice)}: given twice")
-    tokenize = _tokenizer(language)
     entries = _entries(models)
     encoders = [load_encoder(entry, PRECISION, devices()[0]) for entry in entries]
     described: dict[str, Any] = {
@@ -93,6 +98,7 @@ def build(
         "corpus": corpus.model_dump(mode="json", exclude_defaults=True),
     }
     former = _described(folder) if (folder / "index.json").exists() else described
+    described["language"] = language or former["language"]
     kind: Any = type(corpus)
     defaults = kind.model_construct().model_dump(mode="json", exclude_none=True)
     if difference := _difference(former, described, defaults):
@@ -105,9 +111,12 @@ def build(
     if skipped := counts.skipped.summary():
         print(skipped)
     texts = _texts(folder)
+    if not described["language"]:
+        described["language"] = guess_language(texts[:: len(texts) // _SAMPLE + 1])
+        print(f"language of BM25: {described['language']} (--language sets another)")
     bm25 = bm25s.BM25()
     try:
-        bm25.index(tokenize(texts), show_progress=False)
+        bm25.index(tokenizer(described["language"])(texts), show_progress=False)
     except ValueError as error:
         raise RevelaError(f"BM25 finds no words in the {len(texts)} chunks") from error
     with atomic_output(folder / "bm25") as temporary:
@@ -153,6 +162,9 @@ class Index:
                 f"{folder}: {len(self.chunks)} chunks, expected {self.described['chunks']}; "
                 "run revela index again"
             )
+        self._documents, self._positions = (
+            self.chunks[column].to_numpy() for column in ("document", "position")
+        )
         self.models = [model["name"] for model in self.described["models"]]
         self.labels = _labels(self.models)
         self._model = functools.cache(self._load)
@@ -165,22 +177,42 @@ class Index:
         model: int = 0,
         fusion: Fusion = "weighted-sum",
         dense_weight: float = DENSE_WEIGHT,
+        chunks: bool = False,
     ) -> list[list[Hit]]:
-        """Return the best chunks of each query, best first.
+        """Return the best documents of each query, best first, or with `chunks` the best chunks.
 
-        BM25 finds only chunks that share a word with the query. A hybrid fuses the top hundred of
-        both rankings, or the top `depth` if that is larger.
+        A document is ranked by its best chunk, which is the hit. BM25 finds only chunks that share
+        a word with the query. A hybrid fuses the top hundred of both rankings, or the top `depth`
+        if that is larger; its hit of a document is BM25's, if it has one.
 
         Raises:
             RevelaError: a retriever is missing or has changed, or the index is damaged.
         """
-        if ranking == "bm25":
-            return self._lexical(queries, depth)
-        if ranking == "dense":
-            return self._dense(queries, depth, model)
-        deep = max(depth, _DEPTH)
-        both = zip(self._dense(queries, deep, model), self._lexical(queries, deep), strict=True)
-        return [fuse(dense, bm25, fusion, dense_weight)[:depth] for dense, bm25 in both]
+        finders: list[Finder] = []
+        if ranking != "bm25":
+            encoder, blocks = self._model(model)
+            embeddings = encode(encoder, queries, "query", self.described["max_length"])
+            finders.append(lambda some, count: self._hits(embeddings[some], count, blocks))
+        if ranking != "dense":
+            finders.append(lambda some, count: self._lexical([queries[n] for n in some], count))
+        deep = max(depth, _DEPTH) if ranking == "hybrid" else depth
+        found = [self._best(find, len(queries), deep, chunks) for find in finders]
+        if ranking != "hybrid":
+            return found[0]
+        fused = []
+        for dense, bm25 in zip(*found, strict=True):
+            same = {self.trec_id(hit.chunk, chunks): hit.chunk for hit in bm25}
+            dense = [
+                Hit(same.get(self.trec_id(hit.chunk, chunks), hit.chunk), hit.score)
+                for hit in dense
+            ]
+            fused.append(fuse(dense, bm25, fusion, dense_weight)[:depth])
+        return fused
+
+    def trec_id(self, chunk: int, as_chunk: bool = False) -> str:
+        """Return the id of a chunk's document, or `<document>#<position>`, without spaces."""
+        name = without_spaces(self._documents[chunk])
+        return f"{name}#{self._positions[chunk]}" if as_chunk else name
 
     def near(self, chunk: int, depth: int, model: int | None = None) -> list[Hit]:
         """Return the chunks most similar to one, by a model's embeddings or by BM25 (None)."""
@@ -200,10 +232,23 @@ class Index:
         row = self.chunks.loc[hit.chunk].to_dict()
         return {"chunk": hit.chunk, "score": hit.score} | row | {"position": int(row["position"])}
 
-    def _dense(self, queries: Sequence[str], depth: int, model: int) -> list[list[Hit]]:
-        encoder, blocks = self._model(model)
-        embeddings = encode(encoder, queries, "query", self.described["max_length"])
-        return self._hits(embeddings, depth, blocks)
+    def _best(self, find: Finder, queries: int, depth: int, chunks: bool) -> list[list[Hit]]:
+        """Return `depth` hits of each query with different ids, fewer if there are no more."""
+        best: dict[int, list[Hit]] = {}
+        waiting, deep = list(range(queries)), depth
+        while waiting:
+            size, unfinished = max(1, _HITS // deep), []
+            for start in range(0, len(waiting), size):
+                some = waiting[start : start + size]
+                for query, hits in zip(some, find(some, deep), strict=True):
+                    first: dict[str, Hit] = {}
+                    for hit in hits:
+                        first.setdefault(self.trec_id(hit.chunk, chunks), hit)
+                    best[query] = list(first.values())[:depth]
+                    if len(first) < depth and len(hits) == deep:
+                        unfinished.append(query)
+            waiting, deep = unfinished, 4 * deep
+        return [best[query] for query in range(queries)]
 
     def _hits(self, queries_QD: Tensor, depth: int, blocks: list[Tensor]) -> list[list[Hit]]:
         scores, numbers = exact_search(queries_QD, blocks, depth, device=devices()[0])
@@ -216,9 +261,8 @@ class Index:
     def _bm25(self) -> tuple[Any, Callable[[list[str]], Any]]:
         folder = self.folder / "bm25"
         with reading(folder, "a BM25 index"):
-            return bm25s.BM25.load(folder, show_progress=False), _tokenizer(
-                self.described["language"]
-            )
+            words = tokenizer(self.described["language"])
+            return bm25s.BM25.load(folder, show_progress=False), words
 
     def _lexical(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
         """Return the chunks that share a word with each query, best first."""
@@ -291,33 +335,21 @@ def _difference(former: dict[str, Any], now: dict[str, Any], defaults: dict[str,
     return ""
 
 
+def _revision(model: str) -> str:
+    """Return a hash of a model's folder, or the commit of a hub model."""
+    return fingerprint(Path(model)) if Path(model).is_dir() else commit(model, None) or "main"
+
+
+def without_spaces(name: str) -> str:
+    """Return a name for a TREC run, whose fields are separated by spaces."""
+    return re.sub(r"\s", lambda space: quote(space[0]), name)
+
+
 def _labels(models: Sequence[str]) -> list[str]:
     """Return labels of models: their folder's name if that is unambiguous."""
     parts = [Path(model).parts for model in models]
     names = [one[-2] if one[-1] == "retriever" and one[1:] else one[-1] for one in parts]
     return names if len(set(names)) == len(names) else list(models)
-
-
-def _tokenizer(language: str) -> Callable[[list[str]], Any]:
-    """Return BM25's tokenizer for a language, as Snowball names it."""
-    try:
-        stemmer = Stemmer.Stemmer(language)
-    except KeyError as error:
-        allowed = ", ".join(Stemmer.algorithms())
-        raise RevelaError(f"--language {language!r}: no stemmer; allowed: {allowed}") from error
-    try:
-        bm25s.tokenize("", stopwords=language, show_progress=False)
-        words: Any = language
-    except ValueError:
-        words = []  # bm25s has stop words for some languages only
-    options = {"stopwords": words, "stemmer": stemmer, "show_progress": False}
-
-    def tokenize(texts: list[str]) -> Any:
-        # macOS and PDF files have letters and accents apart, a keyboard has them in one.
-        texts = [unicodedata.normalize("NFC", text) for text in texts]
-        return bm25s.tokenize(texts, token_pattern=term_pattern(texts), **options)
-
-    return tokenize
 
 
 def _texts(folder: Path) -> list[str]:

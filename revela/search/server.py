@@ -22,7 +22,7 @@ from revela.search.fusion import Hit
 from revela.search.index import Index
 
 MAX_CHARACTERS = 1_000  # of a query
-MAX_DEPTH = 50  # chunks per list
+MAX_DEPTH = 50  # hits per list
 _PAGE = Path(__file__).with_name("page.html")
 
 
@@ -71,7 +71,7 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
         query: Annotated[str, Query(max_length=MAX_CHARACTERS)],
         depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 10,
     ) -> list[dict[str, Any]]:
-        """Return the lists of BM25, of each model, and of the first model's hybrid."""
+        """Return the best documents by BM25, by each model, and by the first model's hybrid."""
         if not query.strip():
             raise HTTPException(422, "the query is empty")
         with turns:

@@ -54,6 +54,13 @@ def test_config_for_a_folder_of_markdown(backbone):
         new("my notes")
 
 
+def test_bm25_has_the_language_of_the_texts(backbone):
+    german = "Das Haus steht an dem Fluss, und der Weg zu ihm ist lang. " * 9
+    assert "; language of BM25: german; " in new(notes(50, german), "--backbone", backbone)
+    assert load_config(Path("my-notes.yaml")).models["bm25"].language == "german"
+    assert "; language of BM25: english; " in new(notes(200, folder="b"), "--backbone", backbone)
+
+
 def test_a_linked_folder_gives_its_own_name(backbone):
     Path("link").symlink_to(notes(200))
     assert new("link", "--backbone", backbone).endswith("then: revela run link.yaml\n")

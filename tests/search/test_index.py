@@ -143,16 +143,64 @@ def test_from_the_shell(texts, backbone, tmp_path):
 
     queries = tmp_path / "q.tsv"
     queries.write_text("query-id\ttext\na\trivers\nb\tthe worker's jobs\n")
-    run("search", folder, "--queries", queries, "--output", tmp_path / "x.trec", "--depth", 2)
-    lines = [line.split() for line in (tmp_path / "x.trec").read_text().splitlines()]
-    assert [(line[0], line[3]) for line in lines] == [
-        ("a", "1"),
-        ("a", "2"),
-        ("b", "1"),
-        ("b", "2"),
+    arguments = ["search", folder, "--queries", queries, "--depth", 2]
+    run(*arguments, "--output", tmp_path / "x.trec")
+    lines = [line.split(" ") for line in (tmp_path / "x.trec").read_text().splitlines()]
+    system = f"bm25+{backbone.name}"
+    assert [[*line[:2], line[3], *line[5:]] for line in lines] == [
+        [query, "Q0", rank, system] for query in "ab" for rank in "12"
     ]
-    assert [len(line) for line in lines] == [6] * 4
-    assert lines[2][2] == "text%203.md#0"
+    assert lines[2][2] == "text%203.md"
+    assert run(*arguments)[0] == (tmp_path / "x.trec").read_text()
+    assert "b Q0 text%203.md#0 1 " in run(*arguments, "--chunks")[0]
+    rows = [json.loads(line) for line in run(*arguments, "--json")[0].splitlines()]
+    assert [(row["query"], row["rank"]) for row in rows] == [(q, n) for q in "ab" for n in (1, 2)]
+
+
+def test_a_run_of_documents_is_judged_by_their_collection(backbone, tmp_path):
+    """One document fills the first chunks, two have the same id, and one has an odd id."""
+    import pytrec_eval
+
+    rows = [
+        ("long", "Rivers carry water to the sea. " * 40),
+        ("Fluß/2#%20", f"Rivers flood. {TEXTS[3]}"),
+        ("twice", TEXTS[0]),
+        ("twice", "Rivers and parsers read files."),
+    ]
+    asked = {"q1": "rivers carry water to the sea", "q2": "the oldest job"}
+    for file, texts in (("corpus", rows), ("queries", asked.items())):
+        lines = [json.dumps({"_id": name, "text": text}) for name, text in texts]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines))
+    folder, corpus = tmp_path / "index", tmp_path / "corpus.jsonl"
+    run("index", corpus, "--model", backbone, "--output", folder, "--max-words", 6)
+    index = Index(folder)
+    best = {}  # of each document's chunks, by a plain loop
+    for by in ("bm25", "dense", "hybrid"):
+        out, _ = run("search", folder, "--queries", tmp_path / "queries.jsonl", "--by", by)
+        found = {query: {} for query in asked}
+        for query, _, document, rank, score, _ in map(str.split, out.splitlines()):
+            assert int(rank) == len(found[query]) + 1
+            assert found[query].setdefault(document, float(score)) == float(score)
+            assert int(rank) == len(found[query])  # no document again
+        for query, text in asked.items():
+            if by == "hybrid":
+                hits = ([Hit(*one) for one in best[by, query].items()] for by in ("dense", "bm25"))
+                fused = {index.trec_id(hit.chunk): hit.score for hit in fuse(*hits, "weighted-sum")}
+                assert found[query] == pytest.approx(fused, abs=1e-3)  # scaled differences
+                continue
+            (hits,) = index.search([text], 99, by, chunks=True)
+            assert len(hits) > 40 or by == "bm25"
+            first = list(index.chunks["document"]).index
+            best[by, query] = {}
+            for hit in hits:
+                number = first(index.chunks["document"][hit.chunk])
+                best[by, query].setdefault(number, hit.score)
+            scores = {index.trec_id(number): s for number, s in best[by, query].items()}
+            assert found[query] == pytest.approx(scores, abs=1e-5)
+        if by == "bm25":  # the model's weights are random
+            qrels = {query: {"Fluß/2#%20": 1} for query in asked}
+            judged = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"}).evaluate(found)
+            assert [judged[query]["ndcg_cut_10"] for query in asked] == [1 / math.log2(3), 1.0]
 
 
 def test_titles_are_searched_and_shown(backbone, tmp_path):
@@ -277,7 +325,6 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
 
     made(r"model '\./x': no such folder", models=["./x"])
     made("nowhere: no such file or folder", corpus=corpus_of(tmp_path / "nowhere"))
-    made("--language 'klingon': no stemmer; allowed: arabic", language="klingon")
     made("exists but is not an index", folder=texts)
     made("exists but is not an index", folder=texts / "text 0.md")
     assert not (tmp_path / "index" / "index.json").exists()
@@ -294,19 +341,16 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a query, or --queries and --output"),
+        ([], "give a query or --queries; --output is for --queries"),
         ([" "], "the query is empty"),
         (["\udce9t\udce9"], r"the query is not UTF-8: '\\udce9t\\udce9'"),
-        (["rivers", "--queries", "q.tsv"], "give a query, or --queries and --output"),
-        (["--queries", "q.tsv"], "give a query, or --queries and --output"),
+        (["rivers", "--queries", "q.tsv"], "give a query or --queries"),
+        (["rivers", "--output", "o"], "--output is for --queries"),
         (
             ["--queries", "q.tsv", "--output", "o"],
             r"q.tsv:2: expected a unique id .* got 'two words",
         ),
-        (
-            ["--queries", "q.tsv", "--output", "o", "--json"],
-            "--json prints the result of one query",
-        ),
+        (["--queries", "q.jsonl", "--output", "o"], "q.jsonl: query 'a' is empty"),
         (["--queries", "empty", "--output", "o"], "empty: no queries"),
         (["--queries", "empty", "--output", "index/index.json"], "is within the index"),
         (["--queries", "head", "--output", "o"], "head:1: remove the header, or rename .* 'qid'"),
@@ -317,6 +361,7 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
 def test_commands_that_are_refused(index, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("q.tsv").write_text("a\trivers\ntwo words\tsea\n")
+    Path("q.jsonl").write_text('{"_id": "a", "text": ""}')
     Path("empty").touch()
     Path("head").write_text("qid\twhat was asked\na\trivers\n")
     Path("more").write_text("a\tb\tc\n")
@@ -380,7 +425,18 @@ def test_a_hybrid_fuses_whole_rankings(index, fusion, weight):
     assert found == fuse(dense, bm25, fusion, weight)[:2]
 
 
-def test_queries_are_stemmed_in_the_language_of_the_index(texts, backbone, tmp_path):
-    (texts / "de.md").write_text("Das Haus steht am Fluss.")
-    build(corpus_of(texts), [str(backbone)], tmp_path / "index", 64, "german", 1)
-    assert len(Index(tmp_path / "index").search(["Häusern"], 9, "bm25")[0]) == 1
+@pytest.mark.parametrize("german", ["Das Haus steht an dem Fluss und ist alt. " * 30, "Das Haus."])
+def test_bm25_has_the_language_of_most_texts(texts, backbone, tmp_path, german):
+    """It stays when the texts change."""
+    (texts / "de.md").write_text(german, encoding="utf-8")
+    language = "english" if german == "Das Haus." else "german"
+    arguments = ["index", texts, "--model", backbone, "--output", tmp_path / "index"]
+    for count in (1, 0):
+        out, _ = run(*arguments)
+        assert out.count(f"language of BM25: {language} (--language sets another)\n") == count
+        index = Index(tmp_path / "index")
+        assert index.described["language"] == language
+        (texts / "de.md").write_text("Das Haus.", encoding="utf-8")
+    assert len(index.search(["Häusern"], 9, "bm25")[0]) == (language == "german")
+    with pytest.raises(RevelaError, match="was made with language"):
+        run(*arguments, "--language", "french")
