@@ -28,6 +28,10 @@ SCHEMA = pa.schema({"document": _TEXT, "title": _TEXT, "position": pa.int32(), "
 _SENTENCE_END = re.compile(SENTENCE_END)
 _PUNKT_SAMPLE_CHARACTERS = 2_000_000
 _GROUP_CHARACTERS = 500_000  # sent to one worker at a time
+# Punkt sees at most so many at a time: nltk gives up a regular expression after five seconds of CPU
+# time, which half a million characters of short sentences take.
+_WINDOW = 50_000
+_LONG_LINE = re.compile(rf".{{{_WINDOW}}}")
 # Punkt learns abbreviations from the text; a small corpus lacks common ones.
 _ABBREVIATIONS = "dr mr mrs ms prof st vs etc e.g i.e al fig eq sec vol no cf approx inc ltd"
 
@@ -120,11 +124,39 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
 
 
 def _sentences(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
-    for start, end in splitter.span_tokenize(text):
+    for start, end in _spans(text, splitter):
         for mark in _SENTENCE_END.finditer(text, start, end):
             yield start, mark.end()
             start = mark.end()
         yield start, end
+
+
+def _spans(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
+    """Yield the spans that the splitter finds, in time linear in the length of the text.
+
+    They are those of the whole text, except that a sentence longer than a window is cut.
+    """
+    start = 0
+    while start < len(text):
+        end = _window_end(text, start)
+        found = splitter.span_tokenize(text[start:end])
+        spans = [(start + first, start + last) for first, last in found]
+        if end < len(text) and len(spans) > 1:
+            end = spans.pop()[0]  # this sentence may continue: the next window begins with it
+        yield from spans
+        start = end
+
+
+def _window_end(text: str, start: int) -> int:
+    """Return the end of a window: the last end of a paragraph in it, or of a line, or a blank."""
+    end = start + _WINDOW
+    if end >= len(text):
+        return len(text)
+    for mark in ("\n\n", "\n", " "):
+        place = text.rfind(mark, start + _WINDOW // 2, end)
+        if place >= 0:
+            return place + len(mark)
+    return end
 
 
 def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Iterator[Document]]:
@@ -159,7 +191,8 @@ def train_punkt(texts: Iterable[str]) -> Any:
     trainer = PunktTrainer()
     size = 0
     for text in texts:
-        trainer.train(text[: max(0, _PUNKT_SAMPLE_CHARACTERS - size)], finalize=False)
+        sample = text[: max(0, _PUNKT_SAMPLE_CHARACTERS - size)]
+        trainer.train(_LONG_LINE.sub(r"\g<0>\n", sample), finalize=False)  # it reads by lines
         size += len(text)
     trainer.finalize_training()
     parameters = trainer.get_params()

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer
 
 from revela.common.errors import RevelaError
 from revela.config.text import FilesCorpus
@@ -64,6 +66,39 @@ def test_no_word_is_lost_and_no_chunk_too_long(text, max_words):
     assert "".join("".join(chunks).split()) == "".join(text.split())
     assert all(0 < len(chunk.split()) <= max_words for chunk in chunks)
     assert all(chunk in text for chunk in chunks)
+
+
+@given(st.text(alphabet="ab .!?\n'A", max_size=120), st.integers(40, 60))
+def test_a_text_longer_than_a_window_is_cut_as_a_whole_one(text, window):
+    text = "".join(f"{text[n : n + 20]}. " for n in range(0, len(text), 20))
+    with mock.patch.object(chunking, "_WINDOW", len(text) + 1):
+        whole = chunk_text(text, PUNKT, 3)
+    with mock.patch.object(chunking, "_WINDOW", window):
+        assert chunk_text(text, PUNKT, 3) == whole
+
+
+def test_punkt_sees_texts_of_any_size_in_bounded_pieces(monkeypatch):
+    """nltk gives up after five seconds of CPU time."""
+    assert len(chunk_text("a. " * 200_000, PUNKT, 7)[0]) > 28_000
+    seen = []
+
+    def spy(kind, name):
+        plain = getattr(kind, name)
+        record = lambda self, text: seen.append(len(text)) or plain(self, text)  # noqa: E731
+        monkeypatch.setattr(kind, name, record)
+
+    spy(PunktSentenceTokenizer, "span_tokenize")
+    spy(PunktLanguageVars, "word_tokenize")
+    text = "Rain falls. " * 10_000
+    train_punkt([text])
+    assert sum(seen) == len(text)
+    # Cut at the end of a paragraph, else of a line, else at a blank.
+    for mark, first in (("\n\n", 40_000), ("\n", 40_000), (" ", 50_000)):
+        text = f"{'ab b ' * 7_999}ab b{mark}{'ab b ' * 5_000}"
+        assert len(chunk_text(text, PUNKT, 40_000)[0]) == 1
+        cuts = [end for _, end in chunking._spans(text, PUNKT)]
+        assert abs(cuts[0] - first) <= 5, mark
+    assert max(seen) <= chunking._WINDOW
 
 
 def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
