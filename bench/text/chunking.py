@@ -68,7 +68,8 @@ def measure_one_row(text: str) -> None:
         row = (text * (size // len(text) + 1))[:size]
         start = time.process_time()
         chunk_text(row, splitter, 120)
-        print(f"one row of {size / 1e6:.0f} MB: {size / 1e6 / (time.process_time() - start):.2f} MB/s")
+        seconds = time.process_time() - start
+        print(f"one row of {size / 1e6:.0f} MB: {size / 1e6 / seconds:.2f} MB/s")
 
 
 if __name__ == "__main__":

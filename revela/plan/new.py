@@ -11,14 +11,16 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.local import check_model_folder, is_plain, text_files
+from revela.config.formats import is_plain
+from revela.config.local import check_model_folder, text_files
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
-from revela.text.corpora import Skipped, field_names, place
+from revela.text.corpora import Skipped, place
+from revela.text.fields import field_names
 
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10

@@ -52,11 +52,12 @@ def index(
 
     A second call resumes an interrupted one, or updates the index to texts that have changed.
     """
-    from revela.config.local import is_plain, text_files, unread_files
+    from revela.config.formats import is_plain
+    from revela.config.local import text_files, unread_files
     from revela.config.read import load_config
     from revela.config.text import AnyCorpus, FilesCorpus
     from revela.search.index import build
-    from revela.text.corpora import field_names
+    from revela.text.fields import field_names
 
     if config:
         if max_words:
