@@ -10,6 +10,10 @@ from revela.common.errors import RevelaError, errors_at, reading
 from revela.common.outputs import read_json
 from revela.config.formats import ALLOWED, ROWS, is_aside, is_plain, row_format
 from revela.config.names import ModelRef
+from revela.config.text import AnyCorpus
+
+PUNKT = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
+"""The files of a Punkt model."""
 
 _BLOCKS, _BLOCK_BYTES = 64, 16_384
 
@@ -56,6 +60,20 @@ def _in_folder(folder: Path) -> list[Path]:
     if not found:
         raise RevelaError(f"{folder}: no .txt or .md file in it, nor {ALLOWED}")
     return found
+
+
+def corpus_files(corpus: AnyCorpus) -> list[Path]:
+    """Return the local files of a corpus: its texts and the model that splits its sentences.
+
+    Raises:
+        RevelaError: see `text_files`; or a file of the model is missing.
+    """
+    texts = text_files(Path(corpus.path)) if corpus.source == "files" else []
+    model = [Path(corpus.punkt, name) for name in PUNKT] if corpus.punkt else []
+    for file in model:
+        if not file.is_file():
+            raise RevelaError(f"{corpus.punkt}: no Punkt model: no {file.name} in it")
+    return texts + model
 
 
 def unread_files(path: Path) -> list[str]:

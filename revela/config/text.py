@@ -43,6 +43,11 @@ class Corpus(Settings):
         "and [0.9, 1] for a held-out benchmark",
     )
     max_words: Positive = Field(120, description="maximum number of words in a chunk")
+    punkt: LocalPath | None = Field(
+        None,
+        description="folder of the Punkt model that splits sentences, such as nltk's "
+        "punkt_tab/english; if null, nltk's own, else one trained on the texts",
+    )
     seed: Natural = 0
 
     @field_validator("share")

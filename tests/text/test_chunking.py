@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer
 
 from revela.common.errors import RevelaError
+from revela.config import local
 from revela.config.text import FilesCorpus
 from revela.text import chunking
 from revela.text.chunking import chunk_corpus, chunk_text, train_punkt
@@ -161,3 +162,27 @@ def test_a_common_abbreviation_ends_no_sentence():
         "It rained.",
         "He met Dr. Smith.",
     ]
+
+
+def test_the_punkt_model_is_given_by_path_or_the_screen_says_which_it_is(tmp_path, capsys):
+    path, model = tmp_path / "corpus.jsonl", tmp_path / "english"
+    path.write_text(json.dumps({"text": "It rained on Xyz. Hills were wet. All day."}))
+    settings = {"source": "files", "path": str(path), "max_words": 5}
+    chunk_corpus(FilesCorpus(**settings), tmp_path / "a.parquet", 1)
+    said = capsys.readouterr().out
+    assert said.startswith("sentences are split by punkt trained on the first 1 documents: nltk's")
+    assert said.count("\n") == 1
+    model.mkdir()
+    for name, line in zip(local.PUNKT, ("xyz", "on\txyz", "wet\t32", "all"), strict=True):
+        (model / name).write_text(f"{line}\n")
+    corpus = FilesCorpus(**settings, punkt=str(model))
+    counts = chunk_corpus(corpus, tmp_path / "b.parquet", 1)
+    assert counts.sentence_splitter == f"punkt of {model}"
+    assert capsys.readouterr().out == ""
+    found = [pq.read_table(tmp_path / f"{name}.parquet")["text"].to_pylist() for name in "ab"]
+    assert found[0] == ["It rained on Xyz.", "Hills were wet. All day."]
+    assert found[1] == ["It rained on Xyz. Hills", "were wet. All day."]  # `xyz.` abbreviates
+    assert local.corpus_files(corpus) == [path, *(model / name for name in local.PUNKT)]
+    (model / local.PUNKT[0]).unlink()
+    with pytest.raises(RevelaError, match=r"english: no Punkt model: no abbrev_types\.txt in it"):
+        local.corpus_files(corpus)
