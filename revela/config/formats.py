@@ -14,7 +14,7 @@ ROWS = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".ndjson", ".parquet")
 """Files whose names say that they hold rows."""
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-ALLOWED = "JSON lines (.jsonl, .jsonl.gz, any name), .parquet, .csv or .tsv with a header"
+ALLOWED = "JSON lines (any name, one object a line), .parquet, .csv or .tsv with a header"
 _HEAD = 100_000  # bytes that tell the format
 _NAME = re.compile(r"[^\W\d][\w .:/-]{0,63}")  # of a column
 _ASIDE = re.compile(r"(readme|licen[cs]e|notice|copying|dataset_infos?)([._-]|$)", re.IGNORECASE)

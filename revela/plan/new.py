@@ -90,7 +90,13 @@ _ON_CPU = {
 }
 
 
-def write_config(texts: Path, output: Path, backbone: str | None, collection: Path | None) -> str:
+def write_config(
+    texts: Path,
+    output: Path,
+    backbone: str | None,
+    collection: Path | None,
+    field: str | None = None,
+) -> str:
     """Write a configuration that trains on texts; return a line of summary.
 
     Args:
@@ -98,6 +104,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         output: the file to write; the entries are named after it.
         backbone: a folder or hub name; by default one that this machine can train.
         collection: folder of an additional test collection in BEIR layout.
+        field: field of the rows that holds the text; judged by them if None.
 
     Raises:
         RevelaError: the texts or the collection cannot be read, the texts are too few for a batch
@@ -108,7 +115,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     if collection:
         check_collection(collection)
     files = text_files(texts)
-    fields = field_names(files)
+    fields = field_names(files, field)
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus, skipped := Skipped())
     words = documents * each

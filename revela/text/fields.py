@@ -53,10 +53,11 @@ def text_of(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def field_names(files: Sequence[Path]) -> FieldNames:
-    """Return which fields hold the text, a title and an id, judging by rows of all files.
+def field_names(files: Sequence[Path], text: str | None = None) -> FieldNames:
+    """Return which fields hold the text, unless it is given, a title and an id.
 
-    A field of a usual name is the text unless another one that reads as prose is longer.
+    They are judged by rows of all files. A field of a usual name is the text, unless another that
+    reads as prose is more than twice as long.
 
     Raises:
         RevelaError: the rows cannot be read, no field or more than one may be the text, or a file
@@ -71,36 +72,16 @@ def field_names(files: Sequence[Path]) -> FieldNames:
             errors.append(f"{place}: {row}")
         for key, value in row.items() if isinstance(row, dict) else ():
             seen[key].files.add(file)
-            if text := (text_of(value) or "").strip():
-                seen[key].add(text)
+            if found := (text_of(value) or "").strip():
+                seen[key].add(found)
     if errors and not seen:
         raise RevelaError(errors[0])
-    readable = {key: one for key, one in seen.items() if 2 * one.readable > one.values}
-
-    def length(key: str) -> int:
-        return seen[key].characters
-
-    prose = [key for key, one in readable.items() if 2 * one.prose > one.values]
-    others = sorted({*prose} - {*_TEXTS, *_TITLES, *_IDS}, key=length, reverse=True)
-    if usual := [key for key in _TEXTS if key in readable]:
-        text = max(usual, key=length)
-        rivals = [key for key in others if length(key) > length(text)]
-    elif others:
-        text, *rivals = others
-    else:
-        text, rivals = next((key for key in _TITLES if key in prose), ""), []
-    where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-    if not text:
-        raise RevelaError(f"{where}: no field of the rows is a text: {_shown(seen)}; {_REMEDY}")
-    if rivals:
-        both = _shown({key: seen[key] for key in (text, *rivals)})
-        raise RevelaError(f"{where}: more than one field may be the text: {both}; {_REMEDY}")
+    readable = [key for key, one in seen.items() if 2 * one.readable > one.values]
+    text = text or _text_field(files, seen, readable)
     for file in files:
         here = [key for key, one in seen.items() if file in one.files]
         if here and text not in here:
-            raise RevelaError(
-                f"{file}: lacks the field {text!r} of other files, has: {', '.join(here)}"
-            )
+            raise RevelaError(f"{file}: has no field {text!r} for the text: {', '.join(here)}")
     return FieldNames(
         text=text,
         title=next((key for key in _TITLES if key in readable and key != text), None),
@@ -108,7 +89,22 @@ def field_names(files: Sequence[Path]) -> FieldNames:
     )
 
 
-_REMEDY = "name it in a corpus: `fields: {text: …}`"
+def _text_field(files: Sequence[Path], seen: dict[str, _Seen], readable: list[str]) -> str:
+    prose = {key for key in readable if 2 * seen[key].prose > seen[key].values}
+    longest = sorted(readable, key=lambda key: seen[key].characters, reverse=True)
+    usual = [key for key in longest if key in _TEXTS]
+    others = [key for key in longest if key in prose - {*_TEXTS, *_TITLES, *_IDS}]
+    titles = [key for key in _TITLES if key in prose]
+    found, *rivals = usual[:1] or others or titles[:1] or [""]
+    if usual:
+        rivals = [key for key in others if seen[key].characters > 2 * seen[found].characters]
+    if found and not rivals:
+        return found
+    shown = _shown({key: seen[key] for key in (found, *rivals)} if found else seen)
+    problem = "more than one field may be the text" if found else "no field of the rows is a text"
+    where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+    remedy = "name it with --field or, in a config, `fields: {text: …}`"
+    raise RevelaError(f"{where}: {problem}: {shown}; {remedy}")
 
 
 def _shown(seen: dict[str, _Seen]) -> str:

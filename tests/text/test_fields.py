@@ -21,6 +21,7 @@ URL, DATE, HASH = "https://a.b/c-d", "Mon, 03 Mar 2024 10:00:00 GMT", "9f86d0818
         ),
         ({"text": "label", "content": PROSE}, {"text": "content"}),
         ({"document": PROSE, "summary": PROSE[:40]}, {"text": "document"}),
+        ({"html": f"<p>{PROSE}</p>", "text": PROSE}, {"text": "text"}),
         (
             {"abstract": PROSE, "name": "Of Rain", "at": DATE * 9},
             {"text": "abstract", "title": "name"},
@@ -54,7 +55,7 @@ def test_the_text_is_told_by_what_stands_in_it(tmp_path, row, fields):
         ({"text": [URL, URL]}, r"no field of the rows is a text: text \("),
         (
             {"text": 3.5, "city": "Paris"},
-            r"no field .*: text, city \('Paris'\); name it in a corpus: ",
+            r"no field .*: text, city \('Paris'\); name it with --field",
         ),
         (
             {"question": PROSE[:40], "answer": PROSE},
@@ -68,6 +69,9 @@ def test_none_or_two_texts_are_shown(tmp_path, row, message):
     rows_file(path, [row] * 3)
     with pytest.raises(RevelaError, match=message):
         field_names([path])
+    assert field_names([path], text=next(iter(row))).text == next(iter(row))
+    with pytest.raises(RevelaError, match="has no field 'bdy'"):
+        field_names([path], text="bdy")
 
 
 def test_fields_are_judged_by_rows_from_all_over_and_from_each_file(tmp_path):
@@ -76,7 +80,9 @@ def test_fields_are_judged_by_rows_from_all_over_and_from_each_file(tmp_path):
     rows_file(paths[0], late)
     assert field_names(paths[:1]).text == "body"
     rows_file(paths[1], [{"label": "c", "contents": PROSE}] * 3)
-    with pytest.raises(RevelaError, match=r"b\.jsonl: lacks the field 'body' .*: label, contents"):
+    with pytest.raises(
+        RevelaError, match=r"b\.jsonl: has no field 'body' for the text: label, contents"
+    ):
         field_names(paths)
     paths[0].write_text("{\n" + json.dumps({"body": PROSE}))
     assert field_names(paths[:1]).text == "body"
