@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import re
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +56,7 @@ def row_format(file: Path) -> Literal["parquet", "lines", "csv", "tsv"] | None:
     try:
         with OPENERS.get(file.suffix.lower(), open)(file, "rb") as stream:
             start = stream.read(_HEAD)
-    except (EOFError, lzma.LZMAError):
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error):
         return None
     text = start.decode(encoding_of(start, "utf-8-sig"), errors="replace")
     if name.endswith((".csv", ".tsv")):

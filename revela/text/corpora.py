@@ -25,7 +25,7 @@ from revela.config.text import (
     RowCorpus,
 )
 from revela.text.fields import text_of
-from revela.text.rows import REMEDY, column_names, numbered_rows, take
+from revela.text.rows import REMEDY, column_kinds, numbered_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
@@ -269,8 +269,7 @@ def _plain_row(file: Path, corpus: FilesCorpus) -> dict[str, str] | ValueError:
 def _rows_of(path: Path, fields: FieldNames, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
     """Yield (place, row) of a file; of Parquet only some fields, if it has them all."""
     named = [name for name in vars(fields).values() if name]
-    known = path.suffix.lower() == ".parquet" and set(named) <= set(column_names(path))
-    return numbered_rows(path, named if known else None, encoding)
+    return numbered_rows(path, named if {*named} <= {*column_kinds(path)} else None, encoding)
 
 
 def _hub_rows(corpus: HubCorpus) -> _Files:

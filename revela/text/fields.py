@@ -10,7 +10,7 @@ from typing import Any
 from revela.common.errors import RevelaError, printable
 from revela.config.formats import is_plain
 from revela.config.text import FieldNames
-from revela.text.rows import numbered_rows, text_columns
+from revela.text.rows import column_kinds, numbered_rows
 from revela.text.words import word_pattern
 
 _TEXTS = ("text", "content", "body", "contents", "passage", "document")
@@ -19,6 +19,7 @@ _CHARACTERS = 100_000_000  # read to judge, in all files
 _BEGINNING = 2_000  # characters of a value that are judged
 _PROSE_WORDS = 4  # at least
 _LOWER_CASE = 0.3  # share of words: fewer in names and places
+_KINDS = ("string", "list of string", "int")  # of columns
 _NO_WORD = re.compile(r"(?i)\w+://|www\.|\S+@|[\da-f-]{12,}$")  # URLs, addresses, hashes
 _LETTER = re.compile(r"[^\W\d_]")
 
@@ -124,8 +125,9 @@ def _sampled(files: Sequence[Path]) -> Iterator[tuple[Path, str, Any]]:
     They are from all over a file or, of large ones, from its first megabytes.
     """
     for file in files:
-        size = 0
-        for number, (place, row) in enumerate(numbered_rows(file, text_columns(file)), start=1):
+        kinds, size = column_kinds(file), 0  # other kinds may have values that Python has not
+        judged = [name for name, kind in kinds.items() if kind.startswith(_KINDS)]
+        for number, (place, row) in enumerate(numbered_rows(file, judged or None), start=1):
             if number % 10 ** max(0, len(str(number)) - 3) == 0:
                 yield file, place, row
             values = row.values() if isinstance(row, dict) else ()

@@ -176,26 +176,18 @@ def numbered_rows(
     return ((f"{path}:{number}", row) for number, row in rows)
 
 
-def text_columns(path: Path) -> list[str] | None:
-    """Return the columns of a Parquet file that hold texts, lists of texts or numbers, else None.
+def column_kinds(path: Path) -> dict[str, str]:
+    """Return the columns of a Parquet file with their types, none of another file.
 
-    Other kinds may have values that Python cannot represent; errors are those of `parquet_rows`.
+    Raises:
+        RevelaError: it is not a readable Parquet file.
     """
     import pyarrow.parquet as pq
 
-    if row_format(path) != "parquet":
-        return None
+    if path.suffix.lower() != ".parquet":
+        return {}
     with reading(path, "a readable Parquet file"):
-        kinds = {one.name: _kind(one.type) for one in pq.read_schema(path)}
-    return [name for name, kind in kinds.items() if kind.startswith(("string", "list of s", "int"))]
-
-
-def column_names(path: Path) -> list[str]:
-    """Return the columns of a Parquet file; errors are those of `parquet_rows`."""
-    import pyarrow.parquet as pq
-
-    with reading(path, "a readable Parquet file"):
-        return list(pq.read_schema(path).names)
+        return {column.name: _kind(column.type) for column in pq.read_schema(path)}
 
 
 def count_rows(path: Path) -> int:

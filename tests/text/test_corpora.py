@@ -366,7 +366,8 @@ LINES = "".join(json.dumps(row) + "\n" for row in NEWS)
 def test_rows_are_told_by_content_whatever_the_name_and_encoding(tmp_path, name, text, encoding):
     (tmp_path / name).write_text(text, encoding)
     (tmp_path / "README.md").write_text("# About these rows")
-    (tmp_path / "picture").write_bytes(bytes(range(256)))
+    for other in ("picture", "broken.gz"):
+        (tmp_path / other).write_bytes(bytes(range(256)))
     for path in (tmp_path, tmp_path / name):
         found = documents(source="files", path=str(path), fields={"id": "id"})
         assert [(d.id, d.text) for d in found] == [(str(n["id"]), n["text"]) for n in NEWS]

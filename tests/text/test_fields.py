@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from revela.common.errors import RevelaError
@@ -94,3 +96,11 @@ def test_fields_are_judged_by_rows_from_all_over_and_from_each_file(tmp_path):
 def test_lists_of_texts_are_joined(tmp_path):
     path = rows_file(tmp_path / "rows.jsonl", [{"text": ["Rain falls.", None, "It is wet."]}])
     assert [one.text for one in documents(source="files", path=path)] == ["Rain falls.\nIt is wet."]
+
+
+def test_columns_of_parquet_are_judged_alike(tmp_path):
+    far = pa.array([10**16], pa.timestamp("us"))  # no Python date
+    columns = {"when": far, "id": [7], "body": [[PROSE, "It is wet."]], "note": ["Rain"]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    found = field_names([tmp_path / "rows.parquet"])
+    assert found.model_dump() == {"id": "id", "title": None, "text": "body"}
