@@ -83,19 +83,16 @@ def field_names(files: Sequence[Path], text: str | None = None) -> FieldNames:
         here = [key for key, one in seen.items() if file in one.files]
         if here and text not in here:
             raise RevelaError(f"{file}: has no field {text!r} for the text: {', '.join(here)}")
-    return FieldNames(
-        text=text,
-        title=next((key for key in _TITLES if key in readable and key != text), None),
-        id=next((key for key in _IDS if key in seen), None),
-    )
+    strings = [key for key, one in seen.items() if one.values and key != text]
+    return FieldNames(text=text, title=_called(_TITLES, strings), id=_called(_IDS, [*seen]))
 
 
 def _text_field(files: Sequence[Path], seen: dict[str, _Seen], readable: list[str]) -> str:
-    prose = {key for key in readable if 2 * seen[key].prose > seen[key].values}
     longest = sorted(readable, key=lambda key: seen[key].characters, reverse=True)
-    usual = [key for key in longest if key in _TEXTS]
-    others = [key for key in longest if key in prose - {*_TEXTS, *_TITLES, *_IDS}]
-    titles = [key for key in _TITLES if key in prose]
+    prose = [key for key in longest if 2 * seen[key].prose > seen[key].values]
+    usual = [key for key in longest if key.lower() in _TEXTS]
+    titles = [key for key in prose if key.lower() in _TITLES]
+    others = [key for key in prose if key.lower() not in {*_TEXTS, *_TITLES, *_IDS}]
     found, *rivals = usual[:1] or others or titles[:1] or [""]
     if usual:
         rivals = [key for key in others if seen[key].characters > 2 * seen[found].characters]
@@ -106,6 +103,11 @@ def _text_field(files: Sequence[Path], seen: dict[str, _Seen], readable: list[st
     where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     remedy = "name it with --field or, in a config, `fields: {text: …}`"
     raise RevelaError(f"{where}: {problem}: {shown}; {remedy}")
+
+
+def _called(names: Sequence[str], keys: Sequence[str]) -> str | None:
+    """Return the key with the first of these names."""
+    return next((key for name in names for key in keys if key.lower() == name), None)
 
 
 def _shown(seen: dict[str, _Seen]) -> str:

@@ -37,6 +37,10 @@ URL, DATE, HASH = "https://a.b/c-d", "Mon, 03 Mar 2024 10:00:00 GMT", "9f86d0818
             {"key": 7, "code": "def rain(hills):\n    return hills.of(rivers)"},
             {"text": "code", "id": "key"},
         ),
+        (
+            {"ID": 1, "Title": "R12", "note": PROSE, "Body": PROSE * 2},
+            {"text": "Body", "title": "Title", "id": "ID"},
+        ),
         ({"satz": "河流把雨水带到海里。"}, {"text": "satz"}),
     ],
 )
