@@ -1,6 +1,7 @@
 """Speed of chunking, compared with nltk's plain `sent_tokenize` on the same text.
 
-Measures MB/s on one core of both, and the ratio. Whole corpora: `bench/life_size/text.py`.
+Measures MB/s on one core of both, and the ratio, and MB/s for one row of growing size. Whole
+corpora: `bench/life_size/text.py`.
 
     python -m bench.text.chunking
 """
@@ -29,6 +30,7 @@ def main() -> None:
     prose = ["\n".join(re.findall(r'"""(.*?)"""', text, re.DOTALL)) for text in code]
     for name, texts in (("code", code), ("prose", [text for text in prose if text])):
         measure_speed(name, texts)
+    measure_one_row("\n".join(code))
 
 
 def documents() -> Iterator[Document]:
@@ -57,6 +59,17 @@ def measure_speed(name: str, texts: list[str]) -> None:
         f"{name}: {size:.1f} MB, one core: sent_tokenize {size / a:.2f} MB/s, "
         f"chunking {size / b:.2f} MB/s, ratio {a / b:.2f}"
     )
+
+
+def measure_one_row(text: str) -> None:
+    """Time rows of 5 and 20 MB: the seconds per MB must not grow."""
+    splitter = train_punkt([text])
+    for size in (5_000_000, 20_000_000):
+        row = (text * (size // len(text) + 1))[:size]
+        start = time.process_time()
+        chunk_text(row, splitter, 120)
+        seconds = time.process_time() - start
+        print(f"one row of {size / 1e6:.0f} MB: {size / 1e6 / seconds:.2f} MB/s")
 
 
 if __name__ == "__main__":

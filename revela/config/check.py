@@ -24,9 +24,9 @@ from revela.config.evaluation import (
 from revela.config.file import Config
 from revela.config.local import (
     collection_files,
+    corpus_files,
     model_files,
     not_a_language_model,
-    text_files,
 )
 from revela.config.names import references
 from revela.config.printed import read_listing, read_reported
@@ -166,12 +166,12 @@ def check_local(config: Config) -> None:
     if (results := Path("results")).exists() and not results.is_dir():
         raise RevelaError(f"{results}: is a file, but results need a folder with this name")
     for name, corpus in config.corpora.items():
-        if isinstance(corpus, FilesCorpus):
-            with errors_at(f"corpora.{name}.path"):
-                files = text_files(Path(corpus.path))
+        if corpus.punkt or isinstance(corpus, FilesCorpus):
+            with errors_at(f"corpora.{name}"):
+                files = corpus_files(corpus)
             if bad := [file for file in files if {"{", "}"} & set(str(file))]:
                 message = "rename it: braces are Snakemake wildcards"
-                raise RevelaError(f"corpora.{name}.path: {bad[0]}: {message}")
+                raise RevelaError(f"corpora.{name}: {bad[0]}: {message}")
     for name, entry in config.batches.items():
         if entry.file and not Path(entry.file).is_file():
             raise RevelaError(f"batches.{name}.file: {entry.file}: no such file")

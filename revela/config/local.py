@@ -10,11 +10,13 @@ from typing import Any, NoReturn
 
 from revela.common.errors import RevelaError, errors_at, reading
 from revela.common.outputs import read_json
+from revela.config.formats import ALLOWED, ROWS, is_aside, is_plain, row_format
 from revela.config.names import ModelRef
+from revela.config.text import AnyCorpus
 
-PLAIN_TEXT = (".txt", ".md")
-JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
-ROWS = (*JSON_LINES, ".parquet")
+PUNKT = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
+"""The files of a Punkt model."""
+
 _BLOCKS, _BLOCK_BYTES = 64, 16_384
 _OF_A_MODEL = {".safetensors", ".json", ".txt", ".model"}
 _OTHER_WEIGHTS = {
@@ -27,7 +29,9 @@ _OTHER_WEIGHTS = {
 def text_files(path: Path) -> list[Path]:
     """Return the files that a corpus reads, in order; of a folder, all that it can.
 
-    Hidden files, and the results of this workflow if they are in the folder, are not texts.
+    Hidden files, and the results of this workflow if they are in the folder, are not texts; nor are
+    a README, a licence and the like beside rows. Formats are told by content in a folder in which
+    no name tells one.
 
     Raises:
         RevelaError: the path does not exist, its format is unknown, a folder has no such files or
@@ -36,18 +40,12 @@ def text_files(path: Path) -> list[Path]:
     with reading(path, "texts"):  # it may be without permission
         if not path.exists():
             raise RevelaError(f"{path}: no such file or folder")
-    if path.is_dir():
-        files = [file for file in _visible(path) if file.is_file() and _is_read(file)]
-        if not files:
-            raise RevelaError(f"{path}: no .txt, .md, .jsonl[.gz|.xz] or .parquet file in it")
-        plain = [file for file in files if is_plain(file)]
-        if 0 < len(plain) < len(files):
-            both = f"both files of rows and plain texts, such as {plain[0].name}"
-            raise RevelaError(f"{path}: contains {both}; use one kind")
-    elif path.name.lower().endswith(ROWS):
-        files = [path]
-    else:
-        raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}, a folder")
+        if path.is_dir():
+            files = _in_folder(path)
+        elif is_plain(path) or not row_format(path):
+            raise RevelaError(f"{path}: unknown format; allowed: {ALLOWED}, a folder")
+        else:
+            files = [path]
     # Ids of documents are written as UTF-8, and so are the file lists of manifests and Snakemake.
     for file in files:
         try:
@@ -57,22 +55,44 @@ def text_files(path: Path) -> list[Path]:
     return files
 
 
-def _is_read(file: Path) -> bool:
-    return file.name.lower().endswith((*PLAIN_TEXT, *ROWS))
+def _in_folder(folder: Path) -> list[Path]:
+    visible = [file for file in _visible(folder) if file.is_file()]
+    plain = [file for file in visible if is_plain(file)]
+    texts = [file for file in plain if not is_aside(file)]
+    others = [file for file in visible if not is_plain(file) and not is_aside(file)]
+    rows = [file for file in others if file.name.lower().endswith(ROWS)]
+    if rows and texts:
+        both = f"both files of rows and plain texts, such as {texts[0].name}"
+        raise RevelaError(f"{folder}: contains {both}; use one kind")
+    found = rows or (plain if texts else [file for file in others if row_format(file)] or plain)
+    if not found:
+        raise RevelaError(f"{folder}: no .txt or .md file in it, nor {ALLOWED}")
+    return found
 
 
-def is_plain(file: Path) -> bool:
-    """Return whether a file is one document, not one of many rows."""
-    return file.suffix.lower() in PLAIN_TEXT
+def corpus_files(corpus: AnyCorpus) -> list[Path]:
+    """Return the local files of a corpus: its texts and the model that splits its sentences.
+
+    Raises:
+        RevelaError: see `text_files`; or a file of the model is missing.
+    """
+    texts = text_files(Path(corpus.path)) if corpus.source == "files" else []
+    model = [Path(corpus.punkt, name) for name in PUNKT] if corpus.punkt else []
+    for file in model:
+        if not file.is_file():
+            raise RevelaError(f"{corpus.punkt}: no Punkt model: no {file.name} in it")
+    return texts + model
 
 
 def unread_files(path: Path) -> list[str]:
     """Return the names of a folder's other files and linked folders, which a corpus skips."""
-    found = _visible(path) if path.is_dir() else []
+    if not path.is_dir():
+        return []
+    read = {*text_files(path)}
     return [
         f"{file.name} (a link)" if file.is_symlink() else file.name
-        for file in found
-        if not (file.is_file() and _is_read(file))
+        for file in _visible(path)
+        if file not in read
     ]
 
 

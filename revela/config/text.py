@@ -1,5 +1,6 @@
 """Settings of corpora, batches and pairs."""
 
+import codecs
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -42,6 +43,11 @@ class Corpus(Settings):
         "and [0.9, 1] for a held-out benchmark",
     )
     max_words: Positive = Field(120, description="maximum number of words in a chunk")
+    punkt: LocalPath | None = Field(
+        None,
+        description="folder of the Punkt model that splits sentences, such as nltk's "
+        "punkt_tab/english; if null, nltk's own, else one trained on the texts",
+    )
     seed: Natural = 0
 
     @field_validator("share")
@@ -70,8 +76,8 @@ class PackagesCorpus(Corpus):
 OnBadRow = Annotated[
     Literal["error", "skip"],
     Field(
-        description="skip: count and skip bad rows, up to 100 (at most half of all) or, of many, "
-        "one in a hundred"
+        description="skip: count and skip bad rows, up to 100 (at most half of a file's, and less "
+        "than a third of a folder's texts) or, of many, one in a hundred"
     ),
 ]
 
@@ -92,11 +98,26 @@ class RowCorpus(Corpus):
         return self
 
 
+def _known(encoding: str) -> str:
+    try:
+        return codecs.lookup(encoding).name
+    except LookupError as error:
+        raise ValueError(
+            f"unknown encoding {encoding!r}; allowed: Python's, such as cp1252"
+        ) from error
+
+
 class FilesCorpus(RowCorpus):
-    """Local files: .jsonl[.gz|.xz] or .parquet, or a folder of those or of .txt and .md files."""
+    """A local file of rows, or a folder of such files or of .txt and .md files.
+
+    Rows are JSON lines, whatever the file's name, .csv or .tsv with a header, or .parquet.
+    """
 
     source: Literal["files"]
     path: LocalPath
+    encoding: Annotated[str, AfterValidator(_known)] = Field(
+        "utf-8", description="of files without a byte-order mark, such as latin-1"
+    )
 
 
 class HubCorpus(RowCorpus):
@@ -109,7 +130,7 @@ class HubCorpus(RowCorpus):
     subset: str | None = Field(None, description="configuration of the data set")
     split: str = "train"
     file: str | None = Field(
-        None, description="read this .jsonl[.gz|.xz] or .parquet file of the repository instead"
+        None, description="read this file of the repository instead: JSON lines, .csv or .parquet"
     )
 
 

@@ -12,8 +12,11 @@ from revela.common.outputs import atomic_output
 from revela.config.catalogue import mteb_task_names
 from revela.config.evaluation import MtebBenchmark, RetrievalBenchmark
 from revela.config.local import collection_files
+from revela.config.text import FieldNames
+from revela.text.corpora import document_of
 from revela.text.rows import numbered_rows
 
+_FIELDS = FieldNames(id="_id", title="title")
 _JUDGEMENT = ["query-id", "corpus-id", "score"]
 _QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
 _SCORE_HEADINGS = ("score", "relevance", "rel", "label", "grade")
@@ -175,20 +178,14 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
     seen: dict[str, bytes] = {}
     repeated = 0
     for place, row in chain.from_iterable(map(numbered_rows, paths)):
-        if isinstance(row, Exception):
-            raise RevelaError(f"{place}: {row}")
-        if not isinstance(row, dict):
-            raise RevelaError(f"{place}: expected an object; got {type(row).__name__}")
-        if "id" in row:
-            row.setdefault("_id", row["id"])
-        for field in ("_id", "text"):
-            check_name(place, "field", field, row)
-        own = str(row["_id"]) if type(row["_id"]) is int else row["_id"]
-        title = "" if row.get("title") is None else row["title"]
-        one = {"id": own, "text": row["text"], "title": title}
-        for field, value in one.items():
-            if not isinstance(value, str):
-                raise RevelaError(f"{place}: {field} must be a string; got {value!r}")
+        if isinstance(row, dict):
+            if "id" in row:
+                row.setdefault("_id", row["id"])
+            check_name(place, "field", "_id", row)
+        try:
+            one = vars(document_of("", row, _FIELDS))
+        except ValueError as error:
+            raise RevelaError(f"{place}: {error}") from error
         if one["id"].split() != [one["id"]]:
             raise RevelaError(
                 f"{place}: _id {one['id']!r} must be non-empty and without spaces (TREC run format)"

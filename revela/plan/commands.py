@@ -33,13 +33,16 @@ def new(
         Path | None,
         typer.Option(help="Folder of a test collection in BEIR layout, as a further task."),
     ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="Field of the rows that holds the text, if not told by them.")
+    ] = None,
 ) -> None:
     """Write a config that trains a retriever on your texts and evaluates it on held-out ones."""
     from revela.plan.new import write_config
 
     name = re.sub(r"[^\w.-]+", "-", Path(os.path.abspath(texts)).stem).strip("-") or "texts"
     output = output or Path(f"{name}.yaml")
-    print(write_config(texts, output, backbone, collection))
+    print(write_config(texts, output, backbone, collection, field))
     print(f"{output}: read it, then: revela run {output}")
 
 

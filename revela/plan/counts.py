@@ -9,7 +9,8 @@ from pathlib import Path
 from revela.common.errors import RevelaError, reading
 from revela.config import paths
 from revela.config.file import Config
-from revela.config.local import is_plain, text_files
+from revela.config.formats import OPENERS, is_plain
+from revela.config.local import text_files
 from revela.config.text import (
     AnyCorpus,
     Batches,
@@ -21,7 +22,7 @@ from revela.config.text import (
 )
 from revela.plan.jobs import SECTIONS, Job
 from revela.text.corpora import Document, Skipped, read_documents
-from revela.text.rows import OPENERS, count_rows
+from revela.text.rows import count_rows
 from revela.text.words import word_pattern
 
 # Words of a chunk as a share of `max_words`, except in the last chunk of a document, which is half

@@ -11,7 +11,8 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.local import is_plain, text_files
+from revela.config.formats import is_plain
+from revela.config.local import text_files
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
@@ -20,7 +21,8 @@ from revela.evaluation.texts import split_title
 from revela.plan.counts import chunks_of, look
 from revela.plan.machine import this_machine
 from revela.retriever.source import Source
-from revela.text.corpora import Skipped, field_names, place
+from revela.text.corpora import Skipped, place
+from revela.text.fields import field_names
 
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10
@@ -90,7 +92,13 @@ _ON_CPU = {
 }
 
 
-def write_config(texts: Path, output: Path, backbone: str | None, collection: Path | None) -> str:
+def write_config(
+    texts: Path,
+    output: Path,
+    backbone: str | None,
+    collection: Path | None,
+    field: str | None = None,
+) -> str:
     """Write a configuration that trains on texts; return a line of summary.
 
     Args:
@@ -98,6 +106,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
         output: the file to write; the entries are named after it.
         backbone: a folder or hub name; by default one that this machine can train.
         collection: folder of an additional test collection in BEIR layout.
+        field: field of the rows that holds the text; judged by them if None.
 
     Raises:
         RevelaError: the texts or the collection cannot be read, the texts are too few for a batch
@@ -108,7 +117,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     if collection:
         check_collection(collection)
     files = text_files(texts)
-    fields = field_names(files)
+    fields = field_names(files, field)
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus, skipped := Skipped())
     words = documents * each

@@ -40,6 +40,9 @@ def index(
     ],
     output: Annotated[Path, typer.Option(help="Folder of the index.")],
     config: Annotated[Path | None, typer.Option(help="Config with the corpus.")] = None,
+    field: Annotated[
+        str | None, typer.Option(help="Field of the rows that holds the text, if not told by them.")
+    ] = None,
     max_words: Annotated[
         int | None, typer.Option(min=1, help="Maximum words per chunk.", show_default="120")
     ] = None,
@@ -56,21 +59,24 @@ def index(
 
     A second call resumes an interrupted one, or updates the index to texts that have changed.
     """
-    from revela.config.local import is_plain, text_files, unread_files
+    from revela.config.formats import is_plain
+    from revela.config.local import text_files, unread_files
     from revela.config.read import load_config
     from revela.config.text import AnyCorpus, FilesCorpus
     from revela.search.index import build
-    from revela.text.corpora import field_names
+    from revela.text.fields import field_names
 
     if config:
         if max_words:
             raise RevelaError(f"--max-words {max_words}: with --config, the corpus sets max_words")
+        if field:
+            raise RevelaError(f"--field {field}: with --config, the corpus sets fields")
         corpora = load_config(config).corpora
         check_name(str(config), "corpus", texts, corpora)
         corpus: AnyCorpus = corpora[texts]
     else:
         files = text_files(Path(texts))
-        fields = field_names(files)
+        fields = field_names(files, field)
         if not is_plain(files[0]):
             print(f"fields: {fields.dump()}")
         corpus = FilesCorpus(

@@ -335,11 +335,6 @@ def _difference(former: dict[str, Any], now: dict[str, Any], defaults: dict[str,
     return ""
 
 
-def _revision(model: str) -> str:
-    """Return a hash of a model's folder, or the commit of a hub model."""
-    return fingerprint(Path(model)) if Path(model).is_dir() else commit(model, None) or "main"
-
-
 def without_spaces(name: str) -> str:
     """Return a name for a TREC run, whose fields are separated by spaces."""
     return re.sub(r"\s", lambda space: quote(space[0]), name)

@@ -1,5 +1,7 @@
 """Chunks: whole sentences of a document, up to a number of words (paper, section 4.1)."""
 
+import contextlib
+import io
 import itertools
 import os
 import re
@@ -14,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 from tqdm.auto import tqdm
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.common.workers import end_with_parent
+from revela.config.local import PUNKT
 from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.rows import parquet_rows, write_parquet
@@ -28,6 +31,10 @@ SCHEMA = pa.schema({"document": _TEXT, "title": _TEXT, "position": pa.int32(), "
 _SENTENCE_END = re.compile(SENTENCE_END)
 _PUNKT_SAMPLE_CHARACTERS = 2_000_000
 _GROUP_CHARACTERS = 500_000  # sent to one worker at a time
+# Punkt sees at most so many at a time: nltk gives up a regular expression after five seconds of CPU
+# time, which half a million characters of short sentences take.
+_WINDOW = 50_000
+_LONG_LINE = re.compile(rf".{{{_WINDOW}}}")
 # Punkt learns abbreviations from the text; a small corpus lacks common ones.
 _ABBREVIATIONS = "dr mr mrs ms prof st vs etc e.g i.e al fig eq sec vol no cf approx inc ltd"
 
@@ -55,7 +62,7 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
     """
     counts = Counts()
     documents = read_documents(corpus, counts.skipped)
-    splitter, documents = _splitter(documents, counts)
+    splitter, documents = _splitter(corpus, documents, counts)
     groups = _groups(documents, _GROUP_CHARACTERS)
     with tqdm(unit="B", unit_scale=True, desc="chunking", mininterval=1) as progress:
 
@@ -120,22 +127,74 @@ def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int
 
 
 def _sentences(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
-    for start, end in splitter.span_tokenize(text):
+    for start, end in _spans(text, splitter):
         for mark in _SENTENCE_END.finditer(text, start, end):
             yield start, mark.end()
             start = mark.end()
         yield start, end
 
 
-def _splitter(documents: Iterator[Document], counts: Counts) -> tuple[Any, Iterator[Document]]:
-    """Return Punkt, pretrained if available, else trained on the beginning of the corpus."""
+def _spans(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
+    """Yield the spans that the splitter finds, in time linear in the length of the text.
+
+    They are those of the whole text, except that a sentence longer than a window is cut.
+    """
+    start = 0
+    while start < len(text):
+        end = _window_end(text, start)
+        found = splitter.span_tokenize(text[start:end])
+        spans = [(start + first, start + last) for first, last in found]
+        if end < len(text) and len(spans) > 1:
+            end = spans.pop()[0]  # this sentence may continue: the next window begins with it
+        yield from spans
+        start = end
+
+
+def _window_end(text: str, start: int) -> int:
+    """Return the end of a window: the last end of a paragraph in it, or of a line, or a blank."""
+    end = start + _WINDOW
+    if end >= len(text):
+        return len(text)
+    for mark in ("\n\n", "\n", " "):
+        place = text.rfind(mark, start + _WINDOW // 2, end)
+        if place >= 0:
+            return place + len(mark)
+    return end
+
+
+def _splitter(
+    corpus: AnyCorpus, documents: Iterator[Document], counts: Counts
+) -> tuple[Any, Iterator[Document]]:
+    """Return the given Punkt, else the pretrained one, else one trained on the first documents."""
+    if corpus.punkt:
+        counts.sentence_splitter = f"punkt of {corpus.punkt}"
+        return _read_punkt(Path(corpus.punkt)), documents
     pretrained = _pretrained_punkt()
     if pretrained is not None:
         counts.sentence_splitter = "punkt_tab/english"
         return pretrained, documents
     first = next(_groups(documents, _PUNKT_SAMPLE_CHARACTERS), [])
     counts.sentence_splitter = f"punkt trained on the first {len(first)} documents"
+    missing = "nltk's punkt_tab is neither installed nor can it be downloaded (see `punkt:`)"
+    print(f"sentences are split by {counts.sentence_splitter}: {missing}")
     return train_punkt(document.text for document in first), itertools.chain(first, documents)
+
+
+def _read_punkt(folder: Path) -> Any:
+    from nltk.tabdata import PunktDecoder
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+    decoder, parameters = PunktDecoder(), PunktParameters()
+    # nltk itself reads its own folders only.
+    with reading(folder, "a Punkt model"), contextlib.ExitStack() as stack:
+        abbreviations, collocations, contexts, starters = (
+            stack.enter_context((folder / name).open(encoding="utf-8")) for name in PUNKT
+        )
+        parameters.abbrev_types = decoder.txt2set(abbreviations)
+        parameters.collocations = {*decoder.tab2tups(collocations)}
+        parameters.ortho_context = decoder.tab2intdict(contexts)
+        parameters.sent_starters = decoder.txt2set(starters)
+    return PunktSentenceTokenizer(parameters)
 
 
 def _pretrained_punkt() -> Any:
@@ -147,8 +206,8 @@ def _pretrained_punkt() -> Any:
     except LookupError:
         if os.environ.get("HF_HUB_OFFLINE"):
             return None
-    folder = data.path[0] if data.path else None
-    downloaded = downloader.download("punkt_tab", download_dir=folder, quiet=True)
+    options = {"download_dir": data.path[0] if data.path else None, "quiet": True}
+    downloaded = downloader.download("punkt_tab", print_error_to=io.StringIO(), **options)
     return PunktTokenizer("english") if downloaded else None
 
 
@@ -159,7 +218,8 @@ def train_punkt(texts: Iterable[str]) -> Any:
     trainer = PunktTrainer()
     size = 0
     for text in texts:
-        trainer.train(text[: max(0, _PUNKT_SAMPLE_CHARACTERS - size)], finalize=False)
+        sample = text[: max(0, _PUNKT_SAMPLE_CHARACTERS - size)]
+        trainer.train(_LONG_LINE.sub(r"\g<0>\n", sample), finalize=False)  # it reads by lines
         size += len(text)
     trainer.finalize_training()
     parameters = trainer.get_params()

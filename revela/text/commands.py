@@ -21,7 +21,7 @@ def chunk(
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
 ) -> Made:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
-    from revela.config.local import text_files, unread_files
+    from revela.config.local import corpus_files, unread_files
     from revela.text.chunking import chunk_corpus
 
     counts = chunk_corpus(settings, output, workers)
@@ -31,12 +31,10 @@ def chunk(
     )
     if skipped := counts.skipped.summary():
         summary += f"; {skipped}"
-    inputs = []
-    if settings.source == "files":
-        inputs = text_files(Path(settings.path))
-        if unread := unread_files(Path(settings.path)):
-            summary += f"; {len(unread)} other files not read, such as {unread[0]}"
-    return Made(summary, {**vars(counts), "skipped": vars(counts.skipped)}, inputs)
+    if unread := unread_files(Path(settings.path)) if settings.source == "files" else []:
+        summary += f"; {len(unread)} other files not read, such as {unread[0]}"
+    facts = {**vars(counts), "skipped": vars(counts.skipped)}
+    return Made(summary, facts, corpus_files(settings))
 
 
 @step(app)

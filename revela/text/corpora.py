@@ -5,8 +5,7 @@ import hashlib
 import importlib.util
 import itertools
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 from revela.common.errors import RevelaError, check_name, printable, unknown_name
 from revela.common.hub import explained
-from revela.config.local import ROWS, is_plain, text_files
+from revela.config.formats import encoding_of, is_json_lines, is_plain
+from revela.config.local import text_files
 from revela.config.text import (
     AnyCorpus,
     FieldNames,
@@ -24,18 +24,21 @@ from revela.config.text import (
     PackagesCorpus,
     RowCorpus,
 )
-from revela.text.rows import column_names, numbered_rows, take
+from revela.text.fields import text_of
+from revela.text.rows import REMEDY, column_kinds, numbered_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
-_ROWS_TO_NAME = 100  # that tell which fields hold what
 _EXAMPLES = 20  # of bad rows that are kept
 _CHANCE = 2  # words that may repeat by chance
 _WORD = re.compile(r"[^\W_]")
-_TEXTS = ("text", "content", "contents", "body", "passage")
-_TITLES, _IDS = ("title", "head", "heading", "headline", "name"), ("id", "_id", "key", "uid")
 _IDS_STORED = 1_000_000  # to count repetitions
 _PASSAGE_WORDS = 300  # at most, in a file of passages
+
+
+# The name of each file of rows, with (place, row); a row may be the error raised by reading it. A
+# folder of plain texts is one file without a name, its texts are the rows.
+_Files = Iterator[tuple[str, Iterator[tuple[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,11 @@ class Skipped:
     def check(self, rows: int) -> None:
         """Raise a RevelaError if too many of some rows were skipped."""
         if self.count > max(min(_BAD_ROWS, rows / 2), rows * _BAD_SHARE):
-            bad = f"{self.count} of {rows} rows are bad, too many to skip"
-            raise RevelaError(f"{bad}; the first: {self.examples[0]}")
+            raise _too_many(self.count, f"{rows} rows", self.examples[0])
+
+
+def _too_many(bad: int, of: str, first: str) -> RevelaError:
+    return RevelaError(f"{bad} of {of} are bad, too many to skip; the first: {first}")
 
 
 def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
@@ -93,40 +99,12 @@ def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     return take(documents, available, min(corpus.max_documents, available), corpus.seed)
 
 
-def field_names(files: list[Path]) -> FieldNames:
-    """Return which fields hold the text, a title and an id, judging by the first rows.
-
-    Raises:
-        RevelaError: the rows cannot be read, or have no text.
-    """
-    if is_plain(files[0]):
-        return FieldNames()
-    lengths: dict[str, int] = defaultdict(int)
-    keys: dict[str, None] = {}
-    for place, row in itertools.islice(_rows_of(files[0]), _ROWS_TO_NAME):
-        if isinstance(row, Exception) and not keys:
-            raise RevelaError(f"{place}: {row}")
-        for key, value in row.items() if isinstance(row, dict) else ():
-            keys[key] = None
-            lengths[key] += len(value) if isinstance(value, str) else 0
-    texts = [key for key, length in lengths.items() if length]
-    if not texts:
-        named = ", ".join(keys) or "none"
-        raise RevelaError(f"{files[0]}: no field of the first rows is a text: {named}")
-    text = max([key for key in _TEXTS if key in texts] or texts, key=lambda key: lengths[key])
-    return FieldNames(
-        text=text,
-        title=next((key for key in _TITLES if key in texts and key != text), None),
-        id=next((key for key in _IDS if key in keys), None),
-    )
-
-
 def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
     if isinstance(corpus, PackagesCorpus):
         documents = _package_documents(corpus.packages)
     else:
-        rows = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
-        documents = _checked(rows, corpus, skipped)
+        files = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
+        documents = _checked(files, corpus, skipped)
         documents = _joined(documents, skipped) if corpus.join_title else documents
     low, high = corpus.share
     for document in documents:
@@ -165,65 +143,80 @@ def _package_documents(packages: list[str]) -> Iterator[Document]:
                 yield Document(str(path.relative_to(root.parent)), text)
 
 
-def _checked(
-    rows: Iterable[tuple[str, Any]], corpus: RowCorpus, skipped: Skipped
-) -> Iterator[Document]:
-    """Turn (place, row) into documents; a row may be the error raised by reading it."""
+def _checked(files: _Files, corpus: RowCorpus, skipped: Skipped) -> Iterator[Document]:
+    """Turn rows into documents, and judge the bad rows of each file and of all."""
     seen: set[str] = set()
     path = Path(corpus.path) if isinstance(corpus, FilesCorpus) else Path()
     above = f"{path if path.is_dir() else path.parent}/"
-    number = 0
-    for number, (place, row) in enumerate(rows, start=1):
-        if number == 1 and isinstance(row, dict):  # later rows may lack an id or a title
-            for name in (corpus.fields.id, corpus.fields.title):
-                if name is not None:
-                    check_name(place, "field", name, [*map(str, row)])
-        try:
-            document = _document(place, row, corpus.fields)
-        except ValueError as error:
-            problem = f"{place}: {error}"
-            if corpus.on_bad_row == "error":
-                raise RevelaError(f"{problem}; on_bad_row: skip skips such rows") from error
-            skipped.count += 1
-            if skipped.count <= _EXAMPLES:
-                skipped.examples.append(problem)
-            if number > _ROWS_TO_JUDGE:
-                skipped.check(number)
-            continue
-        text = document.text.removeprefix("\ufeff").replace("\0", "")
-        skipped.cleaned += text != document.text
-        if not _WORD.search(text):
-            skipped.wordless += 1
-            continue
-        if corpus.fields.id:
-            skipped.repeated_ids += document.id in seen
-            if len(seen) < _IDS_STORED:
-                seen.add(document.id)
-        # Splits by id must not depend on where the texts are.
-        yield replace(document, id=document.id.removeprefix(above), text=text)
-    skipped.check(number)
+    total = 0
+    for name, rows in files:
+        before, bad, first = total, 0, ""
+        for total, (place, row) in enumerate(rows, start=before + 1):
+            if total == 1 and isinstance(row, dict):  # later rows may lack an id or a title
+                for key in (corpus.fields.id, corpus.fields.title):
+                    if key is not None:
+                        check_name(place, "field", key, [*map(str, row)])
+            try:
+                document = document_of(place, row, corpus.fields)
+                if not document.text.strip() and name:
+                    raise ValueError(f"field {corpus.fields.text!r} is empty")
+            except ValueError as error:
+                problem = f"{place}: {error}"
+                if corpus.on_bad_row == "error":
+                    raise RevelaError(f"{problem}; on_bad_row: skip skips such rows") from error
+                bad, first = bad + 1, first or problem
+                skipped.count += 1
+                if skipped.count <= _EXAMPLES:
+                    skipped.examples.append(problem)
+                if total > _ROWS_TO_JUDGE:
+                    skipped.check(total)
+                continue
+            text = document.text.removeprefix("\ufeff").replace("\0", "")
+            skipped.cleaned += text != document.text
+            if not _WORD.search(text):
+                skipped.wordless += 1
+                continue
+            if corpus.fields.id:
+                skipped.repeated_ids += document.id in seen
+                if len(seen) < _IDS_STORED:
+                    seen.add(document.id)
+            # Splits by id must not depend on where the texts are.
+            yield replace(document, id=document.id.removeprefix(above), text=text)
+        here = total - before
+        if not name and bad and 3 * bad >= here:
+            raise _too_many(bad, f"{here} files", first)
+        if name and 2 * bad > here > 1:
+            raise _too_many(bad, f"{here} rows of {name}", first)
+    skipped.check(total)
 
 
-def _document(place: str, row: Any, fields: FieldNames) -> Document:
-    """Make a document from a row, or raise a ValueError that describes the problem."""
+def document_of(place: str, row: Any, fields: FieldNames) -> Document:
+    """Return the document that a row holds; its place is its id if it has none.
+
+    The text of a document that has only a title is its title. It is empty if there is neither.
+
+    Raises:
+        ValueError: it is an error, or not a row with a text.
+    """
     if isinstance(row, Exception):
         raise row
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with fields; got {type(row).__name__}")
     if fields.text not in row:
         raise ValueError(unknown_name("field", fields.text, map(str, row)))
-    text = row[fields.text] or ""
-    if not isinstance(text, str):
-        raise ValueError(f"field {fields.text!r} must be a string; got {type(text).__name__}")
-    if not text.strip():
-        raise ValueError(f"field {fields.text!r} is empty")
-    title, own = row.get(fields.title) or "", row.get(fields.id)
+    own, title, text = (
+        "" if value is None or value != value else value  # NaN, of a column with gaps
+        for value in (row.get(fields.id), row.get(fields.title), row[fields.text])
+    )
     for name, value in ((fields.id, own), (fields.title, title)):
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | bool):
             kind = type(value).__name__
             raise ValueError(f"field {name!r} must be a string or number; got {kind}")
-    unnamed = own in (None, "") or own != own  # NaN, of a column with gaps
-    return Document(place if unnamed else str(own), text, str(title))
+    whole = text_of(text)
+    if whole is None:
+        raise ValueError(f"field {fields.text!r} must be a string; got {type(text).__name__}")
+    name, title = place if own == "" else str(own), str(title)
+    return Document(name, whole, title) if whole.strip() else Document(name, title.strip())
 
 
 def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
@@ -245,51 +238,65 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
         yield replace(article[0], text=" ".join(words))
 
 
-def _file_rows(corpus: FilesCorpus) -> Iterator[tuple[str, Any]]:
+def _file_rows(corpus: FilesCorpus) -> _Files:
+    files = text_files(Path(corpus.path))
+    if is_plain(files[0]):
+        yield "", ((str(file), _plain_row(file, corpus)) for file in files)
+        return
+    for file in files:
+        yield str(file), _rows_of(file, corpus.fields, corpus.encoding)
+
+
+def _plain_row(file: Path, corpus: FilesCorpus) -> dict[str, str] | ValueError:
+    """Return a file of one text as a row, or the reason why it is none."""
+    try:
+        with file.open("rb") as stream:
+            encoding = encoding_of(stream.read(4), corpus.encoding)
+        text = file.read_text(encoding=encoding)
+    except UnicodeError as error:
+        reason = getattr(error, "reason", error)
+        return ValueError(f"not {encoding}: {reason}; {REMEDY}")
+    except OSError as error:
+        raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
+    if text.startswith("%PDF-") or text.count("\0") > len(text) / 100:
+        return ValueError(f"not a text: PDF or binary; {REMEDY}")
+    if is_json_lines(text):
+        return ValueError("holds JSON lines: rename it to .jsonl")
     names = [name for name in (corpus.fields.id, corpus.fields.title) if name]
-    for file in text_files(Path(corpus.path)):
-        if not is_plain(file):
-            yield from _rows_of(file, [corpus.fields.text, *names])
-            continue
-        try:
-            text = file.read_text(encoding="utf-8")
-            if text.startswith("%PDF-") or text.count("\0") > len(text) / 100:
-                yield str(file), ValueError("not a text: PDF or binary")
-                continue
-            yield str(file), dict.fromkeys(names, str(file)) | {corpus.fields.text: text}
-        except UnicodeDecodeError as error:
-            yield str(file), error
-        except OSError as error:
-            raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
+    return dict.fromkeys(names, str(file)) | {corpus.fields.text: text}
 
 
-def _rows_of(path: Path, fields: list[str] | None = None) -> Iterator[tuple[str, Any]]:
+def _rows_of(path: Path, fields: FieldNames, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
     """Yield (place, row) of a file; of Parquet only some fields, if it has them all."""
-    if not path.name.lower().endswith(ROWS):
-        raise RevelaError(f"{path}: unknown format; allowed: {', '.join(ROWS)}")
-    parquet = path.suffix.lower() == ".parquet"
-    known = parquet and set(fields or ()) <= set(column_names(path))
-    return numbered_rows(path, fields if known else None)
+    named = [name for name in vars(fields).values() if name]
+    return numbered_rows(path, named if {*named} <= {*column_kinds(path)} else None, encoding)
 
 
-def _hub_rows(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
+def _hub_rows(corpus: HubCorpus) -> _Files:
     """Stream a hub data set, or read one raw file of its repository."""
-    import datasets
     import huggingface_hub
 
-    name, revision = corpus.dataset, corpus.revision
+    name = corpus.dataset
+    if corpus.file is None:
+        yield name, _streamed(corpus)
+        return
     with explained("data set", name):
-        if corpus.file is None:
-            # If the connection breaks off, datasets continues where it was, for several minutes.
-            rows = datasets.load_dataset(
-                name, corpus.subset, split=corpus.split, revision=revision, streaming=True
-            )
-            for number, row in enumerate(rows, start=1):
-                yield f"{name}:{number}", row
-            return
         local = huggingface_hub.hf_hub_download(
-            name, corpus.file, repo_type="dataset", revision=revision
+            name, corpus.file, repo_type="dataset", revision=corpus.revision
         )
-    fields = [field for field in vars(corpus.fields).values() if field]
-    for place, row in _rows_of(Path(local), fields):
-        yield place.replace(local, f"{name}/{corpus.file}", 1), row
+    rows = _rows_of(Path(local), corpus.fields)
+    named = f"{name}/{corpus.file}"
+    yield named, ((place.replace(local, named, 1), row) for place, row in rows)
+
+
+def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
+    import datasets
+
+    name, split, revision = corpus.dataset, corpus.split, corpus.revision
+    with explained("data set", name):
+        # If the connection breaks off, datasets continues where it was, for several minutes.
+        rows = datasets.load_dataset(
+            name, corpus.subset, split=split, revision=revision, streaming=True
+        )
+        for number, row in enumerate(rows, start=1):
+            yield f"{name}:{number}", row

@@ -1,9 +1,12 @@
-"""Rows of JSON lines and Parquet files, read, sampled and written in constant memory."""
+"""Rows of JSON lines, CSV and Parquet files, read, sampled and written in constant memory."""
 
-import gzip
+import csv
+import io
+import itertools
 import json
 import lzma
 import random
+import sys
 import zlib
 from collections.abc import Container, Iterable, Iterator
 from itertools import compress, islice
@@ -11,38 +14,84 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from revela.common.errors import RevelaError, reading
+from revela.config.formats import ALLOWED, OPENERS, delimiter, encoding_of, row_format
 from revela.config.text import First
 
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 _ROWS = 1024  # read or written at a time
 
 T = TypeVar("T")
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+REMEDY = "if it is in another encoding, give the corpus `encoding:`"
+
+
+def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
     """Yield (`path:line`, row) of JSON lines, compressed or not; a bad line has its error as row.
 
     Raises:
         RevelaError: the file cannot be read.
     """
+    for number, line in enumerate(_lines(path, encoding), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(str(line, "utf-8-sig"))
+            if rb"\ud" in line.lower():  # half a surrogate pair cannot be written
+                json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeDecodeError as error:
+            row = ValueError(f"invalid UTF-8: {error.reason}; {REMEDY}")
+        except UnicodeEncodeError as error:
+            row = ValueError(f"invalid UTF-8: {error.reason}")
+        except (ValueError, RecursionError) as error:
+            row = ValueError(f"broken JSON: {error}")
+        yield f"{path}:{number}", row
+
+
+def csv_rows(path: Path, kind: str, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
+    """Yield (`path:line`, row) of a .csv or .tsv file with a header; errors as `json_lines`.
+
+    Cells of .csv may have quotes, those of .tsv are taken as they are.
+    """
+    csv.field_size_limit(sys.maxsize)  # a cell may hold a book; the library's limit is 131,072
+    stream = (str(line, "utf-8-sig") for line in _lines(path, encoding))
+    try:
+        header = next(stream)
+        reader = csv.reader(
+            itertools.chain([header], stream),
+            delimiter=delimiter(header, kind),
+            quoting=csv.QUOTE_NONE if kind == "tsv" else csv.QUOTE_MINIMAL,
+        )
+        names = [name.strip() for name in next(reader)]
+        for cells in filter(None, reader):
+            row: Any = dict(zip(names, cells, strict=False))
+            if len(cells) != len(names):
+                row = ValueError(f"{len(cells)} cells below {len(names)} names")
+            yield f"{path}:{reader.line_num}", row
+    except UnicodeDecodeError as error:
+        raise RevelaError(f"{path}: not UTF-8: {error.reason}; {REMEDY}") from error
+    except csv.Error as error:
+        raise RevelaError(f"{path}:{reader.line_num}: broken: {error}") from error
+
+
+def _lines(path: Path, encoding: str) -> Iterator[bytes]:
+    """Yield the lines of a file, compressed or not, in UTF-8 if the encoding is known."""
     number = 0
     try:
         with OPENERS.get(path.suffix.lower(), open)(path, "rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(str(line, "utf-8-sig"))
-                    if rb"\ud" in line.lower():  # half a surrogate pair cannot be written
-                        json.dumps(row, ensure_ascii=False).encode()
-                except (UnicodeDecodeError, UnicodeEncodeError) as error:
-                    row = ValueError(f"invalid UTF-8: {error.reason}")
-                except (ValueError, RecursionError) as error:
-                    row = ValueError(f"broken JSON: {error}")
-                yield f"{path}:{number}", row
+            encoding = encoding_of(stream.peek(4)[:4], encoding)
+            lines: Iterable[bytes] = stream
+            if encoding != "utf-8":
+                decoded = io.TextIOWrapper(stream, encoding, newline="\n")
+                lines = (line.encode() for line in decoded)
+            for line in lines:
+                yield line
+                number += 1
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise RevelaError(f"{path}:{number + 1}: cannot be read: {reason}") from error
+    except UnicodeError as error:
+        reason = getattr(error, "reason", error)
+        raise RevelaError(f"{path}:{number + 1}: not {encoding}: {reason}") from error
 
 
 def parquet_rows(
@@ -102,20 +151,43 @@ def _kind(kind: Any) -> str:
     return "string" if pt.is_large_string(kind) or pt.is_string_view(kind) else str(kind)
 
 
-def numbered_rows(path: Path, columns: list[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield (`path:number`, row) of a Parquet file or, as `json_lines` does, of JSON lines."""
-    if path.suffix.lower() != ".parquet":
-        return json_lines(path)
+def numbered_rows(
+    path: Path, columns: list[str] | None = None, encoding: str = "utf-8"
+) -> Iterator[tuple[str, Any]]:
+    """Yield (`path:number`, row) of a file of rows; a bad row is the error that it gave.
+
+    Args:
+        path: the file.
+        columns: what is read of a Parquet file; all if None.
+        encoding: of files without a byte-order mark.
+
+    Raises:
+        RevelaError: the file cannot be read, or its format is unknown.
+    """
+    with reading(path, "a file of rows"):
+        kind = row_format(path)
+    if kind is None:
+        raise RevelaError(f"{path}: unknown format; allowed: {ALLOWED}")
+    if kind == "lines":
+        return json_lines(path, encoding)
+    if kind != "parquet":
+        return csv_rows(path, kind, encoding)
     rows = enumerate(parquet_rows(path, columns), start=1)
     return ((f"{path}:{number}", row) for number, row in rows)
 
 
-def column_names(path: Path) -> list[str]:
-    """Return the columns of a Parquet file; errors are those of `parquet_rows`."""
+def column_kinds(path: Path) -> dict[str, str]:
+    """Return the columns of a Parquet file with their types, none of another file.
+
+    Raises:
+        RevelaError: it is not a readable Parquet file.
+    """
     import pyarrow.parquet as pq
 
+    if path.suffix.lower() != ".parquet":
+        return {}
     with reading(path, "a readable Parquet file"):
-        return list(pq.read_schema(path).names)
+        return {column.name: _kind(column.type) for column in pq.read_schema(path)}
 
 
 def count_rows(path: Path) -> int:

@@ -9,7 +9,7 @@ _IDEOGRAPHS = (
     r"\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 )
 _SYLLABLES = r"\u0e00-\u109f\u1780-\u17ff"
-_OF_SCRIPT = re.compile(f"[{_IDEOGRAPHS}{_SYLLABLES}]")
+_OF_SCRIPT = re.compile(f"[{_IDEOGRAPHS}{_SYLLABLES}]+")
 _SHARE = 0.2  # of these scripts in a text without spaces between words
 _UNSPACED = re.compile(
     rf"[{_IDEOGRAPHS}]|[{_SYLLABLES}]{{1,4}}|[^\s{_IDEOGRAPHS}{_SYLLABLES}]{{1,500}}"
@@ -28,9 +28,10 @@ def word_pattern(text: str) -> re.Pattern[str]:
 
     In a script without spaces between words, such as Chinese, an ideograph counts as a word.
     """
-    if text.isascii() or len(_OF_SCRIPT.findall(text)) < _SHARE * len(text):
+    if text.isascii():
         return _SPACED
-    return _UNSPACED
+    of_script = sum(run.end() - run.start() for run in _OF_SCRIPT.finditer(text))
+    return _SPACED if of_script < _SHARE * len(text) else _UNSPACED
 
 
 def term_pattern(texts: Sequence[str]) -> str:

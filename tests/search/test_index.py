@@ -225,7 +225,7 @@ def test_a_killed_and_a_failed_call_leave_what_was_there(texts, backbone, tmp_pa
     (texts / "broken.md").write_bytes(b"\xff" * 9)
     for name in range(8):
         (texts / f"{name}.md").write_bytes(b"\xff")
-    with pytest.raises(RevelaError, match="9 of 15 rows are bad"):
+    with pytest.raises(RevelaError, match="9 of 15 files are bad"):
         run(*arguments)
     assert run("search", folder, "rivers", "--by", "bm25")[0]
     with pytest.raises(RevelaError, match="is in the folder of the texts"):
@@ -242,7 +242,7 @@ def test_control_characters_do_not_reach_the_terminal(backbone, tmp_path):
 def test_an_index_is_updated_from_any_folder(texts, backbone, tmp_path, monkeypatch):
     (texts / "empty.md").touch()
     out, _ = run("index", f"{texts}/", "--model", backbone, "--output", tmp_path / "index")
-    assert "skipped 1 bad rows, first: " in out
+    assert "1 wordless" in out
     monkeypatch.chdir(texts)
     out, _ = run("index", ".", "--model", backbone, "--output", "../index")
     assert "1 of 1 shards exist" in out

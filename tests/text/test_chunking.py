@@ -5,13 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer
 
 from revela.common.errors import RevelaError
+from revela.config import local
 from revela.config.text import FilesCorpus
 from revela.text import chunking
 from revela.text.chunking import chunk_corpus, chunk_text, train_punkt
@@ -64,6 +67,39 @@ def test_no_word_is_lost_and_no_chunk_too_long(text, max_words):
     assert "".join("".join(chunks).split()) == "".join(text.split())
     assert all(0 < len(chunk.split()) <= max_words for chunk in chunks)
     assert all(chunk in text for chunk in chunks)
+
+
+@given(st.text(alphabet="ab .!?\n'A", max_size=120), st.integers(40, 60))
+def test_a_text_longer_than_a_window_is_cut_as_a_whole_one(text, window):
+    text = "".join(f"{text[n : n + 20]}. " for n in range(0, len(text), 20))
+    with mock.patch.object(chunking, "_WINDOW", len(text) + 1):
+        whole = chunk_text(text, PUNKT, 3)
+    with mock.patch.object(chunking, "_WINDOW", window):
+        assert chunk_text(text, PUNKT, 3) == whole
+
+
+def test_punkt_sees_texts_of_any_size_in_bounded_pieces(monkeypatch):
+    """nltk gives up after five seconds of CPU time."""
+    assert len(chunk_text("a. " * 200_000, PUNKT, 7)[0]) > 28_000
+    seen = []
+
+    def spy(kind, name):
+        plain = getattr(kind, name)
+        record = lambda self, text: seen.append(len(text)) or plain(self, text)  # noqa: E731
+        monkeypatch.setattr(kind, name, record)
+
+    spy(PunktSentenceTokenizer, "span_tokenize")
+    spy(PunktLanguageVars, "word_tokenize")
+    text = "Rain falls. " * 10_000
+    train_punkt([text])
+    assert sum(seen) == len(text)
+    # Cut at the end of a paragraph, else of a line, else at a blank.
+    for mark, first in (("\n\n", 40_000), ("\n", 40_000), (" ", 50_000)):
+        text = f"{'ab b ' * 7_999}ab b{mark}{'ab b ' * 5_000}"
+        assert len(chunk_text(text, PUNKT, 40_000)[0]) == 1
+        cuts = [end for _, end in chunking._spans(text, PUNKT)]
+        assert abs(cuts[0] - first) <= 5, mark
+    assert max(seen) <= chunking._WINDOW
 
 
 def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
@@ -126,3 +162,27 @@ def test_a_common_abbreviation_ends_no_sentence():
         "It rained.",
         "He met Dr. Smith.",
     ]
+
+
+def test_the_punkt_model_is_given_by_path_or_the_screen_says_which_it_is(tmp_path, capsys):
+    path, model = tmp_path / "corpus.jsonl", tmp_path / "english"
+    path.write_text(json.dumps({"text": "It rained on Xyz. Hills were wet. All day."}))
+    settings = {"source": "files", "path": str(path), "max_words": 5}
+    chunk_corpus(FilesCorpus(**settings), tmp_path / "a.parquet", 1)
+    said = capsys.readouterr().out
+    assert said.startswith("sentences are split by punkt trained on the first 1 documents: nltk's")
+    assert said.count("\n") == 1
+    model.mkdir()
+    for name, line in zip(local.PUNKT, ("xyz", "on\txyz", "wet\t32", "all"), strict=True):
+        (model / name).write_text(f"{line}\n")
+    corpus = FilesCorpus(**settings, punkt=str(model))
+    counts = chunk_corpus(corpus, tmp_path / "b.parquet", 1)
+    assert counts.sentence_splitter == f"punkt of {model}"
+    assert capsys.readouterr().out == ""
+    found = [pq.read_table(tmp_path / f"{name}.parquet")["text"].to_pylist() for name in "ab"]
+    assert found[0] == ["It rained on Xyz.", "Hills were wet. All day."]
+    assert found[1] == ["It rained on Xyz. Hills", "were wet. All day."]  # `xyz.` abbreviates
+    assert local.corpus_files(corpus) == [path, *(model / name for name in local.PUNKT)]
+    (model / local.PUNKT[0]).unlink()
+    with pytest.raises(RevelaError, match=r"english: no Punkt model: no abbrev_types\.txt in it"):
+        local.corpus_files(corpus)

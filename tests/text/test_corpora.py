@@ -17,15 +17,19 @@ import pytest
 from revela.common.errors import RevelaError
 from revela.config.local import text_files, unread_files
 from revela.config.settings import parse_settings
-from revela.config.text import AnyCorpus
+from revela.config.text import AnyCorpus, FilesCorpus
+from revela.evaluation.benchmarks import read_rows
+from revela.plan.counts import look
+from revela.search.index import _texts
+from revela.text.chunking import chunk_corpus
 from revela.text.corpora import (
     Document,
     Skipped,
     _joined,
-    field_names,
     place,
     read_documents,
 )
+from revela.text.fields import field_names
 
 
 def documents(skipped=None, **settings):
@@ -344,14 +348,121 @@ def test_a_sample_counts_each_bad_row_once(tmp_path):
     assert skipped.count == 1
 
 
-def test_fields_are_named_by_several_rows(tmp_path):
-    rows = [{"text": None, "title": "first", "content": "x" * 9}, {"text": "label", "title": "b"}]
-    path = Path(rows_file(tmp_path / "rows.jsonl", [*rows, {"text": "note", "content": "y" * 99}]))
-    assert field_names([path]).text == "content"
-    assert field_names([path]).title == "title"
-    path.write_text("{\n")
-    with pytest.raises(RevelaError, match=r"rows\.jsonl:1: "):
-        field_names([path])
+NEWS = [{"id": n, "text": f"Naïve “text” number {n},\tof rain."} for n in range(3)]
+LINES = "".join(json.dumps(row) + "\n" for row in NEWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wiki_00", LINES),
+        ("rows.json", LINES),
+        ("rows.ndjson", LINES),
+        ("rows.csv", "id;text\n" + "".join(f'{n["id"]};"{n["text"]}"\n' for n in NEWS)),
+        ("rows.csv", "id,text\n" + "".join(f'{n["id"]},"{n["text"]}"\n' for n in NEWS)),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_rows_are_told_by_content_whatever_the_name_and_encoding(tmp_path, name, text, encoding):
+    (tmp_path / name).write_text(text, encoding)
+    (tmp_path / "README.md").write_text("# About these rows")
+    for other in ("picture", "broken.gz"):
+        (tmp_path / other).write_bytes(bytes(range(256)))
+    for path in (tmp_path, tmp_path / name):
+        found = documents(source="files", path=str(path), fields={"id": "id"})
+        assert [(d.id, d.text) for d in found] == [(str(n["id"]), n["text"]) for n in NEWS]
+
+
+def test_tables_of_tabs(tmp_path):
+    """Quotes are text, a cell may hold a book, and a row of another width is bad."""
+    book = "A book. " * 50_000
+    path = tmp_path / "rows.tsv"
+    path.write_text(f'id\ttext\n1\t"To be\n2\t{book}\n\n3\n4\tMore of it.\n')
+    skipped = Skipped()
+    found = documents(skipped, source="files", path=str(path), on_bad_row="skip")
+    assert [d.text for d in found] == ['"To be', book, "More of it."]
+    assert skipped.examples == [f"{path}:5: 1 cells below 2 names"]
+    path.write_text("1\tTo be\n2\tor not\n")
+    with pytest.raises(RevelaError, match=r"rows\.tsv: unknown format; allowed: .*with a header"):
+        documents(source="files", path=str(path))
+    path.write_bytes(b"text\nGr\xfc\xdfe\n")
+    with pytest.raises(RevelaError, match=r"rows\.tsv: not UTF-8: .* give the corpus `encoding:`"):
+        documents(source="files", path=str(path))
+    (found,) = documents(source="files", path=str(path), encoding="latin-1")
+    assert found.text == "Grüße"
+
+
+def test_a_snapshot_of_the_hub(tmp_path):
+    """What lies beside its rows is no text; in a folder without rows a README is one."""
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.Table.from_pylist(NEWS), tmp_path / "data" / "train-00000-of-00001.parquet")
+    for name in ("README.md", "LICENSE.txt", "dataset_infos.json", ".gitattributes"):
+        (tmp_path / name).write_text("{'about': 1}\n")
+    assert len(documents(source="files", path=str(tmp_path))) == 3
+    (tmp_path / "notes.md").write_text("Some notes.")
+    with pytest.raises(RevelaError, match=r"both files of rows and plain texts, such as notes\.md"):
+        documents(source="files", path=str(tmp_path))
+    (tmp_path / "data/train-00000-of-00001.parquet").unlink()
+    assert [Path(d.id).name for d in documents(source="files", path=str(tmp_path))] == [
+        "LICENSE.txt",
+        "README.md",
+        "notes.md",
+    ]
+
+
+def test_texts_of_other_encodings_are_read_or_told(tmp_path):
+    for n in range(5):
+        (tmp_path / f"{n}.txt").write_text(f"Grüße {n}", "utf-16" if n % 2 else "utf-8")
+    settings = {"source": "files", "path": str(tmp_path), "on_bad_row": "skip"}
+    assert [d.text for d in documents(**settings)] == [f"Grüße {n}" for n in range(5)]
+    for name in ("5.txt", "6.txt"):
+        (tmp_path / name).write_bytes(b"Gr\xfc\xdfe")
+    skipped = Skipped()
+    assert len(documents(skipped, **settings)) == 5
+    assert f"{tmp_path}/5.txt: not utf-8: invalid start byte; if it is in" in skipped.summary()
+    (tmp_path / "7.txt").write_bytes(b"%PDF-1.4")
+    with pytest.raises(RevelaError, match=r"3 of 8 files are bad, .*5\.txt: not utf-8: .*encoding"):
+        documents(**settings)
+    (tmp_path / "7.txt").unlink()
+    found = documents(**settings | {"encoding": "cp1252"})
+    assert found[5].text == "Grüße"
+    with pytest.raises(RevelaError, match="unknown encoding 'latin1a'"):
+        documents(**settings | {"encoding": "latin1a"})
+
+
+def test_a_file_of_which_most_rows_are_bad_is_an_error(tmp_path):
+    for name, field in (("a", "text"), ("b", "body")):
+        rows_file(tmp_path / f"{name}.jsonl", [{field: f"Rain {n}."} for n in range(3)])
+    settings = {"source": "files", "path": str(tmp_path), "on_bad_row": "skip"}
+    with pytest.raises(RevelaError, match=r"3 of 3 rows of .*b\.jsonl are bad, .*b\.jsonl:1: unkn"):
+        documents(**settings)
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "broken\n{"text": "two"}\n')
+    skipped = Skipped()
+    assert len(documents(skipped, **settings)) == 5
+    assert "skipped 1 bad rows, first: " in skipped.summary()
+    assert "b.jsonl:2: broken JSON" in skipped.summary()
+
+
+def test_a_title_without_a_text_is_a_document_everywhere(tmp_path):
+    """Corpus, index, `revela new` and evaluation say the same of what rows contain."""
+    rows = [
+        {"_id": f"d{n}", "title": f"Of rain {n}", "text": [f"Rain {n} falls.", "", None][n % 3]}
+        for n in range(9)
+    ]
+    path = Path(rows_file(tmp_path / "corpus.jsonl", rows))
+    said = {row["_id"]: f"{row['title']} {row['text'] or ''}".strip() for row in rows}
+    fields = field_names([path])
+    assert fields.model_dump() == {"id": "_id", "title": "title", "text": "text"}
+    corpus = FilesCorpus(source="files", path=str(path), fields=fields)
+    chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
+    chunks = pq.read_table(tmp_path / "chunks.parquet").to_pylist()
+    assert all(chunk["text"] for chunk in chunks)  # nothing to train on is no chunk
+    as_indexed = dict(zip((one["document"] for one in chunks), _texts(tmp_path), strict=True))
+    count, _, sample = look(corpus)
+    as_evaluated = {row["id"]: f"{row['title']} {row['text']}".strip() for row in read_rows([path])}
+    assert as_indexed == as_evaluated == said
+    assert {one.id: f"{one.title} {one.text}".strip() for one in sample} == said
+    assert count == 9
 
 
 def test_held_out_documents_stay_held_out():

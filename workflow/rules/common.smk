@@ -13,7 +13,8 @@ from snakemake.exceptions import WorkflowError
 
 from revela.config import parse_config, paths
 from revela.config.check import check_local, check_trained
-from revela.config.local import collection_files, digest, text_files
+from revela.config import local
+from revela.config.local import collection_files, digest
 from revela.config.read import read_yaml
 from revela.retriever.source import Source
 from revela.common.errors import RevelaError, errors_at
@@ -139,9 +140,8 @@ def inputs(section, name):
 
 
 def corpus_files(name):
-    """Return the local files of a corpus; empty for packages and hub data sets."""
-    corpus = CONFIG.corpora[name]
-    return text_files(Path(corpus.path)) if corpus.source == "files" else []
+    """Return the local files of a corpus."""
+    return local.corpus_files(CONFIG.corpora[name])
 
 
 def ready_made(name):
