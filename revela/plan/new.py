@@ -16,8 +16,8 @@ from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.texts import split_title
-from revela.plan.counts import chunks_of, look
-from revela.plan.machine import this_machine
+from revela.plan.look import chunks_of, look
+from revela.plan.machine import visible_gpus
 from revela.text.corpora import Skipped, field_names, place
 
 _HELD_OUT = 0.1
@@ -110,7 +110,7 @@ def write_config(texts: Path, output: Path, backbone: str | None, collection: Pa
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus, skipped := Skipped())
     words = documents * each
-    gpus = this_machine().gpus
+    gpus = visible_gpus()
     small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
     machine: dict[str, Any] = _ON_CPU if small else _ON_GPU
