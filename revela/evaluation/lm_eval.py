@@ -39,7 +39,7 @@ def evaluate(
         HFLM(pretrained=weights, tokenizer=tokenizer, batch_size=benchmark.batch_size),
         tasks=[loaded],
         task_manager=manager,
-        num_fewshot=benchmark.num_fewshot,
+        num_fewshot=0,
         limit=benchmark.limit,
         log_samples=False,
     )
