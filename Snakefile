@@ -37,13 +37,5 @@ localrules:
     listing,
 
 
-onstart:
-    look_first()
-
-
-onsuccess:
-    look_back()
-
-
 onerror:
-    look_back()
+    name_failed()

@@ -23,8 +23,8 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SNAKEMAKE, REVELA, MAKE = "snakemake", "revela|python -m revela", "make"
 FUSION = r"python -m bench\.search\.fusion"  # tests/bench/test_fusion.py runs it
 SETTING_UP = r"\. \.venv/bin/activate|mkdir -p ~/mine; cat >|pre-commit install"
-# Endless, for four GPUs, or after a finished run: tested elsewhere; here only their options.
-NOT_RUN = r"revela serve|revela train|revela report|revela run .* --report"
+# Endless, for four GPUs or the hub, or after a run: tested elsewhere; here only their options.
+NOT_RUN = r"revela serve|revela check .* results|revela train|revela report|revela run .* --report"
 
 
 def blocks() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from revela.common.errors import RevelaError, reading
 
 _SECONDS = 10  # timeout of a request to the hub
-_KINDS = {"model": "model", "data set": "dataset"}  # names used by the hub's client
+KINDS = {"model": "model", "data set": "dataset"}  # names used by the hub's client
 
 # Only the user should ask a public service to convert a model.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
@@ -100,7 +100,7 @@ def find_file(
         return path if path.is_file() else None
     with explained(what, name):
         try:
-            return Path(hf_hub_download(name, file, revision=revision, repo_type=_KINDS[what]))
+            return Path(hf_hub_download(name, file, revision=revision, repo_type=KINDS[what]))
         except errors.EntryNotFoundError as error:
             if isinstance(error, errors.LocalEntryNotFoundError):
                 lacks = f"{file} is not in the local cache; assuming that there is none"
@@ -173,7 +173,7 @@ class Hub:
         try:
             info = ask(name, revision=revision, timeout=_SECONDS)
             if info.gated:  # its description is public, its files are not
-                self.api.auth_check(name, repo_type=_KINDS[what])
+                self.api.auth_check(name, repo_type=KINDS[what])
             files = [file.rfilename for file in info.siblings or []]
             lacks = what == "model" and not any(file.endswith(".safetensors") for file in files)
             if lacks and (revision or not converted_revision(name)):
@@ -188,7 +188,7 @@ class Hub:
         from huggingface_hub.file_download import repo_folder_name
 
         # scan_cache_dir would visit every file of every repository.
-        repository = repo_folder_name(repo_id=name, repo_type=_KINDS[what])
+        repository = repo_folder_name(repo_id=name, repo_type=KINDS[what])
         commit = revision if revision and len(revision) == 40 else "*"
         needed = "*.safetensors" if what == "model" else "*"
         there = any(Path(constants.HF_HUB_CACHE, repository).glob(f"snapshots/{commit}/{needed}"))

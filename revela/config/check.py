@@ -3,8 +3,11 @@
 import graphlib
 import itertools
 from pathlib import Path
+from typing import Any
 
-from revela.common.errors import RevelaError, check_name, errors_at
+from pydantic import BaseModel
+
+from revela.common.errors import RevelaError, check_name, errors_at, unknown_name
 from revela.common.outputs import read_json
 from revela.config import paths
 from revela.config.catalogue import (
@@ -28,7 +31,7 @@ from revela.config.local import (
     model_files,
     not_a_language_model,
 )
-from revela.config.names import references
+from revela.config.names import ModelRef, Name, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
 from revela.config.text import FilesCorpus
@@ -43,6 +46,9 @@ _WRITTEN = (
 
 def check_references(config: Config) -> None:
     """Check references between entries, and the files that they name."""
+    for section, entries in config:
+        for name, entry in entries.items():
+            _check_names(f"{section}.{name}", entry, config)
     for sections in _WRITTEN:
         taken = {"usage": "the table of GPU-hours"} if "tables" in sections else {}
         for section, endings in sections.items():
@@ -59,16 +65,17 @@ def check_references(config: Config) -> None:
                 uneven = f"{own} does not divide batch_size {size} of batch set {other!r}"
                 raise RevelaError(f"batches.{name}.batch_size: {uneven}")
     for name, trained in config.experiments.items():
-        negatives = config.pairs[trained.data].negatives if trained.objective.on_pairs else None
+        on_pairs = trained.objective.on_pairs
+        negatives = config.pairs[trained.data].negatives if on_pairs else None
         if negatives == 0 and trained.batches_per_device == 1:
             raise RevelaError(
                 f"experiments.{name}.batches_per_device: must be above 1, for in-batch negatives, "
                 f"since pairs.{trained.data} has no others"
             )
-        if trained.data.section == "batches":
-            for source in trained.first_half:
-                where, possible = f"experiments.{name}.first_half", config.sources_of(trained.data)
-                check_name(where, f"source of {trained.data!r}", source, possible)
+        data = trained.data
+        sources = config.pairs[data].corpora if on_pairs else config.sources_of(data)
+        for source in trained.first_half:
+            check_name(f"experiments.{name}.first_half", f"source of {data!r}", source, sources)
     benchmark_of: dict[str, str] = {}
     for name, suite in config.benchmarks.items():
         _check_tasks(f"benchmarks.{name}", suite)
@@ -97,6 +104,22 @@ def check_references(config: Config) -> None:
             if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
                 needed = "must be a revela experiment with similarity_snapshot_steps"
                 raise RevelaError(f"figures.{name}.experiment: {figure.experiment!r} {needed}")
+
+
+def _check_names(where: str, value: Any, config: Config) -> None:
+    """Check that the entries exist that a value names; `where` is the key that holds it."""
+    if isinstance(value, Name):
+        known = getattr(config, value.section)
+        if value not in known and not (isinstance(value, ModelRef) and not value.is_entry):
+            raise RevelaError(f"{where}: {unknown_name(value.what, value, known)}")
+    elif isinstance(value, BaseModel | dict):
+        for key, own in value.items() if isinstance(value, dict) else value:
+            _check_names(where, key, config)
+            _check_names(f"{where}.{key}", own, config)
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            index = f".{number}" if isinstance(item, BaseModel) else ""
+            _check_names(where + index, item, config)
 
 
 def _check_circles(config: Config, section: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""`revela settings`, `revela check` and `revela schema`."""
+"""`revela settings` and `revela schema`."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from revela.common.errors import check_name, errors_at
-from revela.config.check import check_local
+from revela.common.errors import check_name
 from revela.config.read import load_config
 from revela.config.schema import written_schema
 
@@ -27,16 +26,6 @@ def settings(
     known = checked.evaluated if section == "models" else getattr(checked, section)
     check_name(str(config), "entry", name, known)
     print(checked.resolved(section, name).dump())
-
-
-@app.command()
-def check(config: Path) -> None:
-    """Check the keys, values, references between entries and local files of a config."""
-    checked = load_config(config)
-    with errors_at(str(config)):
-        check_local(checked)
-    counts = {name: len(getattr(checked, name)) for name in type(checked).model_fields}
-    print(f"{config}: valid:", ", ".join(f"{n} {name}" for name, n in counts.items() if n))
 
 
 @app.command()

@@ -155,7 +155,6 @@ class LmEvalBenchmark(Settings):
     path: LocalPath | None = Field(
         None, description="folder of your own tasks (YAML), used instead of lm-eval's"
     )
-    num_fewshot: Natural = 0
     limit: Positive | None = Field(None, description="use only the first N examples of a task")
     batch_size: Positive = 16
 

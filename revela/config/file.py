@@ -168,14 +168,15 @@ class Config(Settings):
         }
         return entry.model_copy(update=folders)
 
-    def targets(self) -> list[str]:
-        """Return the files that can be requested: the outputs of all entries, and all scores."""
-        made = [paths.made(s, name) for s in paths.MADE for name in getattr(self, s)]
-        made += [paths.made("tables", name) for s in (self.listings, self.costs) for name in s]
-        made += [
-            f"results/figures/{name}.{kind}" for name in self.figures for kind in ("png", "pdf")
-        ]
-        return made + [paths.scores(m, t) for m, t in itertools.product(self.evaluated, self.tasks)]
+    def targets(self) -> dict[str, tuple[str, ...]]:
+        """Return the files that can be requested, each with its section, its entry and its task."""
+        made = {paths.made(s, name): (s, name) for s in paths.MADE for name in getattr(self, s)}
+        for section in ("listings", "costs"):
+            made |= {paths.made("tables", name): (section, name) for name in getattr(self, section)}
+        for name in self.figures:
+            made |= {f"results/figures/{name}.{kind}": ("figures", name) for kind in ("png", "pdf")}
+        measured = itertools.product(self.evaluated, self.tasks)
+        return made | {paths.scores(*pair): ("scores", *pair) for pair in measured}
 
     # ------------------------------------------------------------------------ dependencies
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, ValidationInfo
+from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
-
-from revela.common.errors import unknown_name
 
 _NAME_BYTES = 255  # at most, on Linux
 _LEGAL = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
@@ -33,9 +31,9 @@ def legal_name(name: Any) -> str:
 
 
 class Name(str):
-    """The name of an entry of `section`."""
+    """The name of an entry of `section`, which is a `what`."""
 
-    section = ""
+    section = what = ""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
@@ -82,23 +80,16 @@ class ModelRef(Name):
         return not self.is_entry and not self.is_folder
 
 
-def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Name:
-    """Return a name as one of `section`; raise if the configuration has no such entry.
-
-    The configuration is the validation context; without one every name is accepted.
-    """
-    name.section = section
-    known = getattr(info.context, section, None)
-    elsewhere = isinstance(name, ModelRef) and not name.is_entry
-    if known is not None and name not in known and not elsewhere:
-        raise ValueError(unknown_name(what, name, known))
+def entry_name(name: Name, section: str, what: str) -> Name:
+    """Return a name as one of `section`, where `what` is; the configuration looks it up."""
+    name.section, name.what = section, what
     if isinstance(name, ModelRef) and name.is_hub_name and not _HUB_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
     return name
 
 
 def _of(section: str, what: str) -> AfterValidator:
-    return AfterValidator(lambda name, info: entry_name(name, info, section, what))
+    return AfterValidator(lambda name: entry_name(name, section, what))
 
 
 CorpusName = Annotated[Name, _of("corpora", "corpus")]

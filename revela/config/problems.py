@@ -7,28 +7,6 @@ from pydantic import BaseModel, ValidationError
 
 from revela.common.errors import unknown_name
 
-RENAMED = {
-    "documents": "max_documents",
-    "sample": "num_batches",
-    "pairs": "num_pairs",
-    "mix": "sample_from",
-    "consecutive": "run_length",
-    "retrievers_at": "save_retriever_steps",
-    "snapshots": "similarity_snapshot_steps",
-    "texts_at_a_time": "encode_batch_size",
-    "across_processes": "gather_across_devices",
-    "against": "x_label",
-}
-"""Keys of version 0.1, and their current names."""
-
-OF_THE_MACHINE = {
-    ("train", "gradient_checkpointing"): "gradient_checkpointing: true",
-    ("train", "checkpoint_steps"): "checkpoint_minutes: 15",
-    ("train", "checkpoints_kept"): "checkpoint_minutes: 15",
-    ("pretrain", "compile"): "compile: true",
-}
-"""Keys of experiments and backbones that became options of a command: they change no result."""
-
 _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
 """Pydantic's errors where keys with values were expected."""
 
@@ -68,15 +46,6 @@ def first_problem(error: ValidationError, raw: Any) -> str:
 
 def unknown_key(key: str, settings: type[BaseModel]) -> str:
     """Return the message for an unknown key, with where it belongs."""
-    if RENAMED.get(key) in settings.model_fields:
-        return f"{key!r} is now called {RENAMED[key]!r}"
-    command = {"Experiment": "train", "Backbone": "pretrain"}.get(settings.__name__, "")
-    if resource := OF_THE_MACHINE.get((command, key)):
-        option = "--" + resource.partition(":")[0].replace("_", "-")
-        return (
-            f"{key!r} does not affect results and is set per machine: "
-            f"`set-resources: {{{command}: {{{resource}}}}}` in a profile, or {option}"
-        )
     for group, kinds in nested(settings).items():
         if any(key in kind.model_fields for kind in kinds):
             return f"unknown key {key!r}; it belongs to {group!r}"

@@ -63,6 +63,12 @@ def read_yaml(path: Path) -> Any:
         raise RevelaError(f"{where}: not valid YAML: {problem}") from error
 
 
+_Entries = dict[Annotated[str, BeforeValidator(legal_name)], dict[Any, Any]]
+_SECTIONS: Any = {section: (_Entries, {}) for section in Config.model_fields}
+_Written = create_model("_Written", __base__=Settings, **_SECTIONS)
+"""A configuration as it is written, before shorthands are expanded and entries checked."""
+
+
 def load_config(path: Path) -> Config:
     """Read and check a configuration file.
 
@@ -82,14 +88,7 @@ def parse_config(raw: Any, source: str) -> Config:
         try:
             raw = expand(dict(_Written.model_validate(raw)))
             config = Config.model_validate(raw)
-            config = Config.model_validate(raw, context=config)  # names can be looked up now
         except ValidationError as error:
             raise RevelaError(first_problem(error, raw)) from error
         check_references(config)
     return config
-
-
-_Entries = dict[Annotated[str, BeforeValidator(legal_name)], dict[Any, Any]]
-_SECTIONS: Any = {section: (_Entries, {}) for section in Config.model_fields}
-_Written = create_model("_Written", __base__=Settings, **_SECTIONS)
-"""A configuration as it is written, before shorthands are expanded and entries checked."""

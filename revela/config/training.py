@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from revela.config.encoding import EncodingKeys
-from revela.config.names import CorpusName, LanguageWeights, Name, SourceName, Weights, entry_name
+from revela.config.names import CorpusName, LanguageWeights, Name, Weights, entry_name
 from revela.config.settings import (
     Natural,
     Positive,
@@ -155,7 +155,7 @@ class Experiment(Settings):
     max_length: Tokens = Field(
         157, description="maximum number of tokens in a chunk, prefix and EOS included"
     )
-    first_half: list[SourceName] = Field(
+    first_half: list[str] = Field(
         [], description="corpora in which the query is the first half of a chunk"
     )
     batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
@@ -199,8 +199,8 @@ class Experiment(Settings):
     @classmethod
     def _of_its_kind(cls, name: Name, info: ValidationInfo) -> Name:
         if getattr(info.data.get("objective"), "on_pairs", False):
-            return entry_name(name, info, "pairs", "set of pairs")
-        return entry_name(name, info, "batches", "batch set")
+            return entry_name(name, "pairs", "set of pairs")
+        return entry_name(name, "batches", "batch set")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

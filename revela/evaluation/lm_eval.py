@@ -45,7 +45,7 @@ def evaluate(
         ),
         tasks=[loaded],
         task_manager=manager,
-        num_fewshot=benchmark.num_fewshot,
+        num_fewshot=0,
         limit=benchmark.limit,
         log_samples=False,
     )

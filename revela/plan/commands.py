@@ -1,4 +1,4 @@
-"""`revela new`, `run`, `status`, `clean`, `usage` and `cost`."""
+"""`revela new`, `check`, `run`, `status`, `clean`, `usage` and `cost`."""
 
 import os
 import re
@@ -10,6 +10,7 @@ import typer
 from revela.common import outputs
 from revela.config.file import Config
 from revela.plan import status
+from revela.plan.check import check
 from revela.plan.run import run
 from revela.plan.status import Results
 from revela.step import command
@@ -46,6 +47,7 @@ def new(
     print(f"{output}: read it, then: revela run {output}")
 
 
+app.command("check")(check)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
 app.command("status")(status.show)
 

@@ -1,14 +1,9 @@
 """The machine that jobs will run on: GPUs, memory, or a partition of Slurm."""
 
 import os
+import re
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from revela.common.errors import RevelaError, unknown_name
-
-_SECONDS = 10  # timeout of the driver or Slurm
 
 
 @dataclass(frozen=True)
@@ -34,59 +29,20 @@ class Machine:
         return self.gpu_gb if self.gpus else self.ram_gb
 
 
-def this_machine(gradient_checkpointing: bool = False) -> Machine:
+def this_machine() -> Machine:
     """Return the machine that this process runs on."""
-    found = _own_gpus()
-    return Machine(
-        gpus=len(found),
-        gpu_gb=min(found, default=None),
-        ram_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    return Machine(visible_gpus(), None, ram)
 
 
-def gpus_asked(resources: Mapping[str, Any]) -> int:
-    """Return the GPUs that a job's resources ask for: `gres` on each node, or `gpu` in all."""
-    each = 0
-    for resource in str(resources.get("gres", "")).split(","):
-        name, *details = resource.split(":")  # gpu, gpu:4, gpu:a100:4
-        if name == "gpu":
-            each += int(details[-1]) if details and details[-1].isdecimal() else 1
-    return each * resources.get("nodes", 1) or resources.get("gpu", 0)
-
-
-def _lines(*command: str) -> list[str]:
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
-    return answer.stdout.splitlines()
-
-
-def _own_gpus() -> list[float]:
-    """Return the memory in GB of each GPU that a process may use here."""
+def visible_gpus() -> int:
+    """Return the number of GPUs that a process may use here, counted as by `launch.sh`."""
     try:
-        lines = _lines("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-        every = [float(line) / 1024 for line in lines]
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return []
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    gpus = len(re.findall(r"^GPU", listed.stdout, re.MULTILINE))  # without MIG instances
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return every if visible is None else every[: len([v for v in visible.split(",") if v])]
-
-
-def partition_resources(name: str, gpus: bool) -> str:
-    """Return the generic resources of a partition's nodes, as sinfo states them.
-
-    Raises:
-        RevelaError: Slurm does not answer, or the partition is unknown, is not up or, if `gpus`,
-            has no GPUs.
-    """
-    try:
-        lines = [line.split("|") for line in _lines("sinfo", "--noheader", "--format=%R|%a|%G")]
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RevelaError(f"sinfo does not answer: {error}") from error
-    own = [(state, resources) for partition, state, resources in lines if partition == name]
-    if not own:
-        raise RevelaError(unknown_name("partition", name, {line[0] for line in lines}))
-    if not any(state == "up" for state, _ in own):
-        raise RevelaError("it is not up")
-    if gpus and not any("gpu" in resources for _, resources in own):
-        raise RevelaError("its nodes have no GPUs")
-    return ", ".join(sorted({resources for _, resources in own}))
+    return gpus if visible is None else min(gpus, len(re.findall(r"[^,]+", visible)))

@@ -18,8 +18,8 @@ from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.bm25 import guess_language
 from revela.evaluation.texts import split_title
-from revela.plan.counts import chunks_of, look
-from revela.plan.machine import this_machine
+from revela.plan.look import chunks_of, look
+from revela.plan.machine import visible_gpus
 from revela.retriever.source import Source
 from revela.text.corpora import Skipped, place
 from revela.text.fields import field_names
@@ -121,7 +121,7 @@ def write_config(
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
     documents, each, sample = look(corpus, skipped := Skipped())
     words = documents * each
-    gpus = this_machine().gpus
+    gpus = visible_gpus()
     small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
     machine: dict[str, Any] = _ON_CPU if small else _ON_GPU

@@ -12,10 +12,9 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from revela.plan.jobs import RULES
-from revela.plan.show import duration
-from revela.plan.status import last_line, reason
+from revela.plan.status import duration, last_line, reason
 
+_LONG = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
 _SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer
 _ENDED = "At least one job did not complete successfully"
 
@@ -98,6 +97,6 @@ class LogHandler(LogHandlerBase):
                 left += max(0.0, (count - len(done)) * statistics.mean(done) - running)
         if not left:
             return ""
-        unknown = any(rule in RULES and not self.seconds[rule] for rule in self.planned)
+        unknown = any(rule in _LONG and not self.seconds[rule] for rule in self.planned)
         at_once = max(1.0, spent / (now - self.start))
         return f"; {'more than' if unknown else 'about'} {duration(left / at_once)} left"

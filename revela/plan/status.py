@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import statistics
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -21,7 +22,6 @@ import typer
 from revela.common.errors import RevelaError
 from revela.common.outputs import read_json
 from revela.common.usage import read_segments, spent
-from revela.plan.show import duration, show_table
 
 _QUIET = 300  # seconds (or steps, below) without activity until a training counts as stalled
 _QUIET_STEPS = 10
@@ -34,6 +34,14 @@ _MADE = {
     "sets of pairs": "pairs/*.parquet",
     "scores": "scores/*/*.manifest.json",
     "tables": "tables/*.tex",  # analyses of tables have none
+}
+
+_COLOURS = {
+    "done": "green",
+    "running": "cyan",
+    "stopped": "yellow",
+    "stalled": "red",
+    "failed": "red",
 }
 
 Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
@@ -56,6 +64,41 @@ def show(results: Results = Path("results")) -> None:
     counts = {what: len(list(results.glob(pattern))) for what, pattern in _MADE.items()}
     made = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     print(f"{results}: {made or 'no results yet'}")
+
+
+def show_table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print rows under the keys of the first one, numbers right-aligned; nothing if empty."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        numbers = any(isinstance(row[column], int | float) for row in rows)
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        cells = map(_cell, row.values())
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in cells))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours = minutes // 60
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def trainings(results: Path, now: float) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from revela.common.hub import find_file
 from revela.common.outputs import read_json
 from revela.config.encoding import EncodingKeys
 from revela.config.names import ModelName, ModelRef
-from revela.config.problems import OF_THE_MACHINE
 from revela.config.training import Experiment
 from revela.retriever.load import read_encoder
 from revela.retriever.source import Source
@@ -86,7 +85,7 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
         return None
     name = str(ModelName(home.name, step=int(folder.name))) if at_step else home.name
     manifest = read_json(home / "manifest.json")
-    settings = {k: v for k, v in manifest["settings"].items() if ("train", k) not in OF_THE_MACHINE}
+    settings = {k: v for k, v in manifest["settings"].items() if k in Experiment.model_fields}
     experiment = Experiment.model_validate(settings)
     root = _working_folder(home, manifest)
     sources = list(_sources(root, next(iter(manifest["inputs"]))))

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import httpx
 
-from revela.common.hub import Hub, explain
+from revela.common.hub import explain
 from revela.retriever.load import load_model
 from revela.retriever.source import Source
 from tests.rehearsal import hub
@@ -214,13 +214,3 @@ def test_every_error_is_explained_in_one_line(error, message):
     assert line.startswith("model 'some/model' ")
     assert message in line
     assert "\n" not in line
-
-
-def test_a_revision_in_the_cache_is_looked_for_by_its_commit(tmp_path, monkeypatch):
-    snapshot = tmp_path / "models--some--model" / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (snapshot / "model.safetensors").touch()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    asked = [("some/model", None), ("some/model", COMMIT), ("some/model", COMMIT[::-1])]
-    found = Hub().problems("model", asked)
-    assert [problem is None for problem in found] == [True, True, False]

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import load_config
-from revela.plan.machine import Machine
 from revela.text.corpora import Document, Skipped, read_documents
 from tests.conftest import TEXTS
 
@@ -131,11 +130,11 @@ def test_the_gpus_of_this_machine_divide_a_step(backbone, words, per_step, monke
 
     sample = [Document(str(n), "A text.") for n in range(50)]
     monkeypatch.setattr(module, "look", lambda *_: (words / 1000, 1000, sample))
-    monkeypatch.setattr(module, "this_machine", lambda: Machine(3, 80))
+    monkeypatch.setattr(module, "visible_gpus", lambda: 3)
     new(notes(1), "--backbone", backbone)
     experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
     assert experiment.batches_per_step == per_step
-    monkeypatch.setattr(module, "this_machine", lambda: Machine(4000, 80))
+    monkeypatch.setattr(module, "visible_gpus", lambda: 4000)
     with pytest.raises(RevelaError, match="a step has a batch for each of 4000 GPUs"):
         new("my notes", "--backbone", backbone, "--output", "more.yaml")
     with pytest.raises(RevelaError, match=r"^model '\./nothere': no such folder$"):

@@ -16,7 +16,6 @@ import pytest
 from revela.common import usage
 from revela.common.errors import RevelaError
 from revela.plan import commands, status
-from revela.plan.show import duration
 from revela.plan.usage import summed
 from revela.training import trackers
 from revela.training.checkpoints import work_folder
@@ -48,7 +47,7 @@ def segment(work: Path, started: float, seen: float, **more: object) -> None:
     ],
 )
 def test_durations_have_two_units(seconds, words):
-    assert duration(seconds) == words
+    assert status.duration(seconds) == words
 
 
 def test_usage_sums_segments_of_restarts_and_nodes(tmp_path):

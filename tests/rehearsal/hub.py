@@ -239,7 +239,11 @@ def _commits(name: str, revision: str) -> list[dict[str, Any]]:
 
 
 def _info(repository: Path, name: str, revision: str) -> dict[str, Any]:
-    files = [{"rfilename": entry["path"]} for entry in _tree(repository, "", recursive=True)]
+    files = [
+        {"rfilename": entry["path"], "size": entry["size"]}
+        for entry in _tree(repository, "", recursive=True)
+        if entry["type"] == "file"
+    ]
     return {
         "id": name,
         "sha": _commit(name, revision),
@@ -249,7 +253,7 @@ def _info(repository: Path, name: str, revision: str) -> dict[str, Any]:
         "downloads": 0,
         "likes": 0,
         "tags": [],
-        "siblings": [file for file in files if (repository / file["rfilename"]).is_file()],
+        "siblings": files,
     }
 
 

@@ -478,7 +478,7 @@ def test_a_file_that_is_gone_from_a_trained_folder_is_named(project):
     assert planned(project) == set()
 
 
-def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
+def test_what_is_missing_stops_only_the_jobs_that_need_it(project):
     config = json.loads(json.dumps(CONFIG))
     config["models"]["lost"] = {"kind": "encoder", "retriever": "no/where"}
     config["corpora"]["more"] = CONFIG["corpora"]["notes"]
@@ -487,51 +487,20 @@ def test_what_is_missing_stops_only_the_jobs_that_need_it(project, monkeypatch):
     }
     write_config(project, config)
     chunks, table = "results/chunks/more.parquet", "results/tables/more.csv"
-    monkeypatch.setenv("REVELA_PREFLIGHT", "strict")
-    strict = snakemake(project, chunks, table)
-    assert strict.returncode == 1
-    assert "REVELA_PREFLIGHT=off skips it" in strict.stdout + strict.stderr
-    assert not (project / chunks).exists()
-    monkeypatch.delenv("REVELA_PREFLIGHT")
-    result = snakemake(project, chunks, table)
-    alone = snakemake(project, table)
+    result = snakemake(project, "--keep-going", chunks, table)
+    run = ["run", "config.yaml", chunks, table]
+    ran = revela(*run, cwd=project, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     write_config(project, CONFIG)
-    assert result.returncode == 1  # not all requested files exist
+    assert result.returncode == ran.returncode == 1
     assert (project / chunks).exists()
-    assert "hub: model 'no/where' is not in the local cache" in result.stderr
-    skipped = result.stderr.partition("jobs were skipped (REVELA_PREFLIGHT=off")[2]
-    assert "evaluate lost notes-task" in skipped
-    assert "depend on these jobs: table more" in skipped
-    # No jobs remain.
-    assert alone.returncode == 1
-    assert "2 jobs were skipped" in alone.stderr
-    for one in (result, alone):
+    failed = "evaluate lost notes-task failed; waiting for it: table more"
+    assert failed in result.stderr.splitlines()[-8:]
+    assert failed == ran.stderr.splitlines()[-2]
+    reason = "evaluate lost notes-task: revela: error: model 'no/where' is not in the local cache"
+    assert ran.stderr.splitlines()[-1].startswith(reason)
+    for one in (result, ran):
         assert "Traceback" not in one.stdout + one.stderr
     (project / chunks).unlink()
-
-
-def test_preflight_alone_runs_no_job(project, monkeypatch):
-    config = json.loads(json.dumps(CONFIG))
-    config["corpora"]["more"] = CONFIG["corpora"]["notes"]
-    config["batches"]["more"] = {"corpora": ["more"], "batch_size": 4, "num_batches": 5}
-    targets = ["results/batches/more.parquet"]
-    monkeypatch.setenv("REVELA_PREFLIGHT", "only")
-    write_config(project, config)
-    result = snakemake(project, *targets)
-    config["batches"]["more"]["num_batches"] = 500
-    write_config(project, config)
-    too_many = snakemake(project, *targets)
-    write_config(project, CONFIG)
-    assert result.returncode == 0, result.stderr
-    assert "corpus more" in result.stdout
-    assert "Traceback" not in result.stdout + result.stderr
-    assert too_many.returncode == 1
-    assert "batches more: num_batches requests 500 of about " in too_many.stderr
-    assert not (project / "results/chunks/more.parquet").exists()
-    assert not list((project / ".snakemake").glob("locks/*"))  # the next run may start
-    counts = json.loads((project / "results/preflight.json").read_text())["counts"]
-    assert [row["name"] for row in counts] == ["corpus more", "batches more"]
-    assert counts[0]["documents"] == 60
 
 
 def test_cost_is_a_report_of_what_is_there(project):

@@ -9,8 +9,6 @@ import sys
 from glob import glob
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 from revela.config import parse_config, paths
 from revela.config.check import check_local, check_trained
 from revela.config import local
@@ -19,9 +17,7 @@ from revela.config.read import read_yaml
 from revela.retriever.source import Source
 from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
-from revela.plan.jobs import RULES, Job
-from revela.plan.machine import Machine, gpus_asked, this_machine
-from revela.plan.preflight import run as preflight
+from revela.plan.machine import visible_gpus
 
 # This checkout, even if another workflow uses this one as a module.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
@@ -30,7 +26,7 @@ ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[
 PYTHON = "python" if workflow.deployment_settings.deployment_method else sys.executable
 
 # Cores of a job that computes on all GPUs of its machine, if that has any: two would share them.
-COMPUTING = workflow.cores if this_machine().gpus else 1
+COMPUTING = workflow.cores if visible_gpus() else 1
 
 
 def in_job(command):
@@ -192,91 +188,11 @@ def table_scores(table, path=paths.scores, tasks=CONFIG.tasks):
     ]
 
 
-def look_first():
-    """Check the needs of this run's jobs, on the GPUs that its profile assigns to a training.
-
-    This is not a rule: as an input of trainings that is always remade, it would rerun them all or,
-    as `ancient()`, hide other changes from Snakemake.
-    """
+def name_failed():
+    """Say at the end of a run which jobs failed, and which others wait for them."""
     dag = workflow.dag
-    jobs = costly(dag.needrun_jobs())
-    if not jobs:
-        return
-    targets = {
-        f"{job.rule.name} {job.wildcards[0]}": planned(
-            dag.bfs(dag.dependencies, job, stop=lambda job: not dag.needrun(job))
-        )
-        for job in dag.needrun_jobs()
-        if job.rule.name in ("train", "table")
-    }
-    # Of the training with the most GPUs. Local runs use this machine's, if their memory is not set;
-    # of a cluster, the node that Snakemake runs on says nothing.
-    trainings = [job for job in jobs if job.rule.name == "train"]
-    asked = max((job.resources for job in trainings or jobs), key=gpus_asked)
-    recomputing = any(map(recomputes, trainings))
-    if workflow.local_exec and not asked.get("gpu_memory_gb"):
-        machine = this_machine(recomputing)
-    else:
-        machine = Machine(
-            gpus_asked(asked),
-            asked.get("gpu_memory_gb"),
-            partition=asked.get("slurm_partition"),
-            gradient_checkpointing=recomputing,
-        )
-    known, output = ROOT / "data/paper", Path("results/preflight.json")
-    blocked = or_exit(preflight, CONFIG, planned(jobs), machine, known, output, targets)
-    skip({job: blocked[own] for job in jobs if (own := in_plan(job)) in blocked})
-    if not costly(dag.needrun_jobs()):
-        look_back()
-
-
-SKIPPED = {}  # reason → jobs
-
-
-def skip(blocked):
-    """Remove jobs, and all that depend on them, from the run, as `--omit-from` does.
-
-    Args:
-        blocked: job → reason why it cannot run.
-    """
-    dag = workflow.dag
-    needing = [job for job in dag.bfs(dag.depending, *blocked) if job not in blocked]
-    for job in [*blocked, *needing]:
-        dag.delete_job(job, recursive=False, add_dependencies=True)
-        reason = blocked.get(job, "depend on these jobs")
-        if job.rule.name != "all":
-            name = " ".join([job.rule.name, *job.wildcards])
-            SKIPPED.setdefault(reason, []).append(name)
-
-
-def look_back():
-    """Report the skipped jobs at the end of a run.
-
-    Raises:
-        WorkflowError: jobs were skipped, so the run is not complete.
-    """
-    if SKIPPED:
-        lines = [f"  {reason}: {', '.join(jobs)}" for reason, jobs in SKIPPED.items()]
-        count = sum(map(len, SKIPPED.values()))
-        how = "REVELA_PREFLIGHT=off runs them anyway"
-        raise WorkflowError(f"{count} jobs were skipped ({how}):", *lines)
-
-
-def recomputes(job):
-    """Return whether a training uses gradient checkpointing; `false` from an option is a string."""
-    return str(job.resources.get("gradient_checkpointing"))[0] not in "fF0"
-
-
-def costly(jobs):
-    """Return the jobs that take time."""
-    return [job for job in jobs if job.rule.name in RULES]
-
-
-def planned(jobs):
-    """Return the jobs that take time, as named in the plan."""
-    return [in_plan(job) for job in costly(jobs)]
-
-
-def in_plan(job):
-    """Return a job as named in the plan."""
-    return Job(job.rule.name, *job.wildcards)
+    for failed in workflow.scheduler.failed:
+        jobs = [job for job in dag.bfs(dag.depending, failed) if job.rule.name != "all"]
+        first, *others = (" ".join([job.rule.name, *job.wildcards]) for job in jobs)
+        waiting = f"; waiting for it: {', '.join(others)}" if others else ""
+        print(f"{first} failed{waiting}", file=sys.stderr)

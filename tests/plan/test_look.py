@@ -1,0 +1,94 @@
+"""Estimated sizes of corpora: compared with actual ones, and with what `config.yaml` asks."""
+
+import gzip
+import json
+import lzma
+import random
+
+import pandas as pd
+import pytest
+
+from revela.config import load_config
+from revela.config.text import Batches, FilesCorpus, First
+from revela.plan.look import _rows_of, chunks_of, look
+from revela.text.batching import make_batches
+from revela.text.chunking import chunk_corpus
+from revela.text.corpora import Skipped
+from tests.plan.common import ROOT
+
+
+def test_corpora_of_the_paper_yield_what_is_asked_of_them(monkeypatch):
+    """By their published sizes; the first articles of Wikipedia are longer than the others."""
+    monkeypatch.chdir(ROOT)
+    config = load_config(ROOT / "config.yaml")
+    published = pd.read_csv("data/paper/corpora.csv", index_col="dataset")
+    chunks = {}
+    for name, corpus in config.corpora.items():
+        known, limit = published.loc[corpus.dataset].dropna(), corpus.max_documents
+        documents = known["titles"] if corpus.join_title else known["rows"]
+        words = known["rows"] * known["words_per_row"] / documents
+        if isinstance(limit, First):
+            limit = limit.first
+            words = known.get("words_per_first_document", words)
+        chunks[name] = chunks_of(min(documents, limit or documents), words, corpus.max_words)
+    made = {}
+    for name, entry in config.batches.items():
+        asked = getattr(entry.num_batches, "first", entry.num_batches)
+        if entry.corpora:
+            made[name] = sum(chunks[corpus] // entry.batch_size for corpus in entry.corpora)
+            assert asked <= made[name], name
+        elif entry.hub:
+            made[name] = published.loc[entry.hub, "rows"]
+        made[name] = asked or made.get(name) or sum(entry.sample_from.values())
+        assert all(count <= made[other] for other, count in entry.sample_from.items()), name
+    assert (made["code"], made["wikipedia"]) == (358_763, 320_000)
+    for name, pairs in config.pairs.items():
+        assert pairs.num_pairs <= sum(chunks[corpus] for corpus in pairs.corpora), name
+    # As many articles drawn at random would be too short.
+    wikipedia = published.loc["Tevatron/wikipedia-nq-corpus"]
+    words = wikipedia["rows"] * wikipedia["words_per_row"] / wikipedia["titles"]
+    assert chunks_of(339_409, words, 120) / 16 < 320_000 / 2
+    first = chunks_of(339_409, wikipedia["words_per_first_document"], 120) / 16
+    assert first == pytest.approx(320_000, rel=0.01)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path, suffix):
+    draw = random.Random(0)
+    vocabulary = ["river", "water", "stone", "field", "winter", "harvest", "bridge", "market"]
+
+    def sentence() -> str:
+        return " ".join(draw.choices(vocabulary, k=draw.randint(8, 32))).capitalize() + "."
+
+    texts = [" ".join(sentence() for _ in range(draw.randint(5, 12))) for _ in range(2_500)]
+    content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    path = tmp_path / f"mine.jsonl{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    corpus = FilesCorpus(source="files", path=str(path))
+    documents, words, sample = look(corpus, Skipped())
+    assert len(sample) == 1000
+    assert documents == pytest.approx(2_500, rel=0.1)
+    assert words * documents == pytest.approx(sum(len(text.split()) for text in texts), rel=0.1)
+    made = chunk_corpus(corpus, tmp_path / "chunks.parquet", workers=1)
+    estimate = chunks_of(documents, words, corpus.max_words)
+    assert estimate == pytest.approx(made.chunks, rel=0.15)
+    inputs = {"mine": tmp_path / "chunks.parquet"}
+    batches = make_batches(Batches(corpora=["mine"]), inputs, tmp_path / "batches.parquet")
+    assert estimate // 16 == pytest.approx(batches.batches, rel=0.15)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_rows_of_a_long_file_are_estimated_from_its_beginning(tmp_path, suffix):
+    draw = random.Random(0)
+    lines = [
+        json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n"
+        for _ in range(40_000)
+    ]
+    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    path = tmp_path / f"long.jsonl{suffix}"
+    path.write_bytes(compress("".join(lines).encode()))
+    estimate = _rows_of(path)
+    assert estimate != 40_000
+    assert estimate == pytest.approx(40_000, rel=0.1)
+    path.write_bytes(compress("".join(lines[:3000]).encode()))
+    assert _rows_of(path) == 3000  # a short file is counted exactly
