@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from revela.common.errors import RevelaError
-from revela.common.outputs import atomic_output
+from revela.common.outputs import atomic_output, check_ours
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
 from revela.encoder import load_encoder
@@ -18,14 +18,13 @@ def export(model: Path, output: Path) -> dict[str, float]:
     Return the cosines of `check_folder`: the new folder in sentence-transformers, the old one here.
 
     Raises:
-        RevelaError: the folder is not a retriever, the output is the same folder or exists and is
-            not a retriever, or sentence-transformers encodes differently; nothing is written then.
+        RevelaError: the folder is not a retriever, the output is within it or has other
+            files, or sentence-transformers encodes differently; nothing is written then.
     """
     check_is_retriever(model)
-    if output.exists() and not (output / "modules.json").is_file():
-        raise RevelaError(f"{output}: exists but is not a retriever; give another output")
     if output.resolve().is_relative_to(model.resolve()):
         raise RevelaError(f"{output}: is in the folder to export; give another output")
+    check_ours(output)
     trained = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
     merged = load_encoder(trained, "float32", "cpu").model
     with atomic_output(output) as folder:

@@ -18,8 +18,14 @@ from revela.training.objectives.revela import similarity_measures
 ADAPTER = "adapter_model.safetensors"
 
 
-def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
-    """Write a model to a folder: adapter or weights in safetensors, and its tokenizer.
+def save_model(
+    model: Any,
+    tokenizer: Any,
+    path: Path,
+    writes: bool,
+    write_more: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Write a model to a folder: adapter or weights in safetensors, its tokenizer, and more files.
 
     All processes must call it, since weights may be sharded; only one `writes`.
 
@@ -32,6 +38,7 @@ def save_model(model: Any, tokenizer: Any, path: Path, writes: bool) -> None:
     with outputs.atomic_output(path) as folder:
         model.save_pretrained(folder, state_dict=state)
         tokenizer.save_pretrained(folder)
+        write_more(folder)
         if hasattr(model, "peft_config"):
             trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
             check_adapter(folder / ADAPTER, {name: state[name] for name in trained})

@@ -75,7 +75,7 @@ def train(
     workers = loader_workers if devices()[0] != "cpu" else 0
     if workers:  # which are forked: they would wait for threads of tokenizers in this process
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with start(output, experiment, inputs) as work:
+    with start(output, experiment, inputs, (*MADE, "retriever-unchecked")) as work:
         # Before the models: ZeRO-3 shards weights while they are loaded.
         arguments = training_arguments(
             experiment,
@@ -103,8 +103,8 @@ def train(
         made = EncoderModel(kind="encoder", retriever=str(unchecked), encoding=experiment.encoding)
         check_folder(unchecked, made)
         outputs.replace(unchecked, final)
-        found = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
-        facts["files"] = sorted(str(file.relative_to(output)) for file in found)
+        found = [file for folder in MADE for file in (output / folder).rglob("[!.]*")]
+        facts["files"] = sorted(str(one.relative_to(output)) for one in found if one.is_file())
         finish(output, work, experiment, inputs, facts)
         outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
 
@@ -152,10 +152,12 @@ def _fit(
 
     def save(path: Path) -> None:
         model, tokenizer = retriever.model, retriever.tokenizer
-        save_model(model, tokenizer, path, writes)
-        if writes:
-            limit, longest = positions(model), experiment.max_length
-            write_encoding(path, tokenizer, experiment.encoding, limit, longest)
+        limits = positions(model), experiment.max_length
+
+        def encoding(folder: Path) -> None:
+            write_encoding(folder, tokenizer, experiment.encoding, *limits)
+
+        save_model(model, tokenizer, path, writes, encoding)
 
     snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
     trainer.add_callback(
