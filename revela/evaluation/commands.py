@@ -78,7 +78,8 @@ def evaluate(
     from revela.config.local import collection_files
     from revela.evaluation import measure
 
-    files = list(itertools.chain(*collection_files(folder))) if folder else []
+    split = getattr(benchmark, "split", "test")
+    files = list(itertools.chain(*collection_files(folder, split))) if folder else []
     for path in (run, queries, output):
         if path and path.resolve() in [file.resolve() for file in files]:
             raise RevelaError(f"{path}: is a file of the collection")

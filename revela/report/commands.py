@@ -146,11 +146,12 @@ def ranking(
     runs: Annotated[list[Path], typer.Argument(help="TREC runs.")],
     query: Annotated[str | None, typer.Option(help="Id of the query; first by default.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Documents per run.")] = 3,
+    split: Annotated[str, typer.Option(help="Split of the collection's judgements.")] = "test",
 ) -> None:
     """Print a query of a collection and the top documents of some runs, relevant ones marked."""
     from revela.report.ranking import first_ranked
 
-    print(first_ranked(folder, runs, query, depth))
+    print(first_ranked(folder, runs, query, depth, split))
 
 
 def _write(files: Path, **texts: str) -> None:
