@@ -19,12 +19,28 @@ import typer
 from typer.core import TyperCommand
 
 from revela.common.errors import RevelaError
-from revela.common.outputs import atomic_output, write_manifest
+from revela.common.outputs import atomic_output, check_ours, write_manifest
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.keys import print_keys
 from revela.config.settings import Settings, parse_settings
 
 Output = Annotated[Path, typer.Option("--output", help="File or folder to write.")]
+
+
+def files_option(*suffixes: str) -> Any:
+    """Return the option of files to write in several formats."""
+
+    def check(files: Path | None) -> Path | None:
+        if files and files.suffix not in ("", *suffixes):
+            allowed = ", ".join(suffixes)
+            raise RevelaError(f"--output {files}: unknown format; allowed: {allowed}")
+        if files and not files.name:
+            raise RevelaError(f"cannot write {files}: a folder with this name exists")
+        return files
+
+    written = "Files to write, one per format, with its suffix."
+    return typer.Option("--output", help=written, callback=check)
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,10 +71,8 @@ def step(app: typer.Typer) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def recorded(**given: Any) -> None:
             output = given["output"]
-            ours = (output / "manifest.json").exists()
-            if output.is_dir() and not ours and any(output.iterdir()):
-                raise RevelaError(f"cannot write {output}: a folder with this name exists")
             with atomic_output(output) as temporary:
+                check_ours(output.with_suffix(".manifest.json"))
                 made: Made = function(**given | {"output": temporary})
                 if output.resolve() in [path.resolve() for path in made.inputs]:
                     raise RevelaError(f"--output {output}: is read by this step")

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import typer
 import yaml
 from safetensors.torch import load_file, save_file
 
-from revela.cli import main
+from revela.cli import app, main
+from revela.common.outputs import sha256
 from revela.config import load_config
-from tests.conftest import TEXTS, write_choices
+from tests.conftest import TEXTS, make_encoder, write_choices
 
 HERE = Path(__file__).parent / "bad_input"
 DELETE = object()
@@ -96,6 +98,9 @@ def project(tmp_path_factory, backbone) -> Path:
         for name, output in (("chunk rows", "chunks"), ("batch", "batches"), ("pair", "pairs")):
             made = PROJECT["commands"][name].replace("out.", f"{output}.")
             assert call(made, monkeypatch) is None
+        shutil.copytree("model", "retriever")
+        make_encoder(Path("retriever"))
+        assert call(PROJECT["commands"]["index"].replace(" out", " index"), monkeypatch) is None
     return folder
 
 
@@ -152,3 +157,47 @@ def test_one_line_and_nothing_half_written(copied, monkeypatch, changed, command
     pattern = ".*".join(map(re.escape, f"revela: error: {line}".split("…")))
     assert re.fullmatch(pattern, str(message)), message
     assert there() == before
+
+
+# A call of each command; of these, one that ends early, as a path is the matter here.
+LINES = {line.split()[0]: line for line in PROJECT["commands"].values()} | {
+    "clean": "clean old --results results",
+    "new": "new rows.jsonl --output out.yaml",
+    "push": "push model some/model --dry-run",
+    "report": "report mine.yaml",
+    "run": "run mine.yaml",
+    "serve": "serve nowhere",
+}
+COMMANDS = typer.main.get_command(app).commands
+
+
+def with_paths(line: str, path: str) -> Iterator[tuple[str, str]]:
+    """Yield each option or argument of a command that is a path, and the call with `path` there."""
+    name, *words = shlex.split(line)
+    known = {key: one for one in COMMANDS[name].params for key in one.opts}
+    arguments = [key for key, one in known.items() if one.param_type_name == "argument"]
+    places, position = {}, 0
+    while position < len(words):
+        option = known[words[position]] if words[position].startswith("--") else None
+        places[words[position] if option else arguments.pop(0)] = position + bool(option)
+        position += 2 if option and not option.is_flag else 1
+    for key, one in known.items():
+        if "Path" in str(one.type_descriptor.annotation):
+            changed = [*words] if key in places else [*words, key, ""]
+            changed[places.get(key, -1)] = path
+            yield key, shlex.join([name, *changed])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_file_of_the_user_is_removed_or_replaced(copied, monkeypatch, name):
+    """Of any command, wherever a path may be given: a folder with other files, or a file."""
+    Path("mine/task").mkdir(parents=True)
+    Path("mine/notes.txt").write_text("precious")
+    Path("mine/task/notes.txt").write_text("precious")
+    before = {path: sha256(path) for path in Path().rglob("[!.]*") if path.is_file()}
+    for path in ("mine", ".", "mine/notes.txt"):
+        for option, line in with_paths(LINES[name], path):
+            message = call(line, monkeypatch)
+            after = {path: sha256(path) for path in before if path.is_file()}
+            assert after == before, (option, path)
+            assert message is None or "\n" not in str(message), (option, path)

@@ -10,6 +10,10 @@ export REVELA_PYTHON=${REVELA_PYTHON:-$1} # the rehearsal has one of its own
 REVELA_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH=$REVELA_ROOT${PYTHONPATH:+:$PYTHONPATH}
 
+# All below results/ is the workflow's own, also what an earlier version wrote there: its steps may
+# replace it.
+mkdir -p results && echo '*' > results/.revela
+
 revela() { exec "$REVELA_PYTHON" -m revela "$@" 2>&1; }
 launch() { exec bash "$REVELA_ROOT/workflow/launch.sh" "$@" 2>&1; }
 record() {

@@ -1,4 +1,4 @@
-"""Atomic outputs, each with a manifest that records how it was made."""
+"""Atomic outputs, each with a manifest that records how it was made; no others are replaced."""
 
 import contextlib
 import errno
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -20,10 +21,144 @@ import revela
 from revela.common.errors import RevelaError, reading
 from revela.common.usage import energy_joules, joules_between, kilowatt_hours
 
+LEDGER = ".revela"
+"""In a folder, lists the files there that this package wrote, in the format of `sha256sum`.
+
+The line `*` alone claims the whole folder, which is then one of the package's own making.
+"""
+
 STARTED, _START_JOULES = time.time(), energy_joules()  # of this process
 _UMASK = os.umask(0)
 os.umask(_UMASK)
+_OWN = {LEDGER, f"{LEDGER}.lock", ".snakemake_timestamp"}
+_TEMPORARY = re.compile(r"\..+\.\d+\.part")
 _WRITE_ERRORS = {errno.EPERM, errno.EACCES, errno.EFBIG, errno.ENOSPC, errno.EROFS, errno.EDQUOT}
+
+
+def check_ours(*paths: Path) -> None:
+    """Check that files and folders may be replaced or removed, if they exist.
+
+    Raises:
+        RevelaError: one of them is or contains a file that this package did not write, or that was
+            changed since.
+    """
+    for path in paths:
+        if foreign := next(_foreign(path), None):
+            raise RevelaError(
+                f"{foreign}: not written by revela, or changed since; move it away or give another "
+                "output"
+            )
+
+
+def _foreign(path: Path) -> Iterator[Path]:
+    if _is_claimed(path) or not os.path.lexists(path):
+        return
+    known, files = _listed(path.parent), [path]
+    if path.is_dir() and not path.is_symlink():
+        files = []
+        for parent, folders, names in os.walk(path):
+            folder = Path(parent)
+            if _is_claimed(folder):
+                folders.clear()
+                continue
+            known |= _listed(folder)
+            links = [name for name in folders if (folder / name).is_symlink()]
+            files += [folder / name for name in (*links, *names)]
+    for file in sorted(file for file in files if not _is_internal(file)):
+        if file.is_symlink() or not file.is_file() or (file, sha256(file)) not in known:
+            yield file
+
+
+def _listed(folder: Path) -> set[tuple[Path, str]]:
+    """Return the files of a folder's ledger, each with its digest."""
+    with contextlib.suppress(OSError):
+        text = (folder / LEDGER).read_text(encoding="utf-8", errors="surrogateescape")
+        return {(folder / line[66:], line[:64]) for line in text.splitlines()}
+    return set()
+
+
+def _list(files: Mapping[str, Path], folder: Path) -> None:
+    """Add files, by their names in a folder, to its ledger."""
+    lines = [f"{sha256(file)}  {name}\n" for name, file in files.items()]
+    # If it cannot be written, as in another user's folder, the output will just not be replaced.
+    with (
+        contextlib.suppress(OSError),
+        (folder / LEDGER).open("a", encoding="utf-8", errors="surrogateescape") as stream,
+    ):
+        stream.write("".join(lines))
+
+
+def claim(folder: Path) -> None:
+    """Make a folder in which everything is this package's own.
+
+    Raises:
+        RevelaError: it contains a file that this package did not write.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not _is_claimed(folder):
+        check_ours(folder)
+        (folder / LEDGER).write_text("*\n", encoding="utf-8")
+
+
+def _is_claimed(path: Path) -> bool:
+    """Return whether a path is, or is within, a folder of our own making or a temporary."""
+    path = path.absolute()
+    return any(
+        _is_internal(place) or (place, "*") in _listed(place) for place in (path, *path.parents)
+    )
+
+
+def _is_internal(path: Path) -> bool:
+    return path.name in _OWN or bool(_TEMPORARY.fullmatch(path.name))
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder that this package wrote.
+
+    Raises:
+        RevelaError: it is, or contains, another file; nothing is removed.
+    """
+    check_ours(path)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def replace(source: Path, path: Path) -> None:
+    """Rename a file or folder of this package to `path`, replacing what it wrote there before.
+
+    Raises:
+        RevelaError: there is another file.
+    """
+    check_ours(path)
+    if path.is_dir():
+        remove(path)
+    if not _is_claimed(path):  # listed first: a kill must not leave a file that seems foreign
+        if source.is_file():
+            _list({path.name: source}, path.parent)
+        elif not (source / LEDGER).exists():
+            files = [file for file in source.rglob("*") if file.is_file()]
+            _list({str(file.relative_to(source)): file for file in files}, source)
+    os.replace(source, path)
+
+
+@contextlib.contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """Yield a folder of our own for files that a restart reuses; remove it on success or if empty.
+
+    Raises:
+        RevelaError: it contains a file that this package did not write.
+    """
+    claim(folder)
+    done = False
+    try:
+        yield folder
+        done = True
+    finally:
+        with contextlib.suppress(OSError):  # over NFS, a file that is still open
+            if done or _OWN.issuperset(file.name for file in folder.iterdir()):
+                remove(folder)
 
 
 @contextlib.contextmanager
@@ -34,21 +169,24 @@ def atomic_output(path: Path) -> Iterator[Path]:
     nothing is left behind.
 
     Raises:
-        RevelaError: the folder cannot be written, or the disk is full.
+        RevelaError: the folder cannot be written, the disk is full, or `path` is or contains a file
+            that this package did not write.
     """
     if path.name in {"", ".."}:
         raise RevelaError(f"cannot write {path}: a folder with this name exists")
+    check_ours(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
-        temporary.unlink()
+        remove(temporary)
     except OSError as error:
         raise RevelaError(f"cannot write {path}: {error.strerror}") from error
     try:
         for stale in path.parent.glob(f".{path.name}.[0-9]*.part"):
             if not Path("/proc", stale.suffixes[-2][1:]).exists():
-                _remove(stale)  # left by a killed process
+                with contextlib.suppress(OSError):
+                    remove(stale)  # left by a killed process
         yield temporary
         # safetensors makes its files readable by their owner only.
         for file in (temporary, *temporary.rglob("*")):
@@ -65,21 +203,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
             raise RevelaError(f"cannot write {path}: {error.strerror}") from error
         raise
     finally:
-        _remove(temporary)
-
-
-def replace(source: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, replacing whatever exists there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    os.replace(source, path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            remove(temporary)
 
 
 def could_not_write(error: BaseException | None) -> bool:

@@ -204,7 +204,7 @@ def check_local(config: Config) -> None:
         if isinstance(suite, FolderBenchmark):
             for task in suite.tasks:
                 with errors_at(f"benchmarks.{name}"):
-                    collection_files(Path(suite.path, task))
+                    collection_files(Path(suite.path, task), suite.split)
     for section in ("experiments", "models"):
         for name in getattr(config, section):
             for folder in config.local_models(section, name):

@@ -72,6 +72,7 @@ class LanguageModel(Settings):
 Retriever = Bm25Model | LuceneModel | EncoderModel | ApiModel
 AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
 AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
+SplitName = Annotated[str, Field(pattern=r"^\w+$")]
 TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
 
 
@@ -138,12 +139,14 @@ class MtebBenchmark(Benchmark):
 class FolderBenchmark(Benchmark):
     """Collections in BEIR layout, each in the folder `<path>/<task>`.
 
-    It holds `{corpus,queries}.jsonl[.gz]` and `qrels.tsv` or `qrels/test.tsv`, or, in the layout of
-    mteb's data sets, `{corpus,queries,qrels}/test-*.parquet`.
+    It holds `{corpus,queries}.jsonl[.gz]` and `qrels/<split>.tsv` (for `test` also `qrels.tsv`),
+    or, in the layout of mteb's data sets, `{corpus,queries,qrels}/<split>-*.parquet`. A relevance
+    below 0 counts as 0, as in trec_eval's measures of gain, precision and recall.
     """
 
     source: Literal["folder"]
     path: LocalPath
+    split: SplitName = Field("test", description="split of the judgements, such as `dev`")
     tasks: list[TaskName] = Field(min_length=1)
 
 

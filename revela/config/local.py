@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from revela.common.errors import RevelaError, errors_at, reading
+from revela.common.errors import RevelaError, errors_at, reading, unknown_name
 from revela.common.outputs import read_json
 from revela.config.formats import ALLOWED, ROWS, is_aside, is_plain, row_format
 from revela.config.names import ModelRef
@@ -113,17 +113,28 @@ def _visible(folder: Path) -> list[Path]:
     )
 
 
-def collection_files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return the files of a collection's corpus, of its queries and of its judgements.
+def collection_files(
+    folder: Path, split: str = "test"
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """Return the files of a collection's corpus, of its queries and of a split's judgements.
 
     They are in BEIR layout or, as Parquet files, in that of mteb's data sets.
 
     Raises:
         RevelaError: one is missing, or there in two formats.
     """
-    texts = ("{}.jsonl", "{}.jsonl.gz", "{}/test-*.parquet", "{}/*.parquet")
+    texts = ("{}.jsonl", "{}.jsonl.gz", f"{{}}/{split}-*.parquet", "{}/*.parquet")
     corpus, queries = ([file.format(name) for file in texts] for name in ("corpus", "queries"))
-    qrels = ["qrels.tsv", "qrels/test.tsv", "qrels/test-*.parquet", "data/test-*.parquet"]
+    qrels = [f"qrels/{split}.tsv", f"qrels/{split}-*.parquet", f"data/{split}-*.parquet"]
+    if split == "test":
+        qrels.insert(0, "qrels.tsv")
+    judged = [*folder.glob("qrels/*.tsv"), *folder.glob("qrels/*.parquet")]
+    judged += [*folder.glob("data/*.parquet")]
+    splits = {file.name.partition(".")[0].partition("-")[0] for file in judged}
+    if (folder / "qrels.tsv").exists():
+        splits.add("test")
+    if splits and split not in splits:
+        raise RevelaError(f"{folder}: {unknown_name('split', split, splits)}")
     for names in (corpus, queries, qrels):
         found = [file for file in names if any(folder.glob(file))]
         if len(found) > 1 and not found[0].endswith(".parquet"):

@@ -44,14 +44,15 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cac
     check_name("task", "task", task, benchmark.tasks)
     if folder is None:
         raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs --folder")
-    return local_task(task, folder, cache)
+    return local_task(task, folder, cache, getattr(benchmark, "split", "test"))
 
 
-def local_task(name: str, folder: Path, cache: Path) -> Any:
+def local_task(name: str, folder: Path, cache: Path, split: str = "test") -> Any:
     """Return a local collection as an mteb retrieval task, its corpus memory-mapped in `cache`.
 
     The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), both optionally
-    gzipped, and qrels.tsv or qrels/test.tsv (query-id, corpus-id, score, optionally with a header);
+    gzipped, and qrels/<split>.tsv (query-id, corpus-id, score, optionally with a header), for the
+    split `test` also qrels.tsv;
     or Parquet files with these columns in corpus/, queries/ and qrels/, as mteb publishes them.
     A query that is a document of the collection, with its id and its text, does not retrieve
     itself, as in BEIR.
@@ -71,23 +72,23 @@ def local_task(name: str, folder: Path, cache: Path) -> Any:
             description=f"{name}, a local collection",
             type="Retrieval",
             category="t2t",
-            eval_splits=["test"],
+            eval_splits=[split],
             eval_langs=["eng-Latn"],
             main_score="ndcg_at_10",
         )
 
-    corpus, queries, qrels = collection_files(folder)
+    corpus, queries, qrels = collection_files(folder, split)
     asked = read_queries(queries)
     documents = _memory_mapped(read_rows(corpus), cache / CORPUS)
     places = {name: place for place, name in enumerate(documents["id"])}
     task = LocalTask()
-    split = {
+    data = {
         "corpus": documents,
         "queries": Dataset.from_dict({"id": list(asked), "text": list(asked.values())}),
         "relevant_docs": read_qrels(qrels, set(asked), set(places)),
         "top_ranked": None,
     }
-    task.dataset, task.data_loaded = {"default": {"test": split}}, True
+    task.dataset, task.data_loaded = {"default": {split: data}}, True
     # Equal ids alone may be a coincidence, such as numbers.
     same = {
         name: text.split() == documents[places[name]]["text"].split()
@@ -96,7 +97,7 @@ def local_task(name: str, folder: Path, cache: Path) -> Any:
     }
     if any(same.values()):
         for name in (name for name, equal in same.items() if not equal):
-            if split["relevant_docs"].get(name, {}).get(name):
+            if data["relevant_docs"].get(name, {}).get(name):
                 raise RevelaError(
                     f"{qrels[0]}: document {name!r} is relevant to query {name!r}, but it would be "
                     "excluded as the query itself, as other queries are documents of the "
@@ -230,7 +231,7 @@ def _is_header(row: list[str]) -> bool:
 def read_qrels(
     paths: Sequence[Path], queries: set[str], documents: set[str]
 ) -> dict[str, dict[str, int]]:
-    """Return query → document → relevance; missing documents are kept.
+    """Return query → document → relevance, one below 0 as 0; missing documents are kept.
 
     Raises:
         RevelaError: see `local_task`.
@@ -241,16 +242,17 @@ def read_qrels(
     for place, row in _judgements(paths):
         try:
             query, document, score = *map(str.strip, row[:2]), float(row[2])
-            if len(row) > 3 or "_" in row[2] or not 0 <= score < 2**31 or score % 1:
+            if len(row) > 3 or "_" in row[2] or not abs(score) < 2**31 or score % 1:
                 raise ValueError
         except (IndexError, ValueError) as error:
             raise RevelaError(
-                f"{place}: expected query-id, corpus-id and a score of 0, 1, …, separated by tabs; "
+                f"{place}: expected query-id, corpus-id and an integer score, separated by tabs; "
                 f"got {chr(9).join(row)!r}"
             ) from error
         for kind, name, known in (("query", query, queries), ("document", document, documents)):
             if name not in known:
                 unknown.append(f"{place}: no {kind} {name!r} in the collection")
+        score = max(0, score)  # as in trec_eval; negative ones are given to spam
         judged = relevant.setdefault(query, {})
         if judged.get(document, score) != score:
             raise RevelaError(

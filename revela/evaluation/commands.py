@@ -1,7 +1,7 @@
 """`revela collection`, `evaluate`, `evaluate-lm`."""
 
-import contextlib
 import itertools
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from revela.common.errors import RevelaError, check_name
-from revela.common.outputs import atomic_output, write_json, write_text
+from revela.common.locks import locked
+from revela.common.outputs import atomic_output, check_ours, scratch, write_json, write_text
 from revela.config.evaluation import (
     AnyRetriever,
     IrDatasetsBenchmark,
@@ -19,14 +20,15 @@ from revela.config.evaluation import (
     PydocsBenchmark,
     RetrievalBenchmark,
 )
-from revela.evaluation.benchmarks import CORPUS, load_task
+from revela.evaluation.benchmarks import load_task
 from revela.step import Made, Output, step
 
 app = typer.Typer()
 
 Scores = Annotated[Path, typer.Option("--scores", help="JSON file to write.")]
 Cache = Annotated[
-    Path, typer.Option(help="Folder for embeddings, which a restart reuses, and BM25 indexes.")
+    Path,
+    typer.Option(help="Folder for temporary embeddings, which a restart reuses, and BM25 indexes."),
 ]
 Name = Annotated[str, typer.Option(help="Name of the model in the output.")]
 
@@ -76,15 +78,18 @@ def evaluate(
     from revela.evaluation import measure
     from revela.retriever.source import Source
 
-    files = list(itertools.chain(*collection_files(folder))) if folder else []
+    split = getattr(benchmark, "split", "test")
+    files = list(itertools.chain(*collection_files(folder, split))) if folder else []
     for path in (run, queries, output):
         if path and path.resolve() in [file.resolve() for file in files]:
             raise RevelaError(f"{path}: is a file of the collection")
-    try:
-        loaded_task = load_task(benchmark, task, folder, cache)
+    check_ours(*filter(None, (run, queries, mteb, embeddings)))
+    work = cache / re.sub(r"[^\w.@+-]", "-", f"{name}-{task}")
+    with locked(work, "evaluation", own=1), scratch(work):
+        loaded_task = load_task(benchmark, task, folder, work)
         source = Source.of(model) if model.kind == "encoder" else None
         revision = source.fingerprint() if source else ""
-        searcher = measure.load_searcher(model, name, revision, benchmark, cache, similar)
+        searcher = measure.load_searcher(model, name, revision, benchmark, work, similar)
         found = measure.evaluate(searcher, loaded_task)
         for path, text in ((run, found.run), (queries, found.queries)):
             if path:
@@ -93,17 +98,13 @@ def evaluate(
             with atomic_output(mteb) as temporary:
                 ResultCache(temporary).save_to_cache(found.result, searcher.mteb_model_meta)
         write_json(output, found.scores)
-    finally:  # the copy of a corpus is removed, and the cache if it is then empty
-        with contextlib.suppress(OSError):  # something else is in it, or it is no folder
-            (cache / CORPUS).unlink(missing_ok=True)
-            cache.rmdir()
-            cache.parent.rmdir()
-    if model.kind == "encoder":
-        if embeddings:
-            shutil.move(cache, embeddings)
-        shutil.rmtree(cache, ignore_errors=True)  # large, and quick to recompute
-        with contextlib.suppress(OSError):
-            cache.parent.rmdir()  # if this was the last running task
+        if embeddings and model.kind == "encoder":
+            with atomic_output(embeddings) as temporary:
+                temporary.mkdir()
+                for shards in work.glob("*/*.safetensors"):
+                    place = temporary / shards.parent.name
+                    place.mkdir(exist_ok=True)
+                    shutil.move(shards, place)
     summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"
     if found.unjudged:
         summary += f"; {found.unjudged} queries without judgements are excluded"

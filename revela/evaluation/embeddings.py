@@ -74,8 +74,10 @@ def encode_corpus(
     embeddings depend on besides the texts.
 
     Raises:
-        RevelaError: an embedding is not finite, or a device's process died.
+        RevelaError: an embedding is not finite, a device's process died, or the folder contains
+            other files.
     """
+    outputs.claim(folder)
     numbers = range(len(passages))
     shards = [
         Shard(folder / f"{n:05}.safetensors", numbers[start : start + SHARD_SIZE])
@@ -173,7 +175,7 @@ class _Job:
         except (SafetensorError, OSError) as error:
             reason = f"cannot be read ({error})"
         print(f"{shard.path} {reason}: encoding it again")
-        shard.path.unlink()
+        outputs.remove(shard.path)
         return False
 
     def encode(self, shards: list[Shard], device: str, place: int) -> None:

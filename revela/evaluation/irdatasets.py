@@ -11,8 +11,6 @@ from revela.evaluation.benchmarks import write_collection
 def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[str, int]:
     """Write a task in BEIR layout; return its sizes.
 
-    A relevance below 0, which some collections give to spam, becomes 0.
-
     Raises:
         RevelaError: ir_datasets is not installed, does not know or cannot load the collection, or
             it lacks documents, queries or judgements.
@@ -39,9 +37,7 @@ def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[s
             folder,
             documents=((one.doc_id, *_title_and_text(one)) for one in found.docs_iter()),
             queries=((one.query_id, one.default_text()) for one in found.queries_iter()),
-            judgements=(
-                (one.query_id, one.doc_id, max(0, one.relevance)) for one in found.qrels_iter()
-            ),
+            judgements=((one.query_id, one.doc_id, one.relevance) for one in found.qrels_iter()),
         )
     except (OSError, RuntimeError) as error:
         raise RevelaError(f"{where}: cannot be read: {error}") from error

@@ -13,7 +13,7 @@ from revela.plan import status
 from revela.plan.check import check
 from revela.plan.run import run
 from revela.plan.status import Results
-from revela.step import command
+from revela.step import command, files_option
 
 app = typer.Typer()
 
@@ -65,9 +65,7 @@ def clean(
 @app.command()
 def usage(
     results: Results = Path("results"),
-    files: Annotated[
-        Path | None, typer.Option("--output", help="Files to write: CSV and Markdown.")
-    ] = None,
+    files: Annotated[Path | None, files_option(".csv", ".md")] = None,
     paper: Annotated[Path | None, typer.Option(help="CSV of reported GPU-hours.")] = None,
 ) -> None:
     """Summarise GPU-hours, energy and peak memory by model, from the manifests in `results/`."""
@@ -84,7 +82,7 @@ def usage(
 @command(app)
 def cost(
     settings: Config,
-    files: Annotated[Path, typer.Option("--output", help="Files to write: CSV, Markdown, LaTeX.")],
+    files: Annotated[Path, files_option(".csv", ".md", ".tex")],
     known: Annotated[
         Path, typer.Option(exists=True, help="Folder with corpora.csv and models.json.")
     ],

@@ -4,11 +4,9 @@ Imports nothing heavy, so that `revela status` is fast.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
-import shutil
 import socket
 import statistics
 import sys
@@ -20,7 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from revela.common.errors import RevelaError
-from revela.common.outputs import read_json
+from revela.common.locks import is_locked
+from revela.common.outputs import check_ours, read_json, remove
 from revela.common.usage import read_segments, spent
 
 _QUIET = 300  # seconds (or steps, below) without activity until a training counts as stalled
@@ -148,7 +147,7 @@ def clean(results: Path, model: str) -> int:
     """Remove the files of an unfinished training or evaluation; return their size in bytes.
 
     Raises:
-        RevelaError: there are none, or it is running.
+        RevelaError: there are none, it is running, or a file of others is among them.
     """
     if not re.fullmatch(r"[A-Za-z0-9][\w.@-]*", model, re.ASCII):
         raise RevelaError(f"{model!r}: not the name of an experiment or model")
@@ -160,30 +159,19 @@ def clean(results: Path, model: str) -> int:
     now = time.time()
     running = [row["model"] for row in trainings(results, now) if row["state"] == "running"]
     # A training that hangs, or that saves and checks its model after the last step, has its lock.
-    if model in running or _is_locked(left[0] / "lock"):
+    if model in running or is_locked(left[0]):
         raise RevelaError(f"{model!r} is running")
-    last = max(map(_written, shards.glob("*/*/*.safetensors")), default=0)
+    last = max(map(_written, shards.rglob("*.safetensors")), default=0)
     if now - last < _QUIET:
         raise RevelaError(
             f"{model!r} is being evaluated: a shard was written {_ago(now, last)}; if the "
             f"evaluation has ended, try again in {duration(last + _QUIET - now)}"
         )
     size = sum(map(_size, folders))
+    check_ours(*folders)
     for folder in folders:
-        shutil.rmtree(folder)
+        remove(folder)
     return size
-
-
-def _is_locked(lock: Path) -> bool:
-    """Return whether a process holds a training's lock."""
-    try:
-        with lock.open("r+") as stream:  # over NFS, a lock needs write access
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 def _size(folder: Path) -> int:
@@ -207,8 +195,8 @@ def _written(path: Path) -> float:
 def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
     """Return a row for each running or interrupted evaluation, with its shards so far."""
     seen = defaultdict(list)
-    for path in results.glob("shards/*/*/*/*.safetensors"):
-        seen[path.parts[-4:-2]].append(_written(path))
+    for path in results.glob("shards/*/*/*/*/*.safetensors"):
+        seen[path.parts[-5:-3]].append(_written(path))
     return [
         {"model": model, "task": task, "shards": len(times), "last": _ago(now, max(times))}
         for (model, task), times in sorted(seen.items())

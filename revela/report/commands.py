@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,7 +10,7 @@ from revela.common.errors import RevelaError, reading
 from revela.common.outputs import atomic_output, write_text
 from revela.config.read import load_config
 from revela.config.report import AnyFigure, Listing, Table
-from revela.step import command
+from revela.step import command, files_option
 
 app = typer.Typer()
 
@@ -19,21 +19,8 @@ Scores = Annotated[
 ]
 
 
-def _files(*suffixes: str) -> Any:
-    """Return the option of files to write in several formats."""
-
-    def check(files: Path) -> Path:
-        if files.suffix not in ("", *suffixes):
-            allowed = ", ".join(suffixes)
-            raise RevelaError(f"--output {files}: unknown format; allowed: {allowed}")
-        return files
-
-    written = "Files to write, one per format, with its suffix."
-    return typer.Option("--output", help=written, callback=check)
-
-
-Files = Annotated[Path, _files(".csv", ".md", ".tex")]
-Drawings = Annotated[Path, _files(".png", ".pdf")]
+Files = Annotated[Path, files_option(".csv", ".md", ".tex")]
+Drawings = Annotated[Path, files_option(".png", ".pdf")]
 
 
 @command(app)
@@ -134,7 +121,7 @@ def show(tables: Annotated[list[Path], typer.Argument(help="Tables, in any forma
     from rich.markdown import Markdown
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    for path in (table.with_suffix(".md") for table in tables):
+    for path in (table.parent / f"{table.stem}.md" for table in tables):
         if not path.exists():
             raise RevelaError(f"{path}: no such file")
         console.print(Markdown(path.read_text(encoding="utf-8")))
@@ -159,11 +146,12 @@ def ranking(
     runs: Annotated[list[Path], typer.Argument(help="TREC runs.")],
     query: Annotated[str | None, typer.Option(help="Id of the query; first by default.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="Documents per run.")] = 3,
+    split: Annotated[str, typer.Option(help="Split of the collection's judgements.")] = "test",
 ) -> None:
     """Print a query of a collection and the top documents of some runs, relevant ones marked."""
     from revela.report.ranking import first_ranked
 
-    print(first_ranked(folder, runs, query, depth))
+    print(first_ranked(folder, runs, query, depth, split))
 
 
 def _write(files: Path, **texts: str) -> None:

@@ -131,4 +131,5 @@ def _queries(config: Config, task: str, results: Path) -> dict[str, str]:
     folder = config.collection(task)
     if folder is None or not (local := _below(results, folder)).exists():
         return {}
-    return read_queries(collection_files(local)[1])
+    split = getattr(config.task(task), "split", "test")
+    return read_queries(collection_files(local, split)[1])

@@ -12,7 +12,9 @@ from revela.evaluation.benchmarks import read_qrels, read_queries, read_rows
 _WIDTH = 90  # characters of a text
 
 
-def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) -> str:
+def first_ranked(
+    folder: Path, runs: list[Path], query: str | None, depth: int, split: str = "test"
+) -> str:
     """Return a query and each run's top documents, relevant ones marked, as lines of text.
 
     TREC runs are labelled by their folder and show `depth` documents; the query is the id of one,
@@ -21,7 +23,7 @@ def first_ranked(folder: Path, runs: list[Path], query: str | None, depth: int) 
     Raises:
         RevelaError: a file cannot be read, or the collection has no such query.
     """
-    corpus, queries, qrels = collection_files(folder)
+    corpus, queries, qrels = collection_files(folder, split)
     asked = read_queries(queries)
     if query:
         check_name(str(queries[0]), "query", query, asked)

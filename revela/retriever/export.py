@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError
-from revela.common.outputs import atomic_output
+from revela.common.outputs import atomic_output, check_ours
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
 from revela.retriever.card import make_card
@@ -19,14 +19,13 @@ def export(model: Path, output: Path) -> float:
     one here.
 
     Raises:
-        RevelaError: the folder is not a retriever, the output is the same folder or exists and is
-            not a retriever, or sentence-transformers encodes differently; nothing is written then.
+        RevelaError: the folder is not a retriever, the output is within it or has other
+            files, or sentence-transformers encodes differently; nothing is written then.
     """
     check_is_retriever(model)
-    if output.exists() and not (output / "modules.json").is_file():
-        raise RevelaError(f"{output}: exists but is not a retriever; give another output")
     if output.resolve().is_relative_to(model.resolve()):
         raise RevelaError(f"{output}: is in the folder to export; give another output")
+    check_ours(output)
     source = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
     merged = load_encoder(source, "float32", "cpu")
     transformer: Any = merged[0]

@@ -24,7 +24,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
 from revela.common.errors import RevelaError, reading
-from revela.common.outputs import atomic_output, read_json, write_json
+from revela.common.locks import locked
+from revela.common.outputs import atomic_output, read_json, remove, write_json
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.encoding import EncodingKeys
 from revela.config.evaluation import EncoderModel, Language
@@ -75,8 +76,8 @@ def build(
         workers: processes that split documents.
 
     Raises:
-        RevelaError: the folder contains other files or a different index, a text or a model cannot
-            be read, or the texts changed during indexing.
+        RevelaError: the folder contains other files or a different index, or another process is
+            indexing into it; a text or a model cannot be read; or the texts changed meanwhile.
     """
     if folder.exists():
         # Hidden files: temporary ones of a killed call, or a file manager's.
@@ -85,6 +86,18 @@ def build(
             raise RevelaError(f"{folder}: exists but is not an index; give another --output")
     if corpus.source == "files" and folder.resolve().is_relative_to(Path(corpus.path).resolve()):
         raise RevelaError(f"{folder}: is in the folder of the texts; give another --output")
+    with locked(folder, "revela index"):
+        return _build(corpus, models, folder, max_length, language, workers)
+
+
+def _build(
+    corpus: AnyCorpus,
+    models: Sequence[str],
+    folder: Path,
+    max_length: int,
+    language: Language | None,
+    workers: int,
+) -> dict[str, Any]:
     models = [str(Path(one).resolve()) if Path(one).is_dir() else one for one in models]
     if twice := {model for model in models if models.count(model) > 1}:
         raise RevelaError(f"--model {min(twice)}: given twice")
@@ -107,7 +120,7 @@ def build(
     before = _state(corpus)
     with atomic_output(folder / "chunks.parquet") as temporary:
         counts = chunk_corpus(corpus, temporary, workers)
-        (folder / "index.json").unlink(missing_ok=True)  # the index is whole until here
+        remove(folder / "index.json")  # the index is whole until here
     if skipped := counts.skipped.summary():
         print(skipped)
     texts = _texts(folder)
@@ -135,8 +148,8 @@ def build(
         made_by = "\n".join(map(str, facts))
         place = folder / "embeddings" / str(number)
         shards = encode_corpus(load, texts, max_length, place, made_by, devices())
-        for stale in set(place.glob("*")) - {shard.path for shard in shards}:
-            stale.unlink()  # from a larger version of the corpus
+        for stale in set(place.glob("[0-9]*.safetensors")) - {shard.path for shard in shards}:
+            remove(stale)  # from a larger version of the corpus
     if _state(corpus) != before:
         raise RevelaError("the texts changed during indexing; run the command again")
     described |= {"documents": counts.documents, "chunks": counts.chunks}

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,16 @@ from revela.training.trainlog import LOG, append_line, keep_log_until
 
 
 @contextlib.contextmanager
-def start(output: Path, settings: Experiment | Backbone, inputs: list[Path]) -> Iterator[Path]:
-    """Lock a model's folder, seed, and yield the folder of this training's checkpoints."""
-    with checkpoints.work_folder(output, settings.dump(), inputs) as work:
+def start(
+    output: Path, settings: Experiment | Backbone, inputs: list[Path], written: Iterable[str]
+) -> Iterator[Path]:
+    """Lock a model's folder, seed, and yield the folder of this training's checkpoints.
+
+    Raises:
+        RevelaError: a file or folder to be `written` is there and is not of a training.
+    """
+    written = (*written, LOG, "manifest.json")
+    with checkpoints.work_folder(output, settings.dump(), inputs, written) as work:
         keep_freed_memory()
         transformers.set_seed(settings.seed)
         trackers.prepare(output, work.name)

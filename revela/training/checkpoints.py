@@ -6,17 +6,15 @@ if the training had finished. Its Trainer does not detect damaged checkpoints.
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +26,7 @@ from accelerate import PartialState
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
+from revela.common.locks import locked
 
 _LAYOUT = "2"  # of the weights' names in a checkpoint: none of another layout is resumed
 COMPLETE = "complete.json"  # of a checkpoint, written last: file hashes, processes
@@ -38,14 +37,17 @@ class Stopped(RevelaError):
 
 
 @contextlib.contextmanager
-def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Path]:
+def work_folder(
+    output: Path, settings: str, inputs: list[Path], written: Iterable[str] = ()
+) -> Iterator[Path]:
     """Lock `output` for one training and yield the folder of its checkpoints.
 
     The folder is named by a hash of settings and inputs: if they change, a training starts from
     step 0. It is removed when the block succeeds; otherwise the same training reuses it.
 
     Raises:
-        RevelaError: another training holds the lock, or `output` cannot be written.
+        RevelaError: another training holds the lock, `output` cannot be written, or one of the
+            files and folders to be `written` there is not of a training.
     """
     known = "".join([_LAYOUT, settings, *map(outputs.sha256, inputs)])
     folder = output / "checkpoints"
@@ -53,35 +55,13 @@ def work_folder(output: Path, settings: str, inputs: list[Path]) -> Iterator[Pat
     first = int(os.environ.get("RANK", "0")) == 0
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_parent()  # otherwise processes keep training after their launcher is killed
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        stream = (folder / "lock").open("w")
-    except OSError as error:
-        raise RevelaError(f"cannot write {folder}: {error.strerror}") from error
-    with stream:
-        try:
-            if first:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RevelaError(f"{output}: another training is using this folder") from error
-        except OSError as error:
-            raise RevelaError(
-                f"cannot lock {folder}: {error.strerror}; the file system must be mounted with "
-                "flock"
-            ) from error
-        try:
-            yield work
-            PartialState().wait_for_everyone()
-            if first:
-                shutil.rmtree(work)
-        finally:
-            if first:
-                with contextlib.suppress(OSError):  # keep what a training can resume from
-                    (folder / "lock").unlink()
-                    if work.exists():
-                        work.rmdir()
-                    folder.rmdir()
-                    output.rmdir()
+    with contextlib.ExitStack() as stack:
+        if first:
+            stack.enter_context(locked(folder, "training", own=1))
+            outputs.check_ours(*(output / name for name in written))
+            stack.enter_context(outputs.scratch(work))
+        yield work
+        PartialState().wait_for_everyone()
 
 
 def _die_with_parent() -> None:
@@ -129,7 +109,7 @@ def last_checkpoint(work: Path) -> Path | None:
         if problem is None:
             return folder
         print(f"{folder}: {problem}; using the previous checkpoint", flush=True)
-        shutil.rmtree(folder)
+        outputs.remove(folder)
     return None
 
 

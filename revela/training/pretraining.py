@@ -18,6 +18,7 @@ from revela.training.base import BaseTrainer, finish, start, training_arguments
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 _TOKENIZER_CHARACTERS = 20_000_000  # enough text for a small vocabulary
 _HELD_OUT_EVERY = 100  # documents
+_WRITTEN = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 _HELD_OUT = 400  # windows at most
 
 
@@ -36,7 +37,7 @@ def pretrain(
     """
     length, rows = settings.sequence_length, settings.sequences_per_step
     steps = max(1, settings.tokens // (length * rows))
-    with start(output, settings, chunks) as work:
+    with start(output, settings, chunks, _WRITTEN) as work:
         arguments = training_arguments(
             settings,
             work,
@@ -85,7 +86,7 @@ def pretrain(
                 model.save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
             for file in (work / "model").iterdir():
-                file.replace(output / file.name)
+                outputs.replace(file, output / file.name)
             facts = {
                 "parameters": model.num_parameters(),
                 "corpus_tokens": len(trainer.train_dataset) * length,

@@ -75,7 +75,7 @@ def train(
     workers = loader_workers if devices()[0] != "cpu" else 0
     if workers:  # which are forked: they would wait for threads of tokenizers in this process
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with start(output, experiment, inputs) as work:
+    with start(output, experiment, inputs, (*MADE, "retriever-unchecked")) as work:
         # Before the models: ZeRO-3 shards weights while they are loaded.
         arguments = training_arguments(
             experiment,
@@ -102,8 +102,8 @@ def train(
             return
         check_folder(unchecked)
         outputs.replace(unchecked, final)
-        found = [file for folder in MADE for file in (output / folder).rglob("*") if file.is_file()]
-        facts["files"] = sorted(str(file.relative_to(output)) for file in found)
+        found = [file for folder in MADE for file in (output / folder).rglob("[!.]*")]
+        facts["files"] = sorted(str(one.relative_to(output)) for one in found if one.is_file())
         finish(output, work, experiment, inputs, facts)
         outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
 

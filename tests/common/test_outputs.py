@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +14,15 @@ from safetensors.torch import save_file
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.common.outputs import atomic_output, sha256, write_manifest, write_text
+from revela.common.outputs import (
+    LEDGER,
+    atomic_output,
+    claim,
+    remove,
+    sha256,
+    write_manifest,
+    write_text,
+)
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):
@@ -28,7 +37,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     with pytest.raises(RuntimeError):
         fail()
     assert path.read_text() == "first"
-    assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
+    assert {p.name for p in tmp_path.iterdir()} == {"out.txt", LEDGER}
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
@@ -37,7 +46,35 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     living = tmp_path / f".out.txt.{os.getppid()}.part"
     living.write_text("half")
     write_text(tmp_path / "out.txt", "whole")
-    assert {p.name for p in tmp_path.iterdir()} == {"out.txt", living.name}
+    assert {p.name for p in tmp_path.iterdir()} == {"out.txt", living.name, LEDGER}
+
+
+def test_only_what_was_written_here_is_replaced_or_removed(tmp_path):
+    ours, changed, link, model = (tmp_path / name for name in ("ours", "changed", "link", "model"))
+    for path in (ours, changed):
+        write_text(path, "made")
+    changed.write_text("by hand")
+    link.symlink_to(ours)
+    with atomic_output(model) as folder:
+        folder.mkdir()
+        (folder / "weights").touch()
+    (model / "deep").mkdir()
+    (model / "deep" / "notes").touch()
+    for path, named in ((changed, changed), (link, link), (model, model / "deep" / "notes")):
+        for change in (lambda path: write_text(path, ""), remove):
+            with pytest.raises(RevelaError, match=f"{named}: not written by revela, or changed"):
+                change(path)
+    assert (changed.read_text(), link.is_symlink(), len([*model.rglob("*")])) == (
+        "by hand",
+        True,
+        4,
+    )
+    with pytest.raises(RevelaError, match="deep/notes: not written by revela"):
+        claim(model)
+    shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns("deep"))
+    for path in (ours, tmp_path / "copy"):  # a copy has other times and the same content
+        remove(path)
+        assert not path.exists()
 
 
 def test_the_commit_of_another_project_is_not_ours(tmp_path, monkeypatch):
@@ -53,7 +90,7 @@ def test_a_folder_replaces_a_folder(tmp_path):
         with atomic_output(tmp_path / "model") as folder:
             folder.mkdir()
             (folder / content).touch()
-    assert [p.name for p in (tmp_path / "model").iterdir()] == ["two"]
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"two", LEDGER}
 
 
 def test_a_folder_without_a_name_is_refused(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
+from pytrec_eval import RelevanceEvaluator
 
 from data.pydocs import make
 from revela.common.errors import RevelaError
@@ -24,7 +25,7 @@ from tests.evaluation.common import QRELS
 def test_a_header_in_another_order_is_an_error_and_a_query_called_query_is_none(collection):
     (collection / "qrels.tsv").write_text("query-id\tscore\tcorpus-id\nq0\t1\td2\n")
     with pytest.raises(
-        RevelaError, match=r"qrels\.tsv:1: expected query-id, corpus-id and a score"
+        RevelaError, match=r"qrels\.tsv:1: expected query-id, corpus-id and an integer score"
     ):
         local_task("tiny-task", collection, collection)
     with (collection / "queries.jsonl").open("a") as stream:
@@ -48,6 +49,35 @@ def test_judgements_are_read_with_or_without_a_header(collection, heading):
     (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
     task = local_task("tiny-task", collection, collection)
     assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d2": 1}, "q1": {"d3": 2}}
+
+
+def test_judgements_of_another_split_are_chosen_by_its_name(collection):
+    (collection / "qrels").mkdir()
+    (collection / "qrels.tsv").rename(collection / "qrels/dev.tsv")
+    with pytest.raises(RevelaError, match=r"unknown split 'test'; allowed: dev$"):
+        local_task("tiny-task", collection, collection)
+    task = local_task("tiny-task", collection, collection, "dev")
+    assert task.metadata.eval_splits == ["dev"]
+    assert task.dataset["default"]["dev"]["relevant_docs"] == QRELS
+    (collection / "qrels/test.tsv").write_text("q0\td0\t1\n")
+    task = local_task("tiny-task", collection, collection)
+    assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d0": 1}}
+
+
+def test_a_negative_relevance_counts_as_none_as_in_trec_eval(collection):
+    """Its nDCG, precision and recall do not differ, so neither must a folder's."""
+    (collection / "qrels.tsv").write_text("q0\td2\t1\nq0\td1\t-2\nq1\td3\t-1\n")
+    task = local_task("tiny-task", collection, collection)
+    assert task.dataset["default"]["test"]["relevant_docs"] == {
+        "q0": {"d2": 1, "d1": 0},
+        "q1": {"d3": 0},
+    }
+    run = {"q0": {"d1": 3.0, "d2": 2.0}}
+    measures = {"ndcg_cut", "map_cut", "recall", "P", "recip_rank"}
+    scores = [
+        RelevanceEvaluator({"q0": {"d2": 1, "d1": one}}, measures).evaluate(run) for one in (0, -2)
+    ]
+    assert scores[0] == scores[1]
 
 
 def test_a_corpus_is_on_disk_and_may_be_larger_than_two_gigabytes(collection, tmp_path):

@@ -95,7 +95,7 @@ def test_shards_match_the_encoder_on_one_or_two_devices(backbone, tmp_path):
 
 def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
     first = encoded(Loader(backbone), tmp_path)
-    files = sorted(tmp_path.iterdir())
+    files = sorted(tmp_path.glob("[!.]*"))
     assert [file.name for file in files] == [f"{n:05}.safetensors" for n in range(4)]
     kept = os.stat(files[0]).st_mtime_ns
     files[1].unlink()
@@ -131,7 +131,7 @@ class Broken(Loader):
 def test_an_embedding_that_is_not_finite_is_an_error_with_its_text(backbone, tmp_path, devices):
     with pytest.raises(RevelaError, match=r"the embedding of '.*' is zero or not finite"):
         encoded(Broken(backbone), tmp_path, devices=devices)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("[!.]*"))
 
 
 class Killed(Loader):
@@ -272,4 +272,4 @@ def test_embeddings_too_large_for_half_precision_are_an_error(backbone, tmp_path
 
     with pytest.raises(RevelaError, match="too large for float16: use float32"):
         encoded(Large(backbone), tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("[!.]*"))

@@ -15,6 +15,7 @@ import pytest
 
 from revela.common import usage
 from revela.common.errors import RevelaError
+from revela.common.outputs import claim
 from revela.plan import commands, status
 from revela.plan.usage import summed
 from revela.training import trackers
@@ -115,14 +116,16 @@ def results(tmp_path) -> Path:
         manifest = {"settings": {}, "gpu_hours": 0.5, "kilowatt_hours": 0.25, "peak_memory_gb": 9.0}
         (scores / f"{task}.manifest.json").write_text(json.dumps(manifest))
     work = tmp_path / "models" / "under-way" / "checkpoints" / "0123"
-    (work / "checkpoint-20").mkdir(parents=True)
+    claim(work)
+    (work / "checkpoint-20").mkdir()
     (work / "checkpoint-30").mkdir()  # incomplete
     (work / "checkpoint-20" / "complete.json").write_text("{}")
     lines = [{"step": n, "loss": 9 - n / 10, "tokens_per_second": 100.0} for n in range(1, 31)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (work / "log.jsonl").write_text(text + '{"step": 31, "lo')
-    shards = tmp_path / "shards" / "done" / "c" / "test-default"
-    shards.mkdir(parents=True)
+    shards = tmp_path / "shards" / "done" / "c" / "done-c" / "test-default"
+    claim(shards.parent)
+    shards.mkdir()
     (shards / "00000.safetensors").touch()
     return tmp_path
 
@@ -159,7 +162,10 @@ def test_status_of_finished_and_running_trainings(results):
 def test_files_that_jobs_remove_meanwhile(results, monkeypatch):
     """A link that leads nowhere stands for a file that is removed after it was listed."""
     monkeypatch.setattr(Path, "is_file", lambda _: True)
-    for folder in ("models/under-way/checkpoints/0123/checkpoint-20", "shards/done/c/test-default"):
+    for folder in (
+        "models/under-way/checkpoints/0123/checkpoint-20",
+        "shards/done/c/done-c/test-default",
+    ):
         (results / folder / "removed.safetensors").symlink_to("nowhere")
         status.show(results)
 
@@ -217,6 +223,10 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     segment(results / "models/under-way/checkpoints/0123", now - 50, now, ended=True)
     unchecked = results / "models" / "under-way" / "retriever-unchecked"
     unchecked.mkdir()
+    (unchecked / "notes").touch()
+    with pytest.raises(RevelaError, match="retriever-unchecked/notes: not written by revela"):
+        status.clean(results, "under-way")
+    (unchecked / "notes").unlink()
     assert status.clean(results, "under-way") > 0
     assert not unchecked.exists()
     assert not (results / "models/under-way/checkpoints").exists()
@@ -224,7 +234,7 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
         status.clean(results, "under-way")
     with pytest.raises(RevelaError, match="'done' is being evaluated: a shard was written 0 s ago"):
         status.clean(results, "done")
-    (shard,) = results.glob("shards/done/*/*/*")
+    (shard,) = results.glob("shards/done/*/*/*/*")
     os.utime(shard, (now - 301, now - 301))
     status.clean(results, "done")  # shards of its evaluations
     assert not (results / "shards/done").exists()

@@ -229,7 +229,7 @@ def test_an_upload_loads_from_the_hub(retriever, tmp_path):
         assert "uploaded" in pushed.stdout
         assert "hf_" not in pushed.stdout + pushed.stderr + refused.stdout + refused.stderr
         there = tmp_path / "hub" / "models" / "some" / "mine"
-        for file in retriever.rglob("*.*"):
+        for file in retriever.rglob("[!.]*.*"):
             if file.is_file():
                 assert (there / file.relative_to(retriever)).read_bytes() == file.read_bytes()
         (example,) = re.findall(

@@ -209,13 +209,13 @@ def test_what_is_no_retriever_or_encodes_otherwise_is_not_exported(adapter, back
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_replaces_retrievers_only(adapter, tmp_path, monkeypatch):
+def test_an_export_replaces_exports_only(adapter, tmp_path, monkeypatch):
     mine = tmp_path / "thesis"
     mine.mkdir()
     (mine / "one.tex").touch()
     monkeypatch.chdir(mine)
     for output in (mine, Path(), Path("one.tex")):
-        with pytest.raises(RevelaError, match="exists but is not a retriever"):
+        with pytest.raises(RevelaError, match=r"one\.tex: not written by revela"):
             export(adapter, output)
     with pytest.raises(RevelaError, match="is in the folder to export"):
         export(adapter, adapter)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
+from revela.common.locks import locked
 from revela.config.encoding import Encoding
 from revela.retriever.encode import encode
 from revela.search.fusion import Hit, fuse
@@ -25,6 +26,17 @@ def run(*arguments: object) -> tuple[str, str]:
     result = CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout, result.stderr
+
+
+def test_a_second_indexing_into_a_folder_refuses_in_one_line(texts, tmp_path):
+    for_two = ["index", texts, "--model", "m", "--output", tmp_path / "index"]
+    with locked(tmp_path / "index", "revela index"):
+        result = CliRunner().invoke(app, [str(one) for one in for_two])
+    assert result.exit_code == 1
+    assert (
+        str(result.exception) == f"{tmp_path / 'index'}: another revela index is using this folder"
+    )
+    assert not (tmp_path / "index").exists()
 
 
 def test_the_nearest_chunks_are_those_of_a_plain_loop(index, backbone):
@@ -221,7 +233,7 @@ def test_a_killed_and_a_failed_call_leave_what_was_there(texts, backbone, tmp_pa
     arguments = ["index", texts, "--model", backbone, "--output", folder]
     (texts / "table.csv").touch()
     assert "1 other files not read, such as table.csv" in run(*arguments)[0]
-    assert not list(folder.glob(".*"))
+    assert [file.name for file in folder.glob(".*")] == [".revela"]
     (texts / "broken.md").write_bytes(b"\xff" * 9)
     for name in range(8):
         (texts / f"{name}.md").write_bytes(b"\xff")
@@ -400,7 +412,7 @@ def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monke
     for shards in (2, 1):
         build(corpus_of(texts), models, folder, 64, "english", 1)
         index = Index(folder)
-        assert len(list((folder / "embeddings/1").iterdir())) == shards
+        assert len(list((folder / "embeddings/1").glob("[!.]*"))) == shards
         last = len(index.chunks) - 1
         for number, model in enumerate(models):
             encoder = encoder_of(Path(model))

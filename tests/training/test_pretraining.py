@@ -75,7 +75,7 @@ def test_pretraining_learns_and_records_its_inputs(chunks, tmp_path):
     tokens = sum(len(ids) + 1 for ids in tokenizer(held_out)["input_ids"])
     assert manifest["held_out_tokens"] == tokens // 16 // 4 * 4 * 16
     load_language_model(Source(str(tmp_path / "m")))
-    assert {path.name for path in (tmp_path / "m").iterdir()} == {
+    assert {path.name for path in (tmp_path / "m").glob("[!.]*")} == {
         "config.json",
         "generation_config.json",
         "log.jsonl",

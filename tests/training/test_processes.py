@@ -1,6 +1,5 @@
 """Several processes train the same model as one, with and without ZeRO, and survive any kill."""
 
-import fcntl
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from revela.attention.zero import deepspeed_config
 from revela.common.errors import RevelaError
+from revela.common.locks import locked
 from revela.config.training import Experiment
 from revela.text import batching, pairs
 from revela.training.callbacks import check_adapter
@@ -321,12 +321,11 @@ def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained
 
 
 def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
-    (tmp_path / "m" / "checkpoints").mkdir(parents=True)
-    with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    checkpoints = tmp_path / "m" / "checkpoints"
+    with locked(checkpoints, "training"):
         process = start(folder, experiment(folder), tmp_path / "m", 0)
         printed, _ = process.communicate(timeout=60)
-    assert printed == f"revela: error: {tmp_path / 'm'}: another training is using this folder\n"
+    assert printed == f"revela: error: {checkpoints}: another training is using this folder\n"
     assert process.returncode == 1
 
 

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
+from revela.common.locks import locked
 from revela.config.training import Lora
 from revela.retriever.load import add_lora, load_model
 from revela.retriever.source import Source
@@ -77,13 +78,11 @@ def test_too_few_rows_for_a_step(backbone, data, tmp_path, steps):
 
 
 def test_two_trainings_in_one_folder(backbone, data, tmp_path):
-    import fcntl
-
-    (tmp_path / "m" / "checkpoints").mkdir(parents=True)
-    with (tmp_path / "m" / "checkpoints" / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(RevelaError, match="another training is using this folder"):
-            train(experiment(backbone), data, tmp_path / "m")
+    with (
+        locked(tmp_path / "m" / "checkpoints", "training"),
+        pytest.raises(RevelaError, match="another training is using this folder"),
+    ):
+        train(experiment(backbone), data, tmp_path / "m")
 
 
 def test_a_disk_without_locks_is_an_error(backbone, data, tmp_path, monkeypatch):

