@@ -28,7 +28,7 @@ demo: .venv/installed
 	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)
 	@echo "search these functions in a browser (less than a minute to index):"
 	@echo "  revela index results/benchmarks/pydocs/docstring-to-function/corpus.jsonl \\"
-	@echo "      --model results/models/demo-revela/retriever --model data/backbone --output demo-index"
+	@echo "      --model results/models/demo-revela/retriever --model data/backbones/5m --output demo-index"
 	@echo "  revela serve demo-index"
 
 rehearsal: .venv/installed

@@ -18,7 +18,7 @@ import transformers
 from bench.common import real_chunks, report
 from revela.common.outputs import read_json
 
-_TOKENIZER = Path(__file__).parents[2] / "data/backbone-1m"
+_TOKENIZER = Path(__file__).parents[2] / "data/backbones/1m"
 _WORDS, _QUERY_WORDS, _MAX_LENGTH, _WIDTH = 56, 8, 16, 128
 _LONGEST, _AT_A_TIME = 20, 10_000
 

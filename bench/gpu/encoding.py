@@ -15,7 +15,7 @@ from revela.encoder import Encoder
 ENCODING = SimpleNamespace(
     pooling="mean", append_eos=False, normalize=True, query_prefix="", passage_prefix=""
 )
-BACKBONE = Path(__file__).parents[2] / "data/backbone"  # for its tokenizer
+BACKBONE = Path(__file__).parents[2] / "data/backbones/5m"  # for its tokenizer
 MAX_LENGTH = 512
 
 

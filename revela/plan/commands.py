@@ -26,7 +26,7 @@ def new(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="Folder or hub name; SmolLM2-135M by default, without a GPU data/backbone."
+            help="Folder or hub name; SmolLM2-135M by default, without a GPU data/backbones/5m."
         ),
     ] = None,
     collection: Annotated[

@@ -180,7 +180,7 @@ def test_an_entry_knows_what_it_uses():
     assert used == {
         ("batches", "python-packages"),
         ("backbones", "small"),
-        ("language_models", "data/backbone"),
+        ("language_models", "data/backbones/5m"),
     }
     assert config.inputs("experiments", "demo-revela") == {
         "data": "results/batches/python-packages.parquet",
@@ -201,6 +201,7 @@ def local(tmp_path, monkeypatch):
     """A config with local files of every kind, all of which exist."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    Path("data").symlink_to(ROOT / "data")
     for file in (
         *("texts/a.txt", "ready.jsonl", "mine/t/corpus.jsonl.gz", "mine/t/queries.jsonl"),
         *("mine/t/qrels/test.tsv", "model/config.json", "model/model.safetensors"),

@@ -141,7 +141,7 @@ rule cost:
 
 rule step_cost:
     input:
-        backbone=f"{ROOT}/data/backbone/model.safetensors",
+        backbone=f"{ROOT}/data/backbones/5m/model.safetensors",
     output:
         "results/bench/{figure}.csv",
     log:
