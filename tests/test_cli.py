@@ -53,9 +53,7 @@ def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
 
 def test_every_command_has_help():
     commands = re.findall(r"^│ ([a-z]+) ", revela("--help").stdout, re.MULTILINE)
-    assert {"chunk", "batch", "pair", "pretrain", "train", "evaluate", "table", "figure"} <= set(
-        commands
-    )
+    assert {"chunk", "batch", "pair", "train", "evaluate", "table", "figure"} <= set(commands)
     for command in commands:
         result = revela(command, "--help")
         assert result.returncode == 0

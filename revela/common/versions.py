@@ -4,7 +4,6 @@ STAGE_VERSIONS = {
     "chunk": 5,
     "batch": 1,
     "pair": 3,
-    "pretrain": 1,
     "train": 1,
     "collection": 2,
     "evaluate": 3,

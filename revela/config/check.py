@@ -30,7 +30,6 @@ from revela.config.text import FilesCorpus
 
 _WRITTEN = (
     {"models": [""], "experiments": [""]},
-    {"backbones": [""], "experiments": [""]},
     {"costs": ["_claims", ""], "tables": ["_significance", "_vs_paper", ""], "listings": [""]},
 )
 """Sections that write to one folder: files with the entry's name and these endings."""

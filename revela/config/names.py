@@ -89,14 +89,24 @@ def entry_name(name: Name, info: ValidationInfo, section: str, what: str) -> Nam
     """
     name.section = section
     known = getattr(info.context, section, None)
-    elsewhere = isinstance(name, ModelRef) and not name.is_entry
-    if known is not None and name not in known and not elsewhere:
-        folder = isinstance(name, ModelRef) and Path(name).is_dir()
-        hint = f"; for the folder, write './{name}'" if folder else ""
-        raise ValueError(unknown_name(what, name, known) + hint)
-    if isinstance(name, ModelRef) and name.is_hub_name and not _HUB_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
+    if isinstance(name, ModelRef) and not name.is_entry:
+        return _elsewhere(name)
+    if known is not None and name not in known:
+        raise ValueError(unknown_name(what, name, known) + _hint(name))
     return name
+
+
+def _elsewhere(name: ModelRef) -> ModelRef:
+    """Return the name of a folder or of a repository on the hub; raise if it is neither."""
+    if not name.is_folder and not _HUB_NAME.fullmatch(name):
+        message = f"{name!r} is neither a folder nor a hub name such as org/model"
+        raise ValueError(message + _hint(name))
+    return name
+
+
+def _hint(name: Name) -> str:
+    folder = isinstance(name, ModelRef) and Path(name).is_dir()
+    return f"; for the folder, write './{name}'" if folder else ""
 
 
 def _of(section: str, what: str) -> AfterValidator:
@@ -106,23 +116,19 @@ def _of(section: str, what: str) -> AfterValidator:
 CorpusName = Annotated[Name, _of("corpora", "corpus")]
 SourceName = Annotated[Name, _of("sources", "corpus")]
 BatchSetName = Annotated[Name, _of("batches", "batch set")]
-BackboneName = Annotated[Name, _of("backbones", "backbone")]
 ExperimentName = Annotated[Name, _of("experiments", "experiment")]
 EvaluatedName = Annotated[Name, _of("evaluated", "model or experiment")]
 BenchmarkName = Annotated[Name, _of("benchmarks", "benchmark")]
 RetrievalTaskName = Annotated[Name, _of("retrieval_tasks", "retrieval task")]
 TableName = Annotated[Name, _of("tables", "table")]
 Weights = Annotated[
-    ModelRef,
-    _of("backbones", "backbone"),
-    Field(description="a backbone of this file, a hub name or a folder"),
+    ModelRef, AfterValidator(_elsewhere), Field(description="a hub name or a folder")
 ]
 LanguageWeights = Annotated[
     ModelRef,
-    _of("language_models", "backbone or experiment that trains a language model"),
+    _of("language_models", "experiment that trains a language model"),
     Field(
-        description="an experiment (whose trained language model is used) or a backbone of this "
-        "file, a hub name or a folder"
+        description="an experiment (whose trained language model is used), a hub name or a folder"
     ),
 ]
 

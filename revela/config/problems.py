@@ -25,9 +25,8 @@ OF_THE_MACHINE = {
     ("train", "gradient_checkpointing"): "gradient_checkpointing: true",
     ("train", "checkpoint_steps"): "checkpoint_minutes: 15",
     ("train", "checkpoints_kept"): "checkpoint_minutes: 15",
-    ("pretrain", "compile"): "compile: true",
 }
-"""Keys of experiments and backbones that became options of a command: they change no result."""
+"""Keys of experiments that became options of a command: they change no result."""
 
 _NO_MAPPING = {"dict_type", "model_type", "model_attributes_type", "tuple_type"}
 """Pydantic's errors where keys with values were expected."""
@@ -70,7 +69,7 @@ def unknown_key(key: str, settings: type[BaseModel]) -> str:
     """Return the message for an unknown key, with where it belongs."""
     if RENAMED.get(key) in settings.model_fields:
         return f"{key!r} is now called {RENAMED[key]!r}"
-    command = {"Experiment": "train", "Backbone": "pretrain"}.get(settings.__name__, "")
+    command = "train" if settings.__name__ == "Experiment" else ""
     if resource := OF_THE_MACHINE.get((command, key)):
         option = "--" + resource.partition(":")[0].replace("_", "-")
         return (

@@ -5,7 +5,6 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from revela.config.names import (
-    BackboneName,
     BatchSetName,
     BenchmarkName,
     EvaluatedName,
@@ -179,13 +178,6 @@ class LearningFigure(Captioned):
     measure: str = Field("ndcg_at_10", description="as mteb names it, e.g. recall_at_100")
 
 
-class PretrainingFigure(Captioned):
-    """Loss of a backbone by training tokens, in training and on held-out documents."""
-
-    kind: Literal["pretraining"]
-    backbone: BackboneName
-
-
 class BarsFigure(Captioned):
     """Means of tables as bars: one panel per table, one bar per system (paper, figure 3)."""
 
@@ -211,12 +203,6 @@ class StepCostFigure(Captioned):
 
 
 AnyFigure = Annotated[
-    BarsFigure
-    | StepCostFigure
-    | CurvesFigure
-    | DynamicsFigure
-    | LearningFigure
-    | PretrainingFigure
-    | TrendFigure,
+    BarsFigure | StepCostFigure | CurvesFigure | DynamicsFigure | LearningFigure | TrendFigure,
     Field(discriminator="kind"),
 ]

@@ -27,7 +27,7 @@ from revela.training import trackers
 _UNCOUNTED = "number unknown: a corpus has no published counts and cannot be read"
 _UNKNOWN = "memory and time unknown: its model has no config.json"
 
-_KINDS = {"chunk": "data", "batch": "data", "pair": "data", "pretrain": "models", "train": "models"}
+_KINDS = {"chunk": "data", "batch": "data", "pair": "data", "train": "models"}
 
 Verdict = Literal["ok", "warning", "error"]
 

@@ -45,7 +45,7 @@ def show(results: Results = Path("results")) -> None:
     rows = trainings(results, now)
     unfinished = [row for row in rows if row["state"] != "done"]
     for row in unfinished:
-        if failed.keys() & {f"train {row['model']}", f"pretrain {row['model']}"}:
+        if f"train {row['model']}" in failed:
             row["state"] = "failed"
     show_table("Trainings", rows)
     show_table("Unfinished evaluations", evaluations_under_way(results, now))

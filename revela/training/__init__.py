@@ -4,6 +4,6 @@ from functools import partial
 
 from revela.common.lazy import find
 
-_HOMES = {"train": "trainer", "pretrain": "pretraining"}
+_HOMES = {"train": "trainer"}
 __all__ = list(_HOMES)
 __getattr__ = partial(find, __name__, _HOMES)

@@ -1,4 +1,4 @@
-"""Shared by all trainings: HF's arguments, log, checkpoints and manifest."""
+"""HF's Trainer as all objectives use it: arguments, log, checkpoints and manifest."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ from revela.common.errors import RevelaError
 from revela.common.memory import keep_freed_memory, memory_gb
 from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
-from revela.config.training import Backbone, Experiment
+from revela.config.training import Experiment
 from revela.encoder import devices, native_dtype
 from revela.training import checkpoints, trackers
 from revela.training.meter import Meter
@@ -30,7 +30,7 @@ from revela.training.trainlog import LOG, append_line, keep_log_until
 
 
 @contextlib.contextmanager
-def start(output: Path, settings: Experiment | Backbone, inputs: list[Path]) -> Iterator[Path]:
+def start(output: Path, settings: Experiment, inputs: list[Path]) -> Iterator[Path]:
     """Lock a model's folder, seed, and yield the folder of this training's checkpoints."""
     with checkpoints.work_folder(output, settings.dump(), inputs) as work:
         keep_freed_memory()
@@ -42,52 +42,47 @@ def start(output: Path, settings: Experiment | Backbone, inputs: list[Path]) -> 
 def finish(
     output: Path,
     work: Path,
-    settings: Experiment | Backbone,
+    settings: Experiment,
     inputs: list[Path],
     facts: dict[str, Any],
 ) -> None:
     """Write a training's log and manifest, which mark it as finished."""
     outputs.write_text(output / LOG, (work / LOG).read_text())
-    stage = "pretrain" if isinstance(settings, Backbone) else "train"
     outputs.write_manifest(
         output,
         settings.model_dump(mode="json"),
         inputs,
-        stage_version=STAGE_VERSIONS[stage],
+        stage_version=STAGE_VERSIONS["train"],
         **facts,
         **spent(work),
     )
 
 
 def training_arguments(
-    settings: Experiment | Backbone,
+    settings: Experiment,
     work: Path,
-    rows_per_step: int,
-    rows_per_device: int | None = None,
+    rows: int,
     zero_stage: int = 0,
     **own: Any,
 ) -> transformers.TrainingArguments:
     """Return HF's arguments for a training in the launcher's processes, `own` ones added.
 
-    `work` is the folder for checkpoints; `rows_per_step` counts those of all processes,
-    `rows_per_device` those of a forward pass, a process's share of the step if None.
+    `work` is the folder for checkpoints; `rows` are those of a forward pass.
 
     Raises:
         RevelaError: a step cannot be divided among the processes.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    rows = rows_per_device or max(1, rows_per_step // world)
-    accumulation, rest = divmod(rows_per_step, world * rows)
+    accumulation, rest = divmod(settings.batches_per_step, world * rows)
     if rest:
         raise RevelaError(
-            f"a step of {rows_per_step} rows is not divisible by {world} processes "
+            f"a step of {settings.batches_per_step} rows is not divisible by {world} processes "
             f"× {rows} rows per forward pass"
         )
     device, bfloat16 = devices()[0], native_dtype(settings.precision) == torch.bfloat16
     arguments = transformers.TrainingArguments(
         output_dir=str(work),
         per_device_train_batch_size=rows,
-        per_device_eval_batch_size=rows,
         gradient_accumulation_steps=accumulation,
         deepspeed=zero.deepspeed_config(zero_stage),
         # DDP then keeps its buckets, so that a resumed training sums gradients in the same order.

@@ -410,14 +410,6 @@ def plan_of(known: Path = ROOT / "data/paper", **sections: object) -> Plan:
     return Plan(parse_config(CONFIG | {"tables": {}} | sections, "c"), [], Machine(0, None), known)
 
 
-def test_cost_of_a_pretraining():
-    settings = {"corpora": ["wiki"], "tokens": 1000, "layers": 3, "heads": 2}
-    cost = plan_of(backbones={"tiny": settings}).cost([Job("pretrain", "tiny")])
-    matrices, head = 3 * (4 * 256**2 + 3 * 256 * 688), 8192 * 256
-    assert cost.flops == 6 * 1000 * (matrices + head)
-    assert cost.disk == 4 * (matrices + head + 7 * 256)
-
-
 def test_cost_of_an_evaluation_is_that_of_the_texts_it_encodes(monkeypatch):
     monkeypatch.setattr(hub.Hub, "config", lambda *_: LLAMA_1B | {"model_type": "llama"})
     tasks = {"tasks": ["SciFact", "NFCorpus"], "shares_corpus": {"NFCorpus": "SciFact"}}

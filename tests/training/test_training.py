@@ -275,7 +275,7 @@ def test_the_code_for_gpus_trains_like_the_code_for_cpus(
 )
 def test_one_process_means_one_gpu(backbone, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # without a launcher
-    arguments = training_arguments(experiment(backbone), tmp_path, 4, 2)
+    arguments = training_arguments(experiment(backbone, batches_per_step=4), tmp_path, 2)
     assert arguments.n_gpu == 1
     assert arguments.train_batch_size == 2
     assert arguments.parallel_mode == transformers.training_args.ParallelMode.NOT_PARALLEL

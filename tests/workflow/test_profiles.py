@@ -82,14 +82,15 @@ def test_one_job_at_a_time_computes_on_the_gpus(clone, tmp_path, monkeypatch, vi
 
 
 @pytest.mark.parametrize(("overlay", "gpus"), [([], 4), (["--workflow-profile", "slurm/nodes"], 8)])
-def test_preflight_judges_a_cluster_by_its_trainings(clone, tmp_path, overlay, gpus):
+def test_preflight_judges_a_cluster_by_its_trainings(clone, backbone, tmp_path, overlay, gpus):
     """Not by the evaluations, which have one GPU, nor by the GPU of the login node."""
     for name in ("Snakefile", "workflow", "slurm", "envs", "revela", "data"):
         (tmp_path / name).symlink_to(clone / name)
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 16384\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     (tmp_path / "notes.jsonl").write_text('{"text": "a note"}\n' * 60)
-    config = {name: CONFIG[name] for name in ("corpora", "batches", "backbones")}
+    (tmp_path / "tiny").symlink_to(backbone)
+    config = {name: CONFIG[name] for name in ("corpora", "batches")}
     config["experiments"] = {"tiny-revela": CONFIG["experiments"]["tiny-revela"]}
     config["benchmarks"] = {
         "own": {"source": "texts", "corpus": "notes", "tasks": ["halves"]},
@@ -180,7 +181,7 @@ def test_a_process_for_each_gpu(tmp_path, nodes, visible, called):
     assert re.fullmatch(called, printed.stdout.strip()), printed.stdout
 
 
-def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
+def test_signals_to_a_whole_job_save_a_checkpoint(clone, backbone, tmp_path):
     # As scancel and Ctrl-C do. torchrun's processes have their own sessions.
     for name in ("Snakefile", "workflow", "envs", "revela", "data"):
         (tmp_path / name).symlink_to(clone / name)
@@ -191,7 +192,8 @@ def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
         "similarity_snapshot_steps": [],
         "save_retriever_steps": [],
     }
-    config = {name: CONFIG[name] for name in ("corpora", "batches", "backbones")}
+    (tmp_path / "tiny").symlink_to(backbone)
+    config = {name: CONFIG[name] for name in ("corpora", "batches")}
     config["experiments"] = {"tiny-revela": training}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     work = tmp_path / "results/models/tiny-revela"

@@ -21,25 +21,12 @@ CONFIG = {
     "corpora": {"notes": {"source": "files", "path": "notes.jsonl", "max_words": 12}},
     "batches": {"notes": {"corpora": ["notes"], "batch_size": 4}},
     "pairs": {"notes": {"corpora": ["notes"], "negatives": 2}},
-    "backbones": {
-        "tiny": {
-            "corpora": ["notes"],
-            "vocabulary": 300,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "layers": 2,
-            "heads": 2,
-            "sequence_length": 32,
-            "sequences_per_step": 4,
-            "tokens": 1280,
-        }
-    },
     "experiments": {
         "tiny-revela": {
             "objective": {"name": "revela", "temperature": 0.1},
             "data": "notes",
-            "retriever": "tiny",
-            "language_model": "tiny",
+            "retriever": "./tiny",
+            "language_model": "./tiny",
             "lora": None,
             "max_length": 33,
             "batches_per_step": 1,
@@ -64,7 +51,7 @@ CONFIG = {
     },
     "models": {
         "bm25": {"kind": "bm25s"},
-        "untouched": {"kind": "encoder", "retriever": "tiny"},
+        "untouched": {"kind": "encoder", "retriever": "./tiny"},
         "tiny-lm": {"kind": "language-model", "language_model": "tiny-revela"},
     },
     "benchmarks": {
@@ -114,7 +101,6 @@ CONFIG = {
             "experiments": {"tiny-revela": "Revela", "tiny-replug": "REPLUG"},
         },
         "dynamics": {"kind": "dynamics", "caption": "Dynamics", "experiment": "tiny-revela"},
-        "backbone": {"kind": "pretraining", "caption": "Backbone", "backbone": "tiny"},
         "learning": {
             "kind": "learning",
             "caption": "Learning",
@@ -126,10 +112,11 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
+def project(tmp_path_factory, backbone) -> Path:
     """A copy of the workflow with a small corpus and collection, after a complete run."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "Snakefile", folder)
+    shutil.copytree(backbone, folder / "tiny")
     shutil.copytree(ROOT / "workflow", folder / "workflow")
     shutil.copytree(ROOT / "envs", folder / "envs")
     shutil.copytree(ROOT / "data" / "paper", folder / "data" / "paper")
@@ -193,7 +180,6 @@ def test_everything_is_made_with_a_manifest(project):
         "chunks/notes.parquet",
         "batches/notes.parquet",
         "pairs/notes.parquet",
-        "models/tiny/model.safetensors",
         "models/tiny-revela/retriever/model.safetensors",
         "models/tiny-revela/log.jsonl",
         "scores/tiny-revela/notes-task.json",
@@ -211,7 +197,6 @@ def test_everything_is_made_with_a_manifest(project):
         "tables/printed_vs_paper.md",
         "figures/curves.png",
         "figures/dynamics.pdf",
-        "figures/backbone.png",
         "figures/learning.png",
         "models/tiny-revela/steps/3/model.safetensors",
         "scores/tiny-revela@0/notes-task.json",
@@ -221,7 +206,6 @@ def test_everything_is_made_with_a_manifest(project):
         "chunks/notes.manifest.json",
         "batches/notes.manifest.json",
         "pairs/notes.manifest.json",
-        "models/tiny/manifest.json",
         "models/tiny-replug/manifest.json",
         "scores/bm25/notes-task.manifest.json",
         "scores/tiny-lm/notes-choice.manifest.json",
@@ -538,7 +522,7 @@ def test_cost_is_a_report_of_what_is_there(project):
     result = snakemake(project, "usage")
     assert result.returncode == 0, result.stderr
     rows = (project / "results/tables/usage.csv").read_text().splitlines()
-    assert {row.partition(",")[0] for row in rows} >= {"tiny", "tiny-revela", "bm25", "total"}
+    assert {row.partition(",")[0] for row in rows} >= {"tiny-revela", "bm25", "total"}
     manifest = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
     assert manifest["starts"] >= 1
     assert manifest["gpu_hours"] == 0
