@@ -22,7 +22,6 @@ from revela.plan.counts import Rows
 from revela.plan.estimates import GB, UNCERTAINTY
 from revela.plan.jobs import SECTIONS, Job, backbone_of, sources
 from revela.plan.machine import Machine, partition_resources
-from revela.training import trackers
 
 _UNCOUNTED = "number unknown: a corpus has no published counts and cannot be read"
 _UNKNOWN = "memory and time unknown: its model has no config.json"
@@ -44,7 +43,7 @@ class Finding:
 
 def check(plan: Plan) -> list[Finding]:
     """Return the findings, in the order of a run."""
-    checks = [_hub, _trackers, _counts, _trainings, _evaluations, _disk, _lucene, _lm_eval,
+    checks = [_hub, _counts, _trainings, _evaluations, _disk, _lucene, _lm_eval,
               _partition]  # fmt: skip
     found = [finding for one in checks for finding in one(plan)]
     return found or [Finding("nothing", "ok", "these jobs have no requirements to check")]
@@ -68,13 +67,6 @@ def _hub(plan: Plan) -> Iterator[Finding]:
         for source, problem in zip(needed, problems, strict=True):
             if problem:
                 yield Finding("hub", "error", problem, needing[source])
-
-
-def _trackers(plan: Plan) -> Iterator[Finding]:
-    trainings = [job for job in plan.jobs if job.rule == "train"]
-    for tracker in trackers.chosen() if trainings else ():
-        if problem := trackers.missing(tracker):
-            yield Finding(tracker, "error", problem, trainings)
 
 
 def _counts(plan: Plan) -> Iterator[Finding]:

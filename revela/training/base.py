@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, RandomSampler
 from tqdm.auto import tqdm
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import SAFE_WEIGHTS_NAME, SCHEDULER_NAME
 
 from revela.attention import zero
@@ -24,7 +25,7 @@ from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
 from revela.encoder import devices, native_dtype
-from revela.training import checkpoints, trackers
+from revela.training import checkpoints
 from revela.training.meter import Meter
 from revela.training.trainlog import LOG, append_line, keep_log_until
 
@@ -35,7 +36,11 @@ def start(output: Path, settings: Experiment, inputs: list[Path]) -> Iterator[Pa
     with checkpoints.work_folder(output, settings.dump(), inputs) as work:
         keep_freed_memory()
         transformers.set_seed(settings.seed)
-        trackers.prepare(output, work.name)
+        # Trackers: as settings of an experiment they would make it a different training.
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
+        run = {"NAME": output.name, "RUN_ID": f"{output.name}-{work.name}", "RESUME": "allow"}
+        for key, value in (run | {"DIR": str(output), "PROJECT": "revela"}).items():
+            os.environ.setdefault(f"WANDB_{key}", value)
         yield work
 
 
@@ -96,13 +101,28 @@ def training_arguments(
         save_total_limit=2,
         remove_unused_columns=False,
         dataloader_pin_memory=device != "cpu",
-        report_to=trackers.chosen(),
+        report_to=_trackers(),
         disable_tqdm=True,
         **own,
     )
     # One process uses one GPU: with several visible ones the Trainer would use DataParallel.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
+
+
+def _trackers() -> list[str]:
+    """Return the trackers that the environment names, as HF's `report_to`.
+
+    Raises:
+        RevelaError: HF does not know one, or its package is missing.
+    """
+    names = os.environ.get("REVELA_TRACKERS", "").replace(",", " ").split()
+    try:
+        for callback in get_reporting_integration_callbacks(names):
+            callback()
+    except (ValueError, RuntimeError) as error:
+        raise RevelaError(f"REVELA_TRACKERS: {error}") from error
+    return names
 
 
 class BaseTrainer(transformers.Trainer):

@@ -458,14 +458,12 @@ def test_what_a_run_lacks_is_an_error_of_the_jobs_that_need_it(config, monkeypat
         Job("train", "pairs"),
     )
     monkeypatch.delenv("SOME_KEY", raising=False)
-    monkeypatch.setenv("REVELA_TRACKERS", "wandb")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     found = found_in(parse_config(raw, "c"), lm, api, pairs, on=Machine(8, None))
     errors = {one.message: one.jobs for one in found if one.verdict == "error"}
     for message, job in {
         "SOME_KEY is not in the environment": api,
         "lm-eval is missing": lm,
-        "wandb needs the package wandb": pairs,
         "batches_per_step 32 is not divisible by 8 GPUs × batches_per_device 8": pairs,
     }.items():
         assert [jobs for line, jobs in errors.items() if message in line] == [[job]], message

@@ -1,4 +1,4 @@
-"""Status and usage of runs, read from their files; trackers."""
+"""Status and usage of runs, read from their files."""
 
 import csv
 import json
@@ -18,7 +18,6 @@ from revela.common.errors import RevelaError
 from revela.plan import commands, status
 from revela.plan.show import duration
 from revela.plan.usage import summed
-from revela.training import trackers
 from revela.training.checkpoints import work_folder
 
 NOW = 1_800_000_000.0
@@ -287,28 +286,3 @@ def test_status_imports_nothing_heavy(results):
     assert "under-way" in result.stdout
     assert "2 scores" in result.stdout
     assert result.stdout.splitlines()[-1] == "[]"
-
-
-def test_missing_trackers_are_errors(monkeypatch, tmp_path):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setenv("REVELA_TRACKERS", "tensorboard, wand")
-    with pytest.raises(
-        RevelaError, match=r"REVELA_TRACKERS: unknown tracker 'wand'; did .*'wandb'"
-    ):
-        trackers.prepare(tmp_path, "a")
-    monkeypatch.setenv("REVELA_TRACKERS", "wandb")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RevelaError, match="REVELA_TRACKERS: wandb needs the package wandb"):
-        trackers.prepare(tmp_path, "a")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    with pytest.raises(RevelaError, match="needs WANDB_API_KEY"):
-        trackers.prepare(tmp_path, "a")
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
-    for name in ("WANDB_DIR", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_PROJECT", "WANDB_RESUME"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv(name, "")  # so that monkeypatch restores it
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
-    trackers.prepare(tmp_path / "m", "a")
-    assert os.environ["WANDB_RUN_ID"] == "m-a"

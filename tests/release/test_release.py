@@ -28,7 +28,8 @@ from revela.encoder import (
     load_tokenizer,
 )
 from revela.encoding import write_encoding
-from revela.release import check, export
+from revela.release import check
+from revela.release.merge import export
 from revela.training.callbacks import save_model
 from tests.conftest import TEXTS
 

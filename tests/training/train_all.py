@@ -12,7 +12,7 @@ from revela import cli
 from revela.attention import losses
 from revela.common.errors import RevelaError
 from revela.config.training import Experiment
-from revela.release import check_folder
+from revela.release.check import check_folder
 from revela.training import trainer
 from revela.training.objectives.revela import Revela
 
