@@ -87,7 +87,7 @@ lock:
 	cp requirements.lock .venv/lock/requirements.txt || true
 	.venv/lock/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
 	    --no-annotate --no-header --quiet --output-file .venv/lock/requirements.txt
-	sed -E '/^nvidia-ml-py==/b; /^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
+	sed -E '/^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
 
 clean:
 	rm -rf .venv .snakemake .rehearsal results/[a-z]*

@@ -3,7 +3,7 @@
 It describes what to compute (`config.yaml`); the Snakemake profile determines on which machines.
 Each entry of a section is one thing to make, named by its key:
 
-    corpora → batches, pairs → experiments → benchmarks → tables, listings, costs, figures
+    corpora → batches, pairs → experiments → benchmarks → tables, listings, figures
 """
 
 import itertools
@@ -25,7 +25,7 @@ from revela.config.evaluation import (
     MtebBenchmark,
 )
 from revela.config.names import ModelName, ModelRef, references
-from revela.config.report import AnyFigure, CostTable, Listing, Table
+from revela.config.report import AnyFigure, Listing, Table
 from revela.config.settings import Settings
 from revela.config.text import AnyCorpus, Batches, Pairs
 from revela.config.training import Experiment
@@ -42,7 +42,6 @@ class Config(Settings):
     benchmarks: dict[str, AnyBenchmark] = {}
     tables: dict[str, Table] = {}
     listings: dict[str, Listing] = {}
-    costs: dict[str, CostTable] = {}
     figures: dict[str, AnyFigure] = {}
 
     # ------------------------------------------------------------------------ names
@@ -148,17 +147,9 @@ class Config(Settings):
         """Return an entry as its step expects it, with results given by their paths.
 
         Args:
-            section: a section of the file, or `tasks`. For `costs` the result is a configuration
-                with everything that the trainings depend on.
+            section: a section of the file, or `tasks`.
             name: the entry; a table, model or task is returned as by `table`, `model` or `task`.
         """
-        if section == "costs":
-            cost, data = self.costs[name], ("corpora", "batches", "pairs")
-            return Config(
-                experiments={trained: self.experiments[trained] for trained, _ in cost.experiments},
-                costs={name: cost},
-                **{section: getattr(self, section) for section in data},
-            )
         if section in ("tables", "models", "tasks"):
             entry = getattr(self, section.removesuffix("s"))(name)
         else:
@@ -173,7 +164,7 @@ class Config(Settings):
     def targets(self) -> list[str]:
         """Return the files that can be requested: the outputs of all entries, and all scores."""
         made = [paths.made(s, name) for s in paths.MADE for name in getattr(self, s)]
-        made += [paths.made("tables", name) for s in (self.listings, self.costs) for name in s]
+        made += [paths.made("tables", name) for name in self.listings]
         made += [
             f"results/figures/{name}.{kind}" for name in self.figures for kind in ("png", "pdf")
         ]

@@ -143,15 +143,6 @@ class Listing(Captioned):
     )
 
 
-class CostTable(Captioned):
-    """Cost of trainings: modelled, measured, and as a paper reports and claims it."""
-
-    experiments: Trainings
-    reported: str = Field(description="CSV of reported GPU-hours: data, objective, hours, gpus")
-    claims: str = Field(description="CSV of claims on how much more another system needs")
-    claims_about: ExperimentName = Field(description="the experiment that the claims are about")
-
-
 class CurvesFigure(Captioned):
     """Training curves: loss, gain of in-batch attention, similarity weights."""
 

@@ -21,13 +21,11 @@ from revela.attention import zero
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.memory import keep_freed_memory, memory_gb
-from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
 from revela.encoder import devices, native_dtype
 from revela.training import checkpoints
-from revela.training.meter import Meter
-from revela.training.trainlog import LOG, append_line, keep_log_until
+from revela.training.trainlog import LOG, append_line, keep_log_until, read_log
 
 
 @contextlib.contextmanager
@@ -59,7 +57,6 @@ def finish(
         inputs,
         stage_version=STAGE_VERSIONS["train"],
         **facts,
-        **spent(work),
     )
 
 
@@ -136,8 +133,6 @@ class BaseTrainer(transformers.Trainer):
         super().__init__(**arguments)
         self.remove_callback(transformers.PrinterCallback)
         self.work = Path(str(self.args.output_dir))
-        self.tokens = 0
-        self.seconds = 0.0
         self.clock = time.monotonic()
         accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
         self.rows_per_step = accumulated * self.args.world_size
@@ -169,8 +164,6 @@ class BaseTrainer(transformers.Trainer):
         """
         guard = checkpoints.Guard(self, checkpoint_minutes * 60)
         self.add_callback(guard)
-        if self.is_local_process_zero():
-            self.add_callback(Meter(self.work))
         main = self.is_world_process_zero()
         # One process finds it and removes damaged ones; all resume from it.
         found = [checkpoints.last_checkpoint(self.work) if main else None]
@@ -207,14 +200,20 @@ class BaseTrainer(transformers.Trainer):
             )
 
     def facts(self) -> dict[str, Any]:
-        """Return this training's facts for the manifest."""
+        """Return this training's facts for the manifest: of all its steps, by its log."""
+        lines = [line for line in read_log(self.work / LOG) if "seconds" in line]
+        tokens, seconds = (sum(line[key] for line in lines) for key in ("tokens", "seconds"))
+        on_gpu = self.args.device.type == "cuda"
         return {
             "device": str(self.args.device),
             "precision": "bfloat16" if self.args.bf16 else "float32",
             **self.processes(),
             "steps": self.state.global_step,
-            "train_seconds": round(self.seconds, 1),
-            "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+            "hours": round(seconds / 3600, 5),
+            "gpus": self.args.world_size if on_gpu else 0,
+            "gpu_hours": round(seconds / 3600 * self.args.world_size, 5) if on_gpu else 0.0,
         }
 
     def log_step(self, logs: dict[str, float], step_tokens: int, **measures: float) -> None:
@@ -225,13 +224,14 @@ class BaseTrainer(transformers.Trainer):
         """
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
-        self.tokens += step_tokens
-        self.seconds += seconds
         entry = {
             "step": self.state.global_step,
+            "of": self.state.max_steps,
             **measures,
             "learning_rate": logs["learning_rate"],
             "gradient_norm": float(logs.get("grad_norm", math.nan)),
+            "tokens": step_tokens,
+            "seconds": round(seconds, 3),
             "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
             "memory_gb": round(memory_gb(), 3),
         }

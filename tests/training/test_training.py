@@ -34,7 +34,7 @@ def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {
         "loss", "learning_rate", "gradient_norm", "top_similarity", "rows_learning",
-        "tokens_per_second", "memory_gb", "plain_loss",
+        "of", "tokens", "seconds", "tokens_per_second", "memory_gb", "plain_loss",
     } <= set(steps[0])  # fmt: skip
     assert "plain_loss" not in steps[1]
     snapshots = {entry["step"]: entry["snapshot"] for entry in log if "snapshot" in entry}

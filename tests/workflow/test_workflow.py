@@ -84,15 +84,6 @@ CONFIG = {
         "list": {"caption": "Listed", "file": "list.csv"},
         "batch": {"caption": "Batch", "file": "list.csv", "batches": "notes"},
     },
-    "costs": {
-        "took": {
-            "caption": "Took",
-            "experiments": {"tiny-revela": "Revela", "tiny-contriever": "Contriever"},
-            "reported": "data/paper/gpu_hours.csv",
-            "claims": "data/paper/claims.csv",
-            "claims_about": "tiny-revela",
-        }
-    },
     "figures": {
         "bars": {"kind": "bars", "caption": "Bars", "tables": {"notes": "Notes"}},
         "curves": {
@@ -191,8 +182,6 @@ def test_everything_is_made_with_a_manifest(project):
         "tables/notes_significance.md",
         "tables/list.tex",
         "tables/batch.tex",
-        "tables/took.tex",
-        "tables/took_claims.csv",
         "figures/bars.pdf",
         "tables/printed_vs_paper.md",
         "figures/curves.png",
@@ -270,7 +259,6 @@ def test_changed_text_is_noticed(project):
     assert "results/chunks/notes.parquet" in changed
     assert "results/tables/notes.csv" in changed
     assert "results/tables/batch.csv" in changed
-    assert "results/tables/took.csv" in changed
 
 
 def test_text_replaced_by_an_older_file_is_noticed(project):
@@ -288,7 +276,7 @@ def test_text_replaced_by_an_older_file_is_noticed(project):
 def test_a_step_that_fails_fails_its_job(project, tmp_path):
     for name in ("Snakefile", "config.yaml", "printed.csv", "list.csv"):
         shutil.copy(project / name, tmp_path)
-    for name in ("workflow", "envs", "revela", "choices", "data", "mine"):
+    for name in ("workflow", "envs", "revela", "choices", "data", "mine", "tiny"):
         shutil.copytree(project / name, tmp_path / name)
     (tmp_path / "notes.jsonl").write_text('{"text": "fine"}\n{broken\n')
     result = snakemake(tmp_path, "results/chunks/notes.parquet")
@@ -319,7 +307,6 @@ def test_a_learning_rate_retrains_its_experiment_only(project):
         "results/tables/notes_significance.md",
         "results/figures/bars.png",
         "results/figures/bars.pdf",
-        *(f"results/tables/took{end}" for end in (".csv", "_claims.csv", ".md", ".tex")),
     }
 
 
@@ -356,7 +343,7 @@ def test_a_new_ablation_adds_its_own_jobs_only(project):
 def test_another_workflow_uses_this_one_as_its_module(project, tmp_path):
     for name in ("config.yaml", "printed.csv", "list.csv", "notes.jsonl"):
         shutil.copy2(project / name, tmp_path)  # with its modification time
-    for name in ("choices", "mine", "data", "results"):
+    for name in ("choices", "mine", "data", "tiny", "results"):
         shutil.copytree(project / name, tmp_path / name)
     shutil.rmtree(tmp_path / "results/models/tiny-contriever")
     (tmp_path / "Snakefile").write_text(f"""
@@ -518,13 +505,12 @@ def test_preflight_alone_runs_no_job(project, monkeypatch):
     assert counts[0]["documents"] == 60
 
 
-def test_cost_is_a_report_of_what_is_there(project):
+def test_usage_is_of_what_is_there(project):
     result = snakemake(project, "usage")
     assert result.returncode == 0, result.stderr
     rows = (project / "results/tables/usage.csv").read_text().splitlines()
-    assert {row.partition(",")[0] for row in rows} >= {"tiny-revela", "bm25", "total"}
+    assert {row.partition(",")[0] for row in rows} >= {"tiny-revela", "tiny-contriever"}
     manifest = json.loads((project / "results/models/tiny-revela/manifest.json").read_text())
-    assert manifest["starts"] >= 1
     assert manifest["gpu_hours"] == 0
     assert manifest["hours"] > 0
 
@@ -563,7 +549,7 @@ def test_after_a_kill_the_next_run_finishes(project):
     write_config(project, CONFIG)
     assert result.returncode == 0, result.stderr
     manifest = json.loads((project / "results/models/disturbed/manifest.json").read_text())
-    assert manifest["starts"] == 2
+    assert manifest["hours"] > 0
     steps = [
         json.loads(line)["step"]
         for line in (project / "results/models/disturbed/log.jsonl").read_text().splitlines()

@@ -100,7 +100,6 @@ wildcard_constraints:
     task=one_of(CONFIG.tasks),
     table=one_of(CONFIG.tables),
     listing=one_of(CONFIG.listings),
-    cost=one_of(CONFIG.costs),
     figure=one_of(CONFIG.figures),
 
 
