@@ -5,7 +5,6 @@
 #   make rehearsal    run a job of each kind of config.yaml in miniature, offline; ALL=--all runs all
 #   make bench   measure speed and memory against baselines, into bench/RESULTS.md
 #   make gpu     measure training and encoding on a GPU, offline, into bench/RESULTS-<device>.md
-#   make life-size    run the paper's steps at their real sizes, offline; hours on two cores, resumable
 #   make test-cluster    run the pipeline on a real Slurm on this host; needs root, installs packages
 #   make lock    pin the dependencies of pyproject.toml in requirements.lock
 
@@ -17,7 +16,7 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := true
 export TQDM_MININTERVAL := 5
 
-.PHONY: demo rehearsal life-size gpu test test-cluster lint lock bench clean help
+.PHONY: demo rehearsal gpu test test-cluster lint lock bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,14 +28,11 @@ demo: .venv/installed
 	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)
 	@echo "search these functions in a browser (less than a minute to index):"
 	@echo "  revela index results/benchmarks/pydocs/docstring-to-function/corpus.jsonl \\"
-	@echo "      --model results/models/demo-revela/retriever --model data/backbone --output demo-index"
+	@echo "      --model results/models/demo-revela/retriever --model data/backbones/5m --output demo-index"
 	@echo "  revela serve demo-index"
 
 rehearsal: .venv/installed
 	python -m tests.rehearsal $(ALL)
-
-life-size: .venv/installed
-	python -m bench.life_size
 
 gpu: .venv/installed
 	python -m bench.gpu
@@ -91,7 +87,7 @@ lock:
 	cp requirements.lock .venv/lock/requirements.txt || true
 	.venv/lock/bin/uv pip compile pyproject.toml --extra dev --python-version 3.11 \
 	    --no-annotate --no-header --quiet --output-file .venv/lock/requirements.txt
-	sed -E '/^nvidia-ml-py==/b; /^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
+	sed -E '/^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
 
 clean:
-	rm -rf .venv .snakemake .rehearsal .life-size results/[a-z]*
+	rm -rf .venv .snakemake .rehearsal results/[a-z]*

@@ -14,7 +14,6 @@ rule all:
         expand("results/tables/{table}.csv", table=CONFIG.tables),
         expand("results/tables/{table}_vs_paper.csv", table=COMPARED),
         expand("results/tables/{listing}.csv", listing=CONFIG.listings),
-        expand("results/tables/{cost}.csv", cost=CONFIG.costs),
         expand("results/figures/{figure}.png", figure=CONFIG.figures),
 
 
@@ -28,7 +27,6 @@ include: "workflow/rules/report.smk"
 localrules:
     all,
     usage,
-    cost,
     collection,
     table,
     compare,

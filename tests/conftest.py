@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # a missing model or data set fails at once
 
@@ -20,6 +22,7 @@ from revela.retriever.save import save_encoder
 from revela.retriever.tokenizer import appends_eos
 from tests.attention.reference import varlen_attn
 
+ROOT = Path(__file__).parents[1]
 TEXTS = [
     "The parser reads a file line by line. Every line becomes a record. Records are sorted.",
     "A socket connects two processes. Each end reads what the other end writes. Both can close it.",
@@ -107,11 +110,15 @@ def both_ways(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """Return a tokenizer like those of data/backbones."""
+    known = transformers.AutoTokenizer.from_pretrained(ROOT / "data/backbones/1m")
+    return known.train_new_from_iterator(texts, vocabulary, show_progress=False)
+
+
 @pytest.fixture(scope="session")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with its own tokenizer, in a folder written by `save_pretrained`."""
-    from revela.training.pretraining import train_tokenizer
-
     folder = tmp_path_factory.mktemp("backbone")
     tokenizer = train_tokenizer(iter(TEXTS * 5), 300)
     model = tiny_llama(

@@ -81,7 +81,7 @@ def test_every_command_has_help():
         ["chunk", "batch", "export-batches"],
     ]
     commands = [command for panel in panels for command in panel]
-    assert {"pair", "pretrain", "train", "evaluate", "table", "figure", "schema"} <= {*commands}
+    assert {"pair", "train", "evaluate", "table", "figure", "schema"} <= {*commands}
     for command in commands:
         result = revela(command, "--help")
         assert result.returncode == 0

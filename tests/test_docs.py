@@ -139,8 +139,8 @@ def prepared(tmp_path_factory, backbone) -> Path:
     write_json(folder / "results/batches/mine.manifest.json", made_of)
     made_of = {"settings": {"source": "files", "path": "texts/"}, "inputs": {}}
     write_json(folder / "results/chunks/mine.manifest.json", made_of)
-    settings = {"objective": {"name": "revela"}, "data": "mine", "retriever": "data/backbone"}
-    trained = Experiment.model_validate(settings | {"language_model": "data/backbone"})
+    settings = {"objective": {"name": "revela"}, "data": "mine", "retriever": "data/backbones/5m"}
+    trained = Experiment.model_validate(settings | {"language_model": "data/backbones/5m"})
     for name in ("my-retriever", "demo-revela"):
         model = folder / "results/models" / name / "retriever"
         shutil.copytree(backbone, model)
@@ -159,7 +159,7 @@ def prepared(tmp_path_factory, backbone) -> Path:
         settings_of_corpus = "$(revela settings mine.yaml corpora mine)"
         run(f'revela chunk --settings "{settings_of_corpus}" --output chunks.parquet')
         shutil.copytree("results/models/my-retriever", "my-model")
-        run("revela new texts/ --backbone data/backbone")
+        run("revela new texts/ --backbone data/backbones/5m")
         run("revela export results/models/my-retriever/retriever my-retriever")
         run("revela index texts/ --model my-retriever --output my-index")
     return folder

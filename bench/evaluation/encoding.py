@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=128)
     arguments = parser.parse_args()
     texts = texts_of_mixed_lengths(arguments.texts)
-    tokenizer = load_tokenizer(Source("data/backbone"))
+    tokenizer = load_tokenizer(Source("data/backbones/5m"))
     model = random_model(
         "SmolLM2-135M", num_hidden_layers=6, eos_token_id=tokenizer.eos_token_id
     ).model.eval()

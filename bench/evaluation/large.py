@@ -6,6 +6,9 @@ has one random layer, so that the time of the rest can be seen.
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,9 +16,9 @@ import numpy as np
 import transformers
 
 from bench.common import real_chunks, report
-from bench.life_size.processes import revela
+from revela.common.outputs import read_json
 
-_TOKENIZER = Path(__file__).parents[2] / "data/backbone-1m"
+_TOKENIZER = Path(__file__).parents[2] / "data/backbones/1m"
 _WORDS, _QUERY_WORDS, _MAX_LENGTH, _WIDTH = 56, 8, 16, 128
 _LONGEST, _AT_A_TIME = 20, 10_000
 
@@ -82,14 +85,14 @@ def _evaluated(model: dict[str, str], folder: Path) -> tuple[float, float]:
     benchmark = {"source": "folder", "path": str(folder.parent), "tasks": [folder.name]}
     benchmark |= {"max_length": _MAX_LENGTH}
     with tempfile.TemporaryDirectory() as place:
-        spent = revela(
-            Path(place, "log"),
-            {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
-            *("evaluate", folder.name, "--folder", str(folder), "--cache", f"{place}/cache"),
-            *("--model", json.dumps(model), "--benchmark", json.dumps(benchmark)),
-            *("--scores", f"{place}/scores.json", "--run", f"{place}/run.trec"),
-        )
-    return spent.peak_gb, spent.seconds / 60
+        command = [sys.executable, "-m", "revela", "evaluate", folder.name]
+        command += ["--folder", str(folder), "--cache", f"{place}/cache"]
+        command += ["--model", json.dumps(model), "--benchmark", json.dumps(benchmark)]
+        command += ["--scores", f"{place}/scores.json", "--run", f"{place}/run.trec"]
+        quiet = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        subprocess.run(command, env=os.environ | quiet, stdout=subprocess.DEVNULL, check=True)
+        made = read_json(Path(place, "scores.manifest.json"))
+    return made["peak_memory_gb"], made["seconds"] / 60
 
 
 if __name__ == "__main__":

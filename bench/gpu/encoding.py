@@ -17,7 +17,7 @@ from revela.config.names import ModelRef
 from revela.retriever.encode import encode
 from revela.retriever.load import load_encoder
 
-BACKBONE = Path(__file__).parents[2] / "data/backbone"  # for its tokenizer
+BACKBONE = Path(__file__).parents[2] / "data/backbones/5m"  # for its tokenizer
 MAX_LENGTH = 512
 
 

@@ -17,7 +17,7 @@ from revela.config.text import FilesCorpus
 from revela.search.fusion import Ranking
 from revela.search.index import Index, build
 
-_BACKBONE = Path(__file__).parents[2] / "data/backbone-1m"
+_BACKBONE = Path(__file__).parents[2] / "data/backbones/1m"
 _WORDS, _QUERIES, _DEPTH = 24, 50, 10
 
 

@@ -1,7 +1,6 @@
 """Speed of chunking, compared with nltk's plain `sent_tokenize` on the same text.
 
-Measures MB/s on one core of both, and the ratio, and MB/s for one row of growing size. Whole
-corpora: `bench/life_size/text.py`.
+Measures MB/s on one core of both, and the ratio, and MB/s for one row of growing size.
 
     python -m bench.text.chunking
 """

@@ -1,8 +1,8 @@
 """Time and peak memory of a training step of REPLUG and of Revela by batch size.
 
 Both objectives with the paper's settings on the same real chunks, from the small backbone in
-`data/backbone`, in one process; a step is the loss of one batch and its gradients, in float32. The
-objectives run alternately, and times are medians. The paper derives a cost quadratic in B for
+data/backbones/5m, in one process; a step is the loss of one batch and its gradients, in float32.
+The objectives run alternately, and times are medians. The paper derives a cost quadratic in B for
 REPLUG and linear in B for Revela.
 
     python -m bench.training.step_cost                           into RESULTS.md
@@ -34,7 +34,7 @@ from revela.training.collators import BatchCollator
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
 
-BACKBONE = "data/backbone"
+BACKBONE = "data/backbones/5m"
 SIZES = [2, 4, 8, 16, 32]
 REPEATS = 3
 COMMAND = "python -m bench.training.step_cost"

@@ -1,4 +1,4 @@
-"""Shared by every step: one-line errors, atomic outputs and manifests, the hub, usage."""
+"""Shared by every step: one-line errors, atomic outputs and manifests, the hub."""
 
 from revela.common.errors import RevelaError, unknown_name
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import revela
 from revela.common.errors import RevelaError, reading
-from revela.common.usage import energy_joules, joules_between, kilowatt_hours
 
 LEDGER = ".revela"
 """In a folder, lists the files there that this package wrote, in the format of `sha256sum`.
@@ -27,7 +26,7 @@ LEDGER = ".revela"
 The line `*` alone claims the whole folder, which is then one of the package's own making.
 """
 
-STARTED, _START_JOULES = time.time(), energy_joules()  # of this process
+STARTED = time.time()  # of this process
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 _OWN = {LEDGER, f"{LEDGER}.lock", ".snakemake_timestamp"}
@@ -300,7 +299,6 @@ def _gpu_facts(seconds: float) -> dict[str, Any]:
         "gpus": count,
         "gpu": torch.cuda.get_device_name(),
         "gpu_hours": round(count * seconds / 3600, 4),
-        "kilowatt_hours": kilowatt_hours(joules_between(_START_JOULES, energy_joules())),
         "peak_gpu_memory_gb": round(peak / 1024**3, 3),
     }
 

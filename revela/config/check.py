@@ -38,8 +38,7 @@ from revela.config.text import FilesCorpus
 
 _WRITTEN = (
     {"models": [""], "experiments": [""]},
-    {"backbones": [""], "experiments": [""]},
-    {"costs": ["_claims", ""], "tables": ["_significance", "_vs_paper", ""], "listings": [""]},
+    {"tables": ["_significance", "_vs_paper", ""], "listings": [""]},
 )
 """Sections that write to one folder: files with the entry's name and these endings."""
 
@@ -90,11 +89,6 @@ def check_references(config: Config) -> None:
     for name, listing in config.listings.items():
         with errors_at(f"listings.{name}"):
             read_listing(listing)
-    for name, cost in config.costs.items():
-        check_name(f"costs.{name}", "claims_about", cost.claims_about, dict(cost.experiments))
-        for key in ("reported", "claims"):
-            if not Path(file := getattr(cost, key)).is_file():
-                raise RevelaError(f"costs.{name}.{key}: {file}: no such file")
     for name, figure in config.figures.items():
         if isinstance(figure, LearningFigure):
             where = f"figures.{name}.measure"

@@ -33,7 +33,7 @@ class LuceneModel(Settings):
 
 
 class EncoderModel(Settings):
-    """A trained or pretrained encoder: a backbone of this file, a hub name or a folder."""
+    """A trained or pretrained encoder: a hub name or a folder."""
 
     kind: Literal["encoder"]
     retriever: Weights

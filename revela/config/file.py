@@ -3,8 +3,7 @@
 It describes what to compute (`config.yaml`); the Snakemake profile determines on which machines.
 Each entry of a section is one thing to make, named by its key:
 
-    corpora → batches, pairs → backbones → experiments → benchmarks → tables, listings,
-    costs, figures
+    corpora → batches, pairs → experiments → benchmarks → tables, listings, figures
 """
 
 import itertools
@@ -25,10 +24,10 @@ from revela.config.evaluation import (
     MtebBenchmark,
 )
 from revela.config.names import ModelName, ModelRef, references
-from revela.config.report import AnyFigure, CostTable, Listing, Table
+from revela.config.report import AnyFigure, Listing, Table
 from revela.config.settings import Settings
 from revela.config.text import AnyCorpus, Batches, Pairs
-from revela.config.training import Backbone, Experiment
+from revela.config.training import Experiment
 
 
 class Config(Settings):
@@ -37,13 +36,11 @@ class Config(Settings):
     corpora: dict[str, AnyCorpus] = {}
     batches: dict[str, Batches] = {}
     pairs: dict[str, Pairs] = {}
-    backbones: dict[str, Backbone] = {}
     experiments: dict[str, Experiment] = {}
     models: dict[str, AnyModel] = {}
     benchmarks: dict[str, AnyBenchmark] = {}
     tables: dict[str, Table] = {}
     listings: dict[str, Listing] = {}
-    costs: dict[str, CostTable] = {}
     figures: dict[str, AnyFigure] = {}
 
     # ------------------------------------------------------------------------ names
@@ -66,13 +63,12 @@ class Config(Settings):
 
     @property
     def language_models(self) -> list[str]:
-        """The names of experiments that train a language model, and of backbones."""
-        trained = [
+        """The names of experiments that train a language model."""
+        return [
             name
             for name, entry in self.experiments.items()
             if (own := entry.objective).name == "revela" and not own.freeze_language_model
         ]
-        return [*trained, *self.backbones]
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -146,33 +142,24 @@ class Config(Settings):
         """Return an entry as its step expects it, with results given by their paths.
 
         Args:
-            section: a section of the file, or `tasks`. For `costs` the result is a configuration
-                with everything that the trainings depend on.
+            section: a section of the file, or `tasks`.
             name: the entry; a table, model or task is returned as by `table`, `model` or `task`.
         """
-        if section == "costs":
-            cost, data = self.costs[name], ("corpora", "batches", "pairs", "backbones")
-            return Config(
-                experiments={trained: self.experiments[trained] for trained, _ in cost.experiments},
-                costs={name: cost},
-                **{section: getattr(self, section) for section in data},
-            )
         if section in ("tables", "models", "tasks"):
             entry = getattr(self, section.removesuffix("s"))(name)
         else:
             entry = getattr(self, section)[name]
         folders = {
-            key: paths.language_model(used) if used in self.experiments else paths.backbone(used)
+            key: paths.language_model(used)
             for key, used in _models(entry).items()
-            if used in self.experiments or used in self.backbones
+            if used in self.experiments
         }
         return entry.model_copy(update=folders)
 
     def targets(self) -> dict[str, tuple[str, ...]]:
         """Return the files that can be requested, each with its section, its entry and its task."""
         made = {paths.made(s, name): (s, name) for s in paths.MADE for name in getattr(self, s)}
-        for section in ("listings", "costs"):
-            made |= {paths.made("tables", name): (section, name) for name in getattr(self, section)}
+        made |= {paths.made("tables", name): ("listings", name) for name in self.listings}
         for name in self.figures:
             made |= {f"results/figures/{name}.{kind}": ("figures", name) for kind in ("png", "pdf")}
         measured = itertools.product(self.evaluated, self.tasks)
@@ -194,7 +181,7 @@ class Config(Settings):
             training = ModelName.parse(trained).training
             if training not in self.experiments:
                 return self._trained(self.models[name])
-            # LoRA's weights are applied to the backbones again.
+            # LoRA's weights are applied to the backbone again.
             retriever = {"trained": paths.made("experiments", training)}
             return retriever | self._trained(self.experiments[training])
         entry = getattr(self, section)[name]
@@ -210,10 +197,9 @@ class Config(Settings):
         """
         used = {key: paths.trained(ref) or ref for key, ref in _models(entry).items()}
         return {
-            key: paths.made(section, name)
+            key: paths.made("experiments", name)
             for key, name in used.items()
-            for section in ("experiments", "backbones")
-            if name in getattr(self, section)
+            if name in self.experiments
         }
 
     def _figure_inputs(self, name: str) -> dict[str, str]:

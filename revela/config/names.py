@@ -83,7 +83,12 @@ class ModelRef(Name):
 def entry_name(name: Name, section: str, what: str) -> Name:
     """Return a name as one of `section`, where `what` is; the configuration looks it up."""
     name.section, name.what = section, what
-    if isinstance(name, ModelRef) and name.is_hub_name and not _HUB_NAME.fullmatch(name):
+    return name if not isinstance(name, ModelRef) or name.is_entry else _elsewhere(name)
+
+
+def _elsewhere(name: ModelRef) -> ModelRef:
+    """Return the name of a folder or of a repository on the hub; raise if it is neither."""
+    if not name.is_folder and not _HUB_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
     return name
 
@@ -95,23 +100,19 @@ def _of(section: str, what: str) -> AfterValidator:
 CorpusName = Annotated[Name, _of("corpora", "corpus")]
 SourceName = Annotated[Name, _of("sources", "corpus")]
 BatchSetName = Annotated[Name, _of("batches", "batch set")]
-BackboneName = Annotated[Name, _of("backbones", "backbone")]
 ExperimentName = Annotated[Name, _of("experiments", "experiment")]
 EvaluatedName = Annotated[Name, _of("evaluated", "model or experiment")]
 BenchmarkName = Annotated[Name, _of("benchmarks", "benchmark")]
 RetrievalTaskName = Annotated[Name, _of("retrieval_tasks", "retrieval task")]
 TableName = Annotated[Name, _of("tables", "table")]
 Weights = Annotated[
-    ModelRef,
-    _of("backbones", "backbone"),
-    Field(description="a backbone of this file, a hub name or a folder"),
+    ModelRef, AfterValidator(_elsewhere), Field(description="a hub name or a folder")
 ]
 LanguageWeights = Annotated[
     ModelRef,
-    _of("language_models", "backbone or experiment that trains a language model"),
+    _of("language_models", "experiment that trains a language model"),
     Field(
-        description="an experiment (whose trained language model is used) or a backbone of this "
-        "file, a hub name or a folder"
+        description="an experiment (whose trained language model is used), a hub name or a folder"
     ),
 ]
 

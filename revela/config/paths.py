@@ -8,15 +8,13 @@ MADE = {
     "corpora": "results/chunks/{}.parquet",
     "batches": "results/batches/{}.parquet",
     "pairs": "results/pairs/{}.parquet",
-    "backbones": "results/models/{}/model.safetensors",
     "experiments": "results/models/{}/retriever",
     "tables": "results/tables/{}.csv",
 }
 """The output of an entry of a section, as Snakemake tracks it."""
 
-backbone = "results/models/{}".format  # folder of a backbone that is pretrained here
 language_model = "results/models/{}/language_model".format  # folder; of an experiment
-training_log = "results/models/{}/log.jsonl".format  # of an experiment or a backbone
+training_log = "results/models/{}/log.jsonl".format  # of an experiment
 scores = "results/scores/{}/{}.json".format  # of a model on a task
 queries = "results/scores/{}/{}.queries.csv".format  # of a model on a task: each query's measure
 collection = "results/benchmarks/{}/{}".format  # folder; of a benchmark that is made here, a task
@@ -30,7 +28,7 @@ def is_made_here(path: str) -> bool:
 
 
 def trained(path: str) -> str | None:
-    """Return the experiment or backbone whose training writes a path, or None for other paths."""
+    """Return the experiment whose training writes a path, or None for other paths."""
     found = re.match("results/models/([^/]+)/", f"{path}/")
     return found and found[1]
 

@@ -5,7 +5,6 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from revela.config.names import (
-    BackboneName,
     BatchSetName,
     BenchmarkName,
     EvaluatedName,
@@ -144,15 +143,6 @@ class Listing(Captioned):
     )
 
 
-class CostTable(Captioned):
-    """Cost of trainings: modelled, measured, and as a paper reports and claims it."""
-
-    experiments: Trainings
-    reported: str = Field(description="CSV of reported GPU-hours: data, objective, hours, gpus")
-    claims: str = Field(description="CSV of claims on how much more another system needs")
-    claims_about: ExperimentName = Field(description="the experiment that the claims are about")
-
-
 class CurvesFigure(Captioned):
     """Training curves: loss, gain of in-batch attention, similarity weights."""
 
@@ -177,13 +167,6 @@ class LearningFigure(Captioned):
         None, description="model that all of them start from, shown at step 0"
     )
     measure: str = Field("ndcg_at_10", description="as mteb names it, e.g. recall_at_100")
-
-
-class PretrainingFigure(Captioned):
-    """Loss of a backbone by training tokens, in training and on held-out documents."""
-
-    kind: Literal["pretraining"]
-    backbone: BackboneName
 
 
 class BarsFigure(Captioned):
@@ -211,12 +194,6 @@ class StepCostFigure(Captioned):
 
 
 AnyFigure = Annotated[
-    BarsFigure
-    | StepCostFigure
-    | CurvesFigure
-    | DynamicsFigure
-    | LearningFigure
-    | PretrainingFigure
-    | TrendFigure,
+    BarsFigure | StepCostFigure | CurvesFigure | DynamicsFigure | LearningFigure | TrendFigure,
     Field(discriminator="kind"),
 ]

@@ -1,11 +1,11 @@
-"""Settings of backbones and experiments."""
+"""Settings of experiments."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from revela.config.encoding import EncodingKeys
-from revela.config.names import CorpusName, LanguageWeights, Name, Weights, entry_name
+from revela.config.names import LanguageWeights, Name, Weights, entry_name
 from revela.config.settings import (
     Natural,
     Positive,
@@ -16,38 +16,6 @@ from revela.config.settings import (
     Temperature,
     Tokens,
 )
-
-
-class Backbone(Settings):
-    """A small Llama with its own tokenizer, pretrained on the chunks of corpora."""
-
-    corpora: list[CorpusName] = Field(min_length=1)
-    vocabulary: int = Field(
-        8192, ge=258, strict=True, description="vocabulary size of the tokenizer"
-    )
-    hidden_size: Positive = 256
-    intermediate_size: Positive = 688
-    layers: Positive = 4
-    heads: Positive = 4
-    sequence_length: Positive = 256
-    sequences_per_step: Positive = 16
-    tokens: Positive = Field(description="total number of training tokens, repetitions included")
-    learning_rate: float = Field(1e-3, gt=0)
-    warmup_steps: Natural = 50
-    precision: Precision = "bfloat16"
-    checkpoint_steps: Positive = Field(
-        200, description="steps between checkpoints and between held-out losses"
-    )
-    seed: Seed = 0
-
-    @model_validator(mode="after")
-    def _pairs_of_each_head(self) -> Self:
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not divisible by twice the number of heads, "
-                f"{self.heads}"
-            )
-        return self
 
 
 class Lora(Settings):
@@ -148,7 +116,7 @@ class Experiment(Settings):
     language_model: LanguageWeights | None = Field(
         None,
         description="required unless the objective is Contriever: an experiment (whose trained "
-        "language model is used) or a backbone of this file, a hub name or a folder",
+        "language model is used), a hub name or a folder",
     )
     encoding: EncodingKeys = EncodingKeys()
     lora: Lora | None = Field(Lora(), description="null trains all weights")

@@ -1,3 +1,1 @@
 """Plans and monitors runs: what jobs need, what they will cost, and their progress."""
-
-__all__: list[str] = []

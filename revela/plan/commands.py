@@ -1,4 +1,4 @@
-"""`revela new`, `check`, `run`, `status`, `clean`, `usage` and `cost`."""
+"""`revela new`, `check`, `run`, `status` and `clean`."""
 
 import os
 import re
@@ -7,13 +7,9 @@ from typing import Annotated
 
 import typer
 
-from revela.common import outputs
-from revela.config.file import Config
 from revela.plan import status
 from revela.plan.check import check
 from revela.plan.run import run
-from revela.plan.status import Results
-from revela.step import command, files_option
 
 app = typer.Typer()
 
@@ -27,7 +23,7 @@ def new(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="Folder or hub name; SmolLM2-135M by default, without a GPU data/backbone."
+            help="Folder or hub name; SmolLM2-135M by default, without a GPU data/backbones/5m."
         ),
     ] = None,
     collection: Annotated[
@@ -60,45 +56,3 @@ def clean(
     """Remove the checkpoints and embedding shards of unfinished models."""
     for model in models:
         print(f"{model}: {status.clean(results, model) / 1e9:.1f} GB removed")
-
-
-@app.command()
-def usage(
-    results: Results = Path("results"),
-    files: Annotated[Path | None, files_option(".csv", ".md")] = None,
-    paper: Annotated[Path | None, typer.Option(help="CSV of reported GPU-hours.")] = None,
-) -> None:
-    """Summarise GPU-hours, energy and peak memory by model, from the manifests in `results/`."""
-    from revela.plan.usage import summed, to_markdown
-
-    table = summed(results, paper)
-    text = table.to_csv(float_format="%.4g")
-    print(text, end="")
-    if files:
-        outputs.write_text(files.with_suffix(".md"), to_markdown(table))
-        outputs.write_text(files.with_suffix(".csv"), text)
-
-
-@command(app)
-def cost(
-    settings: Config,
-    files: Annotated[Path, files_option(".csv", ".md", ".tex")],
-    known: Annotated[
-        Path, typer.Option(exists=True, help="Folder with corpora.csv and models.json.")
-    ],
-    results: Path = Path("results"),
-) -> None:
-    """Compare the cost of trainings with what a paper reports: CSV, Markdown, LaTeX.
-
-    Also writes `<output>_claims.csv`: the paper's claims about cost, each with a verdict.
-    """
-    from revela.plan.training_cost import check_claims, render, training_costs
-
-    for entry in settings.costs.values():
-        costs = training_costs(settings, entry, results, known)
-        claims = check_claims(entry, costs)
-        markdown, latex = render(entry, costs, claims)
-        outputs.write_text(files.with_name(f"{files.stem}_claims.csv"), claims.to_csv(index=False))
-        outputs.write_text(files.with_suffix(".md"), markdown)
-        outputs.write_text(files.with_suffix(".tex"), latex)
-        outputs.write_text(files.with_suffix(".csv"), costs.to_csv(index=False))

@@ -96,8 +96,6 @@ class Plan:
         """Return the shape of an entry's model, a hub name or a folder, or None if unknown."""
         if name in self.config.experiments:
             return self._shape(self.config.experiments[name].language_model)
-        if name in self.config.backbones:
-            return Shape.of_backbone(self.config.backbones[name])
         described = name and (self.hub.config(name) or self._published.get(name, {}).get("config"))
         try:
             return Shape.of(described) if described else None
@@ -109,7 +107,6 @@ class Plan:
             "chunk": self._of_chunks,
             "batch": self._of_rows,
             "pair": self._of_rows,
-            "pretrain": self._of_pretraining,
             "train": self._of_training,
         }.get(job.rule, self._of_evaluation)(job)
         for source in sources(self.config, job):
@@ -136,13 +133,6 @@ class Plan:
         words = rows.count * texts_per_row(entry) * longest * CHUNK_FILL
         fetched = dict.fromkeys(sources(self.config, job), rows.download)
         return Cost(disk=words * BYTES_PER_WORD, fetched=fetched, cached=fetched)
-
-    def _of_pretraining(self, job: Job) -> Cost:
-        shape = self.shape(job.name)
-        if shape is None:
-            return Cost()
-        tokens = self.config.backbones[job.name].tokens
-        return Cost(6.0 * tokens * (shape.matrices + shape.head), disk=4 * shape.parameters)
 
     def _of_training(self, job: Job) -> Cost:
         settings, models = self.config.experiments[job.name], self.models(job.name)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from revela.config.training import Backbone, Experiment, Lora
+from revela.config.training import Experiment, Lora
 
 GB = 1024**3
 UNCERTAINTY = 1.4  # a factor, either way
@@ -72,21 +72,6 @@ class Shape:
             keys=max(keys, default=config.hidden_size),
             linear=dict(linear),
             file_bytes=parameters * (2 if config.dtype in (torch.bfloat16, torch.float16) else 4),
-        )
-
-    @classmethod
-    def of_backbone(cls, settings: Backbone) -> Self:
-        """Return the shape of a backbone that is pretrained here."""
-        return cls.of(
-            {
-                "model_type": "llama",
-                "vocab_size": settings.vocabulary,
-                "hidden_size": settings.hidden_size,
-                "intermediate_size": settings.intermediate_size,
-                "num_hidden_layers": settings.layers,
-                "num_attention_heads": settings.heads,
-                "tie_word_embeddings": True,
-            }
         )
 
     def weights(self, head: bool = False) -> int:

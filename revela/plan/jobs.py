@@ -10,7 +10,7 @@ from revela.config.file import Config
 from revela.config.names import ModelName, ModelRef, references
 from revela.config.training import Experiment
 
-RULES = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
+RULES = ("chunk", "batch", "pair", "train", "evaluate", "evaluate_language_model")
 """The rules whose jobs take time."""
 SECTIONS = {"chunk": "corpora", "batch": "batches", "pair": "pairs"}
 """The section of the configuration whose entries a rule makes, for rules that make texts."""
@@ -20,7 +20,7 @@ class Job(NamedTuple):
     """A job of one of `RULES`."""
 
     rule: str
-    name: str  # of the corpus, batch set, set of pairs, backbone, experiment or model
+    name: str  # of the corpus, batch set, set of pairs, experiment or model
     task: str = ""
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ from revela.text.fields import field_names
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10
 _CPU_STEPS = 300  # maximum; more would take hours on a CPU
-_SMALL_BACKBONE = "data/backbone"  # in this repository
+_SMALL_BACKBONE = "data/backbones/5m"  # in this repository
 _BACKBONE = "HuggingFaceTB/SmolLM2-135M"  # the paper's smallest
 
 _TEMPLATE = """\

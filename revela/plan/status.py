@@ -1,4 +1,4 @@
-"""The state of trainings and evaluations, from their manifests, logs, segments and shards.
+"""The state of trainings and evaluations, from their manifests, logs, locks and shards.
 
 Imports nothing heavy, so that `revela status` is fast.
 """
@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import statistics
 import sys
 import time
@@ -20,7 +19,6 @@ import typer
 from revela.common.errors import RevelaError
 from revela.common.locks import is_locked
 from revela.common.outputs import check_ours, read_json, remove
-from revela.common.usage import read_segments, spent
 
 _QUIET = 300  # seconds (or steps, below) without activity until a training counts as stalled
 _QUIET_STEPS = 10
@@ -52,7 +50,7 @@ def show(results: Results = Path("results")) -> None:
     rows = trainings(results, now)
     unfinished = [row for row in rows if row["state"] != "done"]
     for row in unfinished:
-        if failed.keys() & {f"train {row['model']}", f"pretrain {row['model']}"}:
+        if f"train {row['model']}" in failed:
             row["state"] = "failed"
     show_table("Trainings", rows)
     show_table("Unfinished evaluations", evaluations_under_way(results, now))
@@ -222,38 +220,35 @@ def _finished(folder: Path, now: float) -> dict[str, Any]:
 
 
 def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
-    lines, segments = _last_steps(work / "log.jsonl"), read_segments(work)
-    step = lines[-1]["step"] if lines else 0
-    rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-    seconds, last_step, ended = None, None, False
-    if segments:  # of the last start: an earlier one may have had other GPUs
-        start = segments[-1]
-        here = start["host"] == socket.gethostname()  # only there can one tell that it is dead
-        gone = here and not Path(f"/proc/{start['process']}").exists()
-        last_step, ended = start["last_step"], start["ended"] or gone
-        if (made := start["step"] - start["first_step"]) > 0:
-            seconds = (start["seen"] - start["began"]) / made
-    seen, cost = _last_sign(work), spent(work)
-    quiet = now - seen > max(_QUIET, _QUIET_STEPS * (seconds or 0))
+    lines = _last_steps(work / "log.jsonl")
+    last = lines[-1] if lines else {}
+    step, of = last.get("step", 0), last.get("of")
+    recent = lines[-_STEPS_AVERAGED:]
+    rates = [line["tokens_per_second"] for line in recent if "tokens_per_second" in line]
+    times = [line["seconds"] for line in recent if "seconds" in line]
+    seconds = statistics.median_high(times) if times else 0
+    seen = _last_sign(work)
+    quiet = now - seen > max(_QUIET, _QUIET_STEPS * seconds)
+    alive = is_locked(work.parent)
     saved = [int(file.parent.name.rpartition("-")[2]) for file in work.glob("*/complete.json")]
     return {
         "model": name,
-        "state": "stopped" if ended else "stalled" if quiet else "running",
+        "state": "stopped" if not alive else "stalled" if quiet else "running",
         "step": step,
-        "of": last_step,
-        "loss": lines[-1]["loss"] if lines else None,
-        "tokens/s": statistics.median_high(rates[-_STEPS_AVERAGED:]) if rates else None,
-        "left": duration(seconds * (last_step - step)) if seconds and last_step else None,
+        "of": of,
+        "loss": last.get("loss"),
+        "tokens/s": statistics.median_high(rates) if rates else None,
+        "left": duration(seconds * (of - step)) if seconds and of else None,
         "checkpoint": max(saved, default=None),
-        "hours": cost["hours"],
-        "GPU-hours": cost["gpu_hours"],
+        "hours": None,
+        "GPU-hours": None,
         "last sign": _ago(now, seen),
     }
 
 
 def _last_sign(work: Path) -> float:
     """Return the time of the last write of a training."""
-    files = [work, work / "log.jsonl", *work.glob("segments/*.json"), *work.glob("*/complete.json")]
+    files = [work, work / "log.jsonl", *work.glob("*/complete.json")]
     return max(map(_written, files))
 
 

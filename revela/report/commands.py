@@ -141,6 +141,25 @@ def report(
 
 
 @app.command()
+def usage(
+    results: Annotated[Path, typer.Argument(exists=True, file_okay=False)] = Path("results"),
+    files: Annotated[
+        Path | None, typer.Option("--output", help="Files to write: CSV and Markdown.")
+    ] = None,
+    paper: Annotated[Path | None, typer.Option(help="CSV of reported figures.")] = None,
+) -> None:
+    """Summarise data, GPU-hours and peak memory of trainings, from the manifests in `results/`."""
+    from revela.report.usage import to_markdown
+    from revela.report.usage import usage as summarise
+
+    table = summarise(results, paper)
+    text = table.to_csv(float_format="%.6g")
+    print(text, end="")
+    if files:
+        _write(files, md=to_markdown(table), csv=text)
+
+
+@app.command()
 def ranking(
     folder: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     runs: Annotated[list[Path], typer.Argument(help="TREC runs.")],

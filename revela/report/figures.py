@@ -18,7 +18,6 @@ _DRAW: dict[str, Callable[[Any, dict[str, Path]], Figure]] = {
     "curves": training_figures.draw_curves,
     "dynamics": dynamics_figure.draw_dynamics,
     "learning": training_figures.draw_learning,
-    "pretraining": training_figures.draw_pretraining,
     "step-cost": training_figures.draw_step_cost,
     "trend": table_figures.draw_trend,
 }

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from revela.config.names import ModelName
-from revela.config.report import CurvesFigure, LearningFigure, PretrainingFigure, StepCostFigure
+from revela.config.report import CurvesFigure, LearningFigure, StepCostFigure
 from revela.report.tables import read_score
 from revela.training.trainlog import read_log
 
@@ -92,22 +92,6 @@ def learning_text(figure: LearningFigure, inputs: dict[str, Path]) -> str:
     measure = figure.measure.replace("ndcg_at_", "nDCG@")
     lines = rows.rename_axis(index=None, columns="step").to_string()
     return f"{measure} × 100 on {figure.task}\n{lines}"
-
-
-def draw_pretraining(figure: PretrainingFigure, logs: dict[str, Path]) -> Figure:
-    """Draw a backbone's loss in training (rolling mean) and on held-out documents."""
-    drawing = Figure(figsize=(5, 3.3))
-    axis = drawing.subplots()
-    log = pd.DataFrame(read_log(logs[figure.backbone]))
-    log = log.set_index(log["tokens"] / 1e6)
-    training = log["loss"].dropna().rolling(50, min_periods=1).mean()
-    _plot(axis, training, "training")
-    _plot(axis, log["held_out_loss"].dropna(), "held out")
-    axis.set(xlabel="million tokens", ylabel="loss (nats per token)")
-    if len(training) > 51:  # otherwise it consists of its steep beginning
-        axis.set_ylim(top=training.iloc[50])
-    axis.legend()
-    return drawing
 
 
 _GUIDE: dict[str, Any] = {"color": "#777777", "linewidth": 0.8}

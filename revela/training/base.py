@@ -1,4 +1,4 @@
-"""Shared by all trainings: HF's arguments, log, checkpoints and manifest."""
+"""HF's Trainer as all objectives use it: arguments, log, checkpoints and manifest."""
 
 import contextlib
 import math
@@ -14,24 +14,23 @@ from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, RandomSampler
 from tqdm.auto import tqdm
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import SAFE_WEIGHTS_NAME, SCHEDULER_NAME
 
 from revela.attention import zero
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.memory import keep_freed_memory, memory_gb
-from revela.common.usage import spent
 from revela.common.versions import STAGE_VERSIONS
-from revela.config.training import Backbone, Experiment
+from revela.config.training import Experiment
 from revela.retriever.encode import devices, native_dtype
-from revela.training import checkpoints, trackers
-from revela.training.meter import Meter
-from revela.training.trainlog import LOG, append_line, keep_log_until
+from revela.training import checkpoints
+from revela.training.trainlog import LOG, append_line, keep_log_until, read_log
 
 
 @contextlib.contextmanager
 def start(
-    output: Path, settings: Experiment | Backbone, inputs: list[Path], written: Iterable[str]
+    output: Path, settings: Experiment, inputs: list[Path], written: Iterable[str]
 ) -> Iterator[Path]:
     """Lock a model's folder, seed, and yield the folder of this training's checkpoints.
 
@@ -42,59 +41,57 @@ def start(
     with checkpoints.work_folder(output, settings.dump(), inputs, written) as work:
         keep_freed_memory()
         transformers.set_seed(settings.seed)
-        trackers.prepare(output, work.name)
+        # Trackers: as settings of an experiment they would make it a different training.
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
+        run = {"NAME": output.name, "RUN_ID": f"{output.name}-{work.name}", "RESUME": "allow"}
+        for key, value in (run | {"DIR": str(output), "PROJECT": "revela"}).items():
+            os.environ.setdefault(f"WANDB_{key}", value)
         yield work
 
 
 def finish(
     output: Path,
     work: Path,
-    settings: Experiment | Backbone,
+    settings: Experiment,
     inputs: list[Path],
     facts: dict[str, Any],
 ) -> None:
     """Write a training's log and manifest, which mark it as finished."""
     outputs.write_text(output / LOG, (work / LOG).read_text())
-    stage = "pretrain" if isinstance(settings, Backbone) else "train"
     outputs.write_manifest(
         output,
         settings.model_dump(mode="json"),
         inputs,
-        stage_version=STAGE_VERSIONS[stage],
+        stage_version=STAGE_VERSIONS["train"],
         **facts,
-        **spent(work),
     )
 
 
 def training_arguments(
-    settings: Experiment | Backbone,
+    settings: Experiment,
     work: Path,
-    rows_per_step: int,
-    rows_per_device: int | None = None,
+    rows: int,
     zero_stage: int = 0,
     **own: Any,
 ) -> transformers.TrainingArguments:
     """Return HF's arguments for a training in the launcher's processes, `own` ones added.
 
-    `work` is the folder for checkpoints; `rows_per_step` counts those of all processes,
-    `rows_per_device` those of a forward pass, a process's share of the step if None.
+    `work` is the folder for checkpoints; `rows` are those of a forward pass.
 
     Raises:
         RevelaError: a step cannot be divided among the processes.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    rows = rows_per_device or max(1, rows_per_step // world)
-    accumulation, rest = divmod(rows_per_step, world * rows)
+    accumulation, rest = divmod(settings.batches_per_step, world * rows)
     if rest:
         raise RevelaError(
-            f"a step of {rows_per_step} rows is not divisible by {world} processes "
+            f"a step of {settings.batches_per_step} rows is not divisible by {world} processes "
             f"× {rows} rows per forward pass"
         )
     device, bfloat16 = devices()[0], native_dtype(settings.precision) == torch.bfloat16
     arguments = transformers.TrainingArguments(
         output_dir=str(work),
         per_device_train_batch_size=rows,
-        per_device_eval_batch_size=rows,
         gradient_accumulation_steps=accumulation,
         deepspeed=zero.deepspeed_config(zero_stage),
         # DDP then keeps its buckets, so that a resumed training sums gradients in the same order.
@@ -108,13 +105,28 @@ def training_arguments(
         save_total_limit=2,
         remove_unused_columns=False,
         dataloader_pin_memory=device != "cpu",
-        report_to=trackers.chosen(),
+        report_to=_trackers(),
         disable_tqdm=True,
         **own,
     )
     # One process uses one GPU: with several visible ones the Trainer would use DataParallel.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
+
+
+def _trackers() -> list[str]:
+    """Return the trackers that the environment names, as HF's `report_to`.
+
+    Raises:
+        RevelaError: HF does not know one, or its package is missing.
+    """
+    names = os.environ.get("REVELA_TRACKERS", "").replace(",", " ").split()
+    try:
+        for callback in get_reporting_integration_callbacks(names):
+            callback()
+    except (ValueError, RuntimeError) as error:
+        raise RevelaError(f"REVELA_TRACKERS: {error}") from error
+    return names
 
 
 class BaseTrainer(transformers.Trainer):
@@ -128,8 +140,6 @@ class BaseTrainer(transformers.Trainer):
         super().__init__(**arguments)
         self.remove_callback(transformers.PrinterCallback)
         self.work = Path(str(self.args.output_dir))
-        self.tokens = 0
-        self.seconds = 0.0
         self.clock = time.monotonic()
         accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
         self.rows_per_step = accumulated * self.args.world_size
@@ -161,8 +171,6 @@ class BaseTrainer(transformers.Trainer):
         """
         guard = checkpoints.Guard(self, checkpoint_minutes * 60)
         self.add_callback(guard)
-        if self.is_local_process_zero():
-            self.add_callback(Meter(self.work))
         main = self.is_world_process_zero()
         # One process finds it and removes damaged ones; all resume from it.
         found = [checkpoints.last_checkpoint(self.work) if main else None]
@@ -199,14 +207,20 @@ class BaseTrainer(transformers.Trainer):
             )
 
     def facts(self) -> dict[str, Any]:
-        """Return this training's facts for the manifest."""
+        """Return this training's facts for the manifest: of all its steps, by its log."""
+        lines = [line for line in read_log(self.work / LOG) if "seconds" in line]
+        tokens, seconds = (sum(line[key] for line in lines) for key in ("tokens", "seconds"))
+        on_gpu = self.args.device.type == "cuda"
         return {
             "device": str(self.args.device),
             "precision": "bfloat16" if self.args.bf16 else "float32",
             **self.processes(),
             "steps": self.state.global_step,
-            "train_seconds": round(self.seconds, 1),
-            "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+            "hours": round(seconds / 3600, 5),
+            "gpus": self.args.world_size if on_gpu else 0,
+            "gpu_hours": round(seconds / 3600 * self.args.world_size, 5) if on_gpu else 0.0,
         }
 
     def log_step(self, logs: dict[str, float], step_tokens: int, **measures: float) -> None:
@@ -217,13 +231,14 @@ class BaseTrainer(transformers.Trainer):
         """
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
-        self.tokens += step_tokens
-        self.seconds += seconds
         entry = {
             "step": self.state.global_step,
+            "of": self.state.max_steps,
             **measures,
             "learning_rate": logs["learning_rate"],
             "gradient_norm": float(logs.get("grad_norm", math.nan)),
+            "tokens": step_tokens,
+            "seconds": round(seconds, 3),
             "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
             "memory_gb": round(memory_gb(), 3),
         }

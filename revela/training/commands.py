@@ -1,4 +1,4 @@
-"""`revela pretrain` and `revela train`."""
+"""`revela train`."""
 
 import contextlib
 import gc
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from revela.config.training import Backbone, Experiment
+from revela.config.training import Experiment
 from revela.step import command
 
 app = typer.Typer()
@@ -16,22 +16,6 @@ app = typer.Typer()
 Folder = Annotated[
     Path, typer.Option("--output", help="Folder to write; an interrupted training resumes there.")
 ]
-
-
-@command(app)
-def pretrain(
-    settings: Backbone,
-    inputs: dict[str, Path],
-    folder: Folder,
-    use_compile: Annotated[
-        bool, typer.Option("--compile", help="Use torch.compile: faster after some minutes.")
-    ] = False,
-) -> None:
-    """Pretrain a small Llama and its tokenizer on chunks."""
-    from revela.training.pretraining import pretrain as run
-
-    with _left_process_group():
-        run(settings, [inputs[name] for name in settings.corpora], folder, use_compile)
 
 
 @command(app)

@@ -80,7 +80,6 @@ def train(
         arguments = training_arguments(
             experiment,
             work,
-            experiment.batches_per_step,
             _rows_per_forward(experiment, batches_per_forward),
             zero_stage,
             max_steps=experiment.steps or -1,

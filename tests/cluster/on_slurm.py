@@ -24,7 +24,7 @@ from tests.workflow.test_workflow import CONFIG as TINY
 from tests.workflow.test_workflow import ROOT, TEXTS
 
 STEPS = 100
-CONFIG = {name: TINY[name] for name in ("corpora", "batches", "backbones")} | {
+CONFIG = {name: TINY[name] for name in ("corpora", "batches")} | {
     "benchmarks": {"mine": TINY["benchmarks"]["mine"]},
     # One training, with a name for each kind of disturbance.
     "experiments": {
@@ -58,7 +58,7 @@ OVERLAY = {
     "slurm-init-seconds-before-status-checks": 3,
     "latency-wait": 5,
     # It does not have the CPUs that it claims to have.
-    "set-threads": {"chunk": 1, "pretrain": 1, "train": 4, "evaluate": 1},
+    "set-threads": {"chunk": 1, "train": 4, "evaluate": 1},
 }
 
 
@@ -163,8 +163,9 @@ def gpus(job: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(backbone, folder / "tiny")
     for name in ("Snakefile", "slurm", "workflow", "envs", "revela", "data/paper"):
         source = ROOT / name
         if source.is_dir() and not source.is_symlink():
@@ -189,7 +190,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_the_pipeline_runs_as_jobs_with_the_gpus_asked_for(cluster):
     cluster.finish(cluster.start("results/tables/notes.csv"))
     assert (cluster.folder / "results/tables/notes.csv").read_text().count("measured") == 2
-    asked = {"rule_chunk": "", "rule_batch": "", "rule_pretrain": "gres:gpu:1"}
+    asked = {"rule_chunk": "", "rule_batch": ""}
     asked |= {"rule_train": "gres:gpu:4", "rule_evaluate": "gres:gpu:1"}
     for rule, expected in asked.items():
         jobs = cluster.records(rule)

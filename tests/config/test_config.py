@@ -15,9 +15,9 @@ from revela.retriever.source import Source
 from tests.config.common import DEMO, ROOT, changed
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("config*.yaml")))
-def test_shipped_configs_are_valid(name):
-    assert load_config(ROOT / name).corpora
+@pytest.mark.parametrize("path", [*ROOT.glob("config*.yaml"), ROOT / "data/backbones/corpora.yaml"])
+def test_shipped_configs_are_valid(path):
+    assert load_config(path).corpora
 
 
 def test_the_experiments_are_those_of_the_paper():
@@ -175,23 +175,17 @@ def test_what_a_model_reference_is(tmp_path, monkeypatch):
 
 
 def test_an_entry_knows_what_it_uses():
-    raw = changed("experiments/demo-revela/retriever", "small")
-    config = parse_config(raw, "demo.yaml")
+    config = parse_config(DEMO, "demo.yaml")
     used = {(name.section, str(name)) for name in references(config.experiments["demo-revela"])}
     assert used == {
         ("batches", "python-packages"),
-        ("backbones", "small"),
-        ("language_models", "data/backbone"),
+        ("", "data/backbones/5m"),
+        ("language_models", "data/backbones/5m"),
     }
-    assert config.inputs("experiments", "demo-revela") == {
-        "data": "results/batches/python-packages.parquet",
-        "retriever": "results/models/small/model.safetensors",
-    }
-    assert config.inputs("models", "demo-revela@8") == {
-        "trained": "results/models/demo-revela/retriever",
-        "retriever": "results/models/small/model.safetensors",
-    }
-    assert config.resolved("experiments", "demo-revela").retriever == "results/models/small"
+    data = "results/batches/python-packages.parquet"
+    assert config.inputs("experiments", "demo-revela") == {"data": data}
+    trained = "results/models/demo-revela/retriever"
+    assert config.inputs("models", "demo-revela@8") == {"trained": trained}
     assert config.resolved("models", "demo-revela@8").retriever.endswith("demo-revela/steps/8")
     contriever = config.inputs("experiments", "demo-contriever")
     assert contriever["data"] == "results/pairs/python-packages.parquet"
@@ -202,6 +196,7 @@ def local(tmp_path, monkeypatch):
     """A config with local files of every kind, all of which exist."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    Path("data").symlink_to(ROOT / "data")
     for file in (
         *("texts/a.txt", "ready.jsonl", "mine/t/corpus.jsonl.gz", "mine/t/queries.jsonl"),
         *("mine/t/qrels/test.tsv", "model/config.json", "model/model.safetensors"),

@@ -1,39 +1,19 @@
-"""Status and usage of runs, read from their files; trackers."""
+"""Status of runs, read from their files."""
 
-import csv
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from revela.common import usage
 from revela.common.errors import RevelaError
+from revela.common.locks import locked
 from revela.common.outputs import claim
-from revela.plan import commands, status
-from revela.plan.usage import summed
-from revela.training import trackers
+from revela.plan import status
 from revela.training.checkpoints import work_folder
-
-NOW = 1_800_000_000.0
-
-
-def segment(work: Path, started: float, seen: float, **more: object) -> None:
-    facts = {
-        "host": "node1", "process": 1, "started": started, "began": started, "seen": seen,
-        "processes": 4, "gpus": 4, "gpu": "A100", "first_step": 0, "step": 0, "last_step": 100,
-        "ended": False, "joules": None, "peak_gpu_memory_gb": None,
-    }  # fmt: skip
-    folder = work / "segments"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{started:.0f}-{more.get('host', 'node1')}.json"
-    path.write_text(json.dumps(facts | more))
 
 
 @pytest.mark.parametrize(
@@ -51,61 +31,14 @@ def test_durations_have_two_units(seconds, words):
     assert status.duration(seconds) == words
 
 
-def test_usage_sums_segments_of_restarts_and_nodes(tmp_path):
-    hour = 3600
-    segment(tmp_path, NOW, NOW + hour, joules=3.6e6, peak_gpu_memory_gb=10.0)
-    segment(tmp_path, NOW + 2 * hour, NOW + 2.5 * hour, joules=1.8e6, peak_gpu_memory_gb=12.0)
-    segment(tmp_path, NOW + 2 * hour + 5, NOW + 2.5 * hour + 5, host="node2", joules=1.8e6)
-    spent = usage.spent(tmp_path)
-    assert spent["starts"] == 2
-    assert spent["gpus"] == 8  # of the last start only
-    assert spent["gpu_hours"] == pytest.approx(4 * 1 + 4 * 0.5 + 4 * 0.5, abs=1e-3)
-    assert spent["hours"] == pytest.approx(1.5, abs=0.01)
-    assert spent["kilowatt_hours"] == pytest.approx(2.0)
-    assert spent["peak_gpu_memory_gb"] == 12.0
-    segment(tmp_path, NOW + 9 * hour, NOW + 9 * hour)
-    assert usage.spent(tmp_path)["kilowatt_hours"] is None  # one segment lacks it
-
-
-def test_energy_counts_visible_gpus_only(monkeypatch):
-    drawn = {0: 5_000, 1: 7_000}
-
-    class NVMLError(Exception):
-        pass
-
-    def by_uuid(uuid):
-        if uuid != "GPU-1":
-            raise NVMLError
-        return 1
-
-    fake = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByUUID=by_uuid,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: drawn[handle],
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    for visible, joules in ((None, 12), ("0", 5), ("GPU-1", 7), ("", None), ("MIG-x", None)):
-        if visible is None:
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        else:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert usage.energy_joules() == joules
-    assert usage.joules_between(5.0, 7.5) == 2.5
-    assert usage.joules_between(5.0, 1.0) is usage.joules_between(None, 1.0) is None
-
-
 @pytest.fixture
 def results(tmp_path) -> Path:
     """Results with a finished training, two evaluations of it, and an unfinished one of each."""
     done = tmp_path / "models" / "done"
     done.mkdir(parents=True)
     manifest = {
-        "settings": {"data": "wikipedia", "objective": {"name": "revela"}},
-        "steps": 7, "hours": 2.0, "starts": 3, "gpus": 4, "gpu": "A100", "gpu_hours": 8.0,
-        "kilowatt_hours": 1.5, "peak_gpu_memory_gb": 30.0, "peak_memory_gb": 5.0,
+        "settings": {"batches_per_step": 32}, "steps": 7, "tokens": 70, "hours": 2.0, "gpus": 4,
+        "gpu": "A100", "gpu_hours": 8.0, "peak_gpu_memory_gb": 30.0, "peak_memory_gb": 5.0,
         "tokens_per_second": 1234.5,
     }  # fmt: skip
     (done / "manifest.json").write_text(json.dumps(manifest))
@@ -113,14 +46,14 @@ def results(tmp_path) -> Path:
     scores = tmp_path / "scores" / "done"
     scores.mkdir(parents=True)
     for task in "ab":
-        manifest = {"settings": {}, "gpu_hours": 0.5, "kilowatt_hours": 0.25, "peak_memory_gb": 9.0}
-        (scores / f"{task}.manifest.json").write_text(json.dumps(manifest))
+        (scores / f"{task}.manifest.json").write_text("{}")
     work = tmp_path / "models" / "under-way" / "checkpoints" / "0123"
     claim(work)
     (work / "checkpoint-20").mkdir()
     (work / "checkpoint-30").mkdir()  # incomplete
     (work / "checkpoint-20" / "complete.json").write_text("{}")
-    lines = [{"step": n, "loss": 9 - n / 10, "tokens_per_second": 100.0} for n in range(1, 31)]
+    line = {"of": 100, "seconds": 10.0, "tokens_per_second": 100.0}
+    lines = [line | {"step": n, "loss": 9 - n / 10} for n in range(1, 31)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (work / "log.jsonl").write_text(text + '{"step": 31, "lo')
     shards = tmp_path / "shards" / "done" / "c" / "done-c" / "test-default"
@@ -132,29 +65,18 @@ def results(tmp_path) -> Path:
 
 def test_status_of_finished_and_running_trainings(results):
     now = time.time()
-    work = results / "models/under-way/checkpoints/0123"
-    segment(work, now - 100, now, first_step=20, step=30, last_step=100)
-    done, under_way = status.trainings(results, now + 1)
+    with locked(results / "models/under-way/checkpoints", "training"):
+        done, under_way = status.trainings(results, now + 1)
+        # Steps take ten seconds, so five minutes without activity are a stall.
+        states = [status.trainings(results, now + later)[1]["state"] for later in (200, 400)]
     assert [done[key] for key in ("model", "state", "step", "loss", "GPU-hours")] == [
         "done", "done", 7, 1.5, 8.0,
     ]  # fmt: skip
     assert (under_way["state"], under_way["step"], under_way["of"]) == ("running", 30, 100)
-    assert under_way["loss"] == 6.0
-    assert under_way["checkpoint"] == 20
-    assert under_way["tokens/s"] == 100
+    assert (under_way["loss"], under_way["checkpoint"], under_way["tokens/s"]) == (6.0, 20, 100)
     assert under_way["left"] == "11 min 40 s"  # 70 steps of 10 seconds
-    assert under_way["GPU-hours"] == pytest.approx(4 * 100 / 3600, abs=1e-3)
-
-    def state(later: float) -> str:
-        return status.trainings(results, now + later)[1]["state"]
-
-    # Steps take ten seconds, so five minutes without activity are a stall.
-    assert state(200) == "running"
-    assert state(400) == "stalled"
-    segment(work, now - 100, now, first_step=20, step=30, ended=True)
-    assert state(400) == "stopped"
-    segment(work, now - 50, now, first_step=20, step=30, host=socket.gethostname(), process=2**30)
-    assert state(1) == "stopped"  # its process on this machine is dead
+    assert states == ["running", "stalled"]
+    assert status.trainings(results, now + 1)[1]["state"] == "stopped"  # nobody holds its lock
     (evaluation,) = status.evaluations_under_way(results, now)
     assert [evaluation[key] for key in ("model", "task", "shards")] == ["done", "c", 1]
 
@@ -171,11 +93,11 @@ def test_files_that_jobs_remove_meanwhile(results, monkeypatch):
 
 
 def test_a_training_is_not_failed_because_a_table_of_its_name_is(results, capsys):
-    segment(results / "models/under-way/checkpoints/0123", time.time() - 100, time.time())
     log = results / "logs/table/under-way.log"
     log.parent.mkdir(parents=True)
     log.write_text("revela: error: a score is damaged\n")
-    status.show(results)
+    with locked(results / "models/under-way/checkpoints", "training"):
+        status.show(results)
     row = next(line for line in capsys.readouterr().out.splitlines() if "│ under-way" in line)
     assert "running" in row
 
@@ -190,7 +112,6 @@ def test_the_analysis_of_a_table_is_not_a_table_of_its_own(results, capsys):
 
 def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     now = time.time()
-    segment(results / "models/under-way/checkpoints/0123", now - 100, now)
     logs = {
         "train/under-way": "step 30\nrevela: error: the loss is not finite\n\n",
         "train/done": "7 steps\n",
@@ -214,13 +135,15 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     killed.write_text("training: 1/9\rrevela: interrupted\n")
     assert status.reason(killed) == "interrupted; the same command resumes"
     killed.unlink()
-    with pytest.raises(RevelaError, match="'under-way' is running"):
+    with (
+        locked(results / "models/under-way/checkpoints", "training"),
+        pytest.raises(RevelaError, match="'under-way' is running"),
+    ):
         status.clean(results, "under-way")
     status.show(results)
     output = capsys.readouterr().out
     assert "failed" in output
     assert "`revela clean under-way` removes them" in output
-    segment(results / "models/under-way/checkpoints/0123", now - 50, now, ended=True)
     unchecked = results / "models" / "under-way" / "retriever-unchecked"
     unchecked.mkdir()
     (unchecked / "notes").touch()
@@ -243,8 +166,7 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
 
 def test_a_training_that_saves_its_model_is_not_cleaned(tmp_path):
     unchecked = tmp_path / "models/mine/retriever-unchecked"
-    with work_folder(unchecked.parent, "", []) as work:
-        segment(work, NOW, NOW, ended=True)  # the last step has been made
+    with work_folder(unchecked.parent, "", []):
         unchecked.mkdir()
         with pytest.raises(RevelaError, match="'mine' is running"):
             status.clean(tmp_path, "mine")
@@ -260,29 +182,6 @@ def test_only_a_name_is_cleaned(tmp_path, name):
     assert (tmp_path / "models/a/retriever").exists()
 
 
-def test_usage_sums_manifests_beside_the_paper(results, tmp_path):
-    paper = Path(__file__).parents[2] / "data/paper/gpu_hours.csv"
-    commands.usage(results, tmp_path / "usage.csv", paper)
-    rows = list(csv.DictReader((tmp_path / "usage.csv").read_text().splitlines()))
-    assert [row["name"] for row in rows] == ["done", "total"]
-    assert rows[0] == {
-        "name": "done", "gpu": "A100", "gpus": "4", "starts": "3", "training_hours": "2",
-        "training_gpu_hours": "8", "evaluation_gpu_hours": "1", "kilowatt_hours": "2",
-        "peak_gpu_memory_gb": "30", "peak_memory_gb": "9", "paper_gpu_hours": "176",
-    }  # fmt: skip
-    assert (rows[1]["training_gpu_hours"], rows[1]["evaluation_gpu_hours"]) == ("8", "1")
-    cells = [line.split() for line in (tmp_path / "usage.md").read_text().splitlines()]
-    assert ["|", "done", "|", "A100", "|", "4", "|"] in [line[:7] for line in cells]
-    assert ["|", "total", "|", "–", "|", "–", "|"] in [line[:7] for line in cells]
-
-
-def test_energy_is_unknown_if_one_manifest_lacks_it(results):
-    (results / "scores/done/c.manifest.json").write_text('{"settings": {}, "gpu_hours": 0.5}')
-    row = summed(results).loc["done"]
-    assert pd.isna(row["kilowatt_hours"])
-    assert row["evaluation_gpu_hours"] == 1.5
-
-
 def test_status_imports_nothing_heavy(results):
     code = (
         "import sys; from revela.cli import app; "
@@ -296,28 +195,3 @@ def test_status_imports_nothing_heavy(results):
     assert "under-way" in result.stdout
     assert "2 scores" in result.stdout
     assert result.stdout.splitlines()[-1] == "[]"
-
-
-def test_missing_trackers_are_errors(monkeypatch, tmp_path):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setenv("REVELA_TRACKERS", "tensorboard, wand")
-    with pytest.raises(
-        RevelaError, match=r"REVELA_TRACKERS: unknown tracker 'wand'; did .*'wandb'"
-    ):
-        trackers.prepare(tmp_path, "a")
-    monkeypatch.setenv("REVELA_TRACKERS", "wandb")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RevelaError, match="REVELA_TRACKERS: wandb needs the package wandb"):
-        trackers.prepare(tmp_path, "a")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    with pytest.raises(RevelaError, match="needs WANDB_API_KEY"):
-        trackers.prepare(tmp_path, "a")
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
-    for name in ("WANDB_DIR", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_PROJECT", "WANDB_RESUME"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv(name, "")  # so that monkeypatch restores it
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
-    trackers.prepare(tmp_path / "m", "a")
-    assert os.environ["WANDB_RUN_ID"] == "m-a"

@@ -44,7 +44,7 @@ LISTINGS = ["bright_tasks", "checkpoints", "coir_tasks", "embedding_models"]
 PAPER_TABLES = sorted(
     path.stem
     for path in (ROOT / "data" / "paper").glob("*.csv")
-    if path.stem not in [*LISTINGS, "example_batch", "gpu_hours", "corpora", "claims"]
+    if path.stem not in [*LISTINGS, "example_batch", "corpora", "usage"]
 )
 
 

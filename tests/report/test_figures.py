@@ -18,7 +18,6 @@ from revela.config.report import (
     CurvesFigure,
     DynamicsFigure,
     LearningFigure,
-    PretrainingFigure,
     StepCostFigure,
     TrendFigure,
 )
@@ -238,18 +237,6 @@ def test_a_single_point_is_drawn_as_a_marker(inputs, tmp_path):
     assert line.get_marker() == ""
 
 
-def test_a_short_pretraining_is_drawn_in_full(tmp_path):
-    path, figure = (
-        tmp_path / "short.jsonl",
-        PretrainingFigure(kind="pretraining", caption="c", backbone="b"),
-    )
-    for name, loss in (("loss", 5.0), ("held_out_loss", 5.5)):
-        append_line(path, {"step": 1, "tokens": 1000, name: loss})
-    (axis,) = figures.draw(figure, {"b": path}).axes
-    lowest, highest = axis.get_ylim()
-    assert lowest < 5.0 < 5.5 < highest
-
-
 def test_a_learning_curve_shows_mean_and_range_of_seeds(inputs, tmp_path):
     figure = LearningFigure(kind="learning", caption="c", task="t", experiments={"e": "E"})
     scores = {"e@0": 0.1, "e": 0.5, "e-seed1@0": 0.2, "e-seed1": 0.3, "e-other": 0.9}
@@ -400,16 +387,6 @@ def test_curves_are_rolling_means_over_the_steps(tmp_path):
     assert [point[0] for point in loss] == list(range(2, 81, 2))
     assert [point[1] for point in loss][:5] == [1, 1, 0.75, 0.5, 0.5]  # relative to its start
     assert gain[-1] == [80, 39.5]
-
-
-def test_losses_of_a_pretraining_are_drawn_over_its_tokens(tmp_path):
-    lines = [{"loss": 6.0}, {"loss": 4.0}, {"held_out_loss": 5.5}]
-    for n, line in enumerate(lines, start=1):
-        append_line(tmp_path / "b.jsonl", {"step": n, "tokens": n * 500_000} | line)
-    figure = PretrainingFigure(kind="pretraining", caption="c", backbone="b")
-    (axis,) = figures.draw(figure, {"b": tmp_path / "b.jsonl"}).axes
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
-    assert drawn == {"training": [[0.5, 6], [1, 5]], "held out": [[1.5, 5.5]]}
 
 
 def test_a_learning_curve_is_of_its_measure(inputs, tmp_path):

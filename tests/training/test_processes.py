@@ -22,10 +22,9 @@ from revela.config.training import Experiment
 from revela.text import batching, pairs
 from revela.training.callbacks import check_adapter
 from revela.training.checkpoints import check_processes, last_checkpoint, mark_complete, step_of
-from revela.training.pretraining import train_tokenizer
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
-from tests.conftest import TEXTS, tiny_llama
+from tests.conftest import TEXTS, tiny_llama, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
 # Large enough to be sharded by ZeRO-3.

@@ -38,7 +38,7 @@ def test_revela_trains_and_records_each_step(backbone, data, tmp_path):
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {
         "loss", "learning_rate", "gradient_norm", "top_similarity", "rows_learning",
-        "tokens_per_second", "memory_gb", "plain_loss",
+        "of", "tokens", "seconds", "tokens_per_second", "memory_gb", "plain_loss",
     } <= set(steps[0])  # fmt: skip
     assert "plain_loss" not in steps[1]
     snapshots = {entry["step"]: entry["snapshot"] for entry in log if "snapshot" in entry}
@@ -280,7 +280,7 @@ def test_the_code_for_gpus_trains_like_the_code_for_cpus(
 )
 def test_one_process_means_one_gpu(backbone, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # without a launcher
-    arguments = training_arguments(experiment(backbone), tmp_path, 4, 2)
+    arguments = training_arguments(experiment(backbone, batches_per_step=4), tmp_path, 2)
     assert arguments.n_gpu == 1
     assert arguments.train_batch_size == 2
     assert arguments.parallel_mode == transformers.training_args.ParallelMode.NOT_PARALLEL

@@ -44,7 +44,7 @@ def test_the_conda_environment_pins_what_is_locked():
 
 
 def test_the_conda_environment_holds_what_jobs_need():
-    needed = names("lucene", "lm-eval", "cluster", "energy")
+    needed = names("lucene", "lm-eval", "cluster")
     submitting = {"snakemake", "snakemake-executor-plugin-slurm"}
     assert needed - submitting <= set(PINS)
 

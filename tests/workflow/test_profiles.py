@@ -155,7 +155,7 @@ def test_a_process_for_each_gpu(tmp_path, nodes, visible, called):
     assert re.fullmatch(called, printed.stdout.strip()), printed.stdout
 
 
-def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
+def test_signals_to_a_whole_job_save_a_checkpoint(clone, backbone, tmp_path):
     # As scancel and Ctrl-C do. torchrun's processes have their own sessions.
     for name in ("Snakefile", "workflow", "envs", "revela", "data"):
         (tmp_path / name).symlink_to(clone / name)
@@ -166,7 +166,8 @@ def test_signals_to_a_whole_job_save_a_checkpoint(clone, tmp_path):
         "similarity_snapshot_steps": [],
         "save_retriever_steps": [],
     }
-    config = {name: CONFIG[name] for name in ("corpora", "batches", "backbones")}
+    (tmp_path / "tiny").symlink_to(backbone)
+    config = {name: CONFIG[name] for name in ("corpora", "batches")}
     config["experiments"] = {"tiny-revela": training}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     work = tmp_path / "results/models/tiny-revela"

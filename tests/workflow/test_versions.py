@@ -41,7 +41,7 @@ from tests.conftest import TEXTS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden.json")
-BACKBONE = str(ROOT / "data/backbone-1m")
+BACKBONE = str(ROOT / "data/backbones/1m")
 
 
 def digest(made: Any) -> str:

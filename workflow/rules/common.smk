@@ -93,13 +93,11 @@ wildcard_constraints:
     corpus=one_of(CONFIG.corpora),
     batches=one_of(CONFIG.batches),
     pairs=one_of(CONFIG.pairs),
-    backbone=one_of(CONFIG.backbones),
     experiment=one_of(CONFIG.experiments),
     model=one_of(CONFIG.evaluated),
     task=one_of(CONFIG.tasks),
     table=one_of(CONFIG.tables),
     listing=one_of(CONFIG.listings),
-    cost=one_of(CONFIG.costs),
     figure=one_of(CONFIG.figures),
 
 

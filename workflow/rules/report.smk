@@ -114,34 +114,9 @@ rule listing:
         )
 
 
-rule cost:
-    input:
-        trained=lambda w: inputs("costs", w.cost),
-        reported=lambda w: CONFIG.costs[w.cost].reported,
-        claims=lambda w: CONFIG.costs[w.cost].claims,
-    output:
-        csv="results/tables/{cost}.csv",
-        claims="results/tables/{cost}_claims.csv",
-        md="results/tables/{cost}.md",
-        tex="results/tables/{cost}.tex",
-    log:
-        "results/logs/cost/{cost}.log",
-    conda:
-        "../../envs/environment.yaml"
-    params:
-        settings=lambda w: settings("costs", w.cost),
-        known=f"{ROOT}/data/paper",
-        version=STAGE_VERSIONS["cost"],
-    shell:
-        in_job(
-            "revela cost --settings {params.settings:q} --known {params.known:q}"
-            " --output {output.csv:q}"
-        )
-
-
 rule step_cost:
     input:
-        backbone=f"{ROOT}/data/backbone/model.safetensors",
+        backbone=f"{ROOT}/data/backbones/5m/model.safetensors",
     output:
         "results/bench/{figure}.csv",
     log:
@@ -160,10 +135,7 @@ rule step_cost:
 
 rule usage:
     input:
-        sorted(
-            glob("results/models/*/manifest.json")
-            + glob("results/scores/*/*.manifest.json")
-        ),
+        sorted(glob("results/models/*/manifest.json")),
     output:
         csv="results/tables/usage.csv",
         md="results/tables/usage.md",
@@ -172,7 +144,7 @@ rule usage:
     conda:
         "../../envs/environment.yaml"
     params:
-        paper=f"{ROOT}/data/paper/gpu_hours.csv",
+        paper=f"{ROOT}/data/paper/usage.csv",
         version=STAGE_VERSIONS["usage"],
     shell:
         in_job("revela usage results --paper {params.paper:q} --output {output.csv:q}")

@@ -1,35 +1,8 @@
-"""chunks → backbone; batches, pairs → trained retriever.
+"""batches, pairs → trained retriever.
 
 Checkpoints are not declared as outputs, because Snakemake deletes the outputs of a failed job; a
 training resumes from existing checkpoints.
 """
-
-
-rule pretrain:
-    input:
-        lambda w: inputs("backbones", w.backbone),
-    output:
-        weights="results/models/{backbone}/model.safetensors",
-        log="results/models/{backbone}/log.jsonl",
-    log:
-        "results/logs/pretrain/{backbone}.log",
-    conda:
-        "../../envs/environment.yaml"
-    threads: workflow.cores
-    resources:
-        nodes=1,
-        compile=False,
-    params:
-        settings=lambda w: settings("backbones", w.backbone),
-        inputs=lambda w: named("backbones", w.backbone),
-        folder=subpath(output.log, parent=True),
-        version=STAGE_VERSIONS["pretrain"],
-    shell:
-        in_job(
-            "launch {resources.nodes} revela pretrain --settings {params.settings:q} {params.inputs}"
-            " --output {params.folder:q}"
-            " $([[ {resources.compile} = [fF0]* ]] || echo --compile)"
-        )
 
 
 rule train:
