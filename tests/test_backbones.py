@@ -5,7 +5,8 @@ import sys
 
 import pandas as pd
 
-from revela.retriever.load import load_tokenizer
+from revela.retriever.load import load_language_model, load_tokenizer
+from revela.retriever.source import Source
 from tests.conftest import ROOT, TEXTS
 
 

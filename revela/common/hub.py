@@ -1,18 +1,16 @@
-"""Checks what the Hugging Face hub has, and explains loading errors in one line."""
+"""Files of the Hugging Face hub, and its errors explained in one line."""
 
 import contextlib
 import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError, reading
 
-_SECONDS = 10  # timeout of a request to the hub
 KINDS = {"model": "model", "data set": "dataset"}  # names used by the hub's client
 
 # Only the user should ask a public service to convert a model.
@@ -131,69 +129,3 @@ def commit(name: str, revision: str | None) -> str | None:
         return None
     found = (find_file(name, file, revision) for file in ("config.json", "adapter_config.json"))
     return next((path.parent.name for path in found if path), None)
-
-
-class Hub:
-    """Checks what can be read from the hub without downloading it; offline, checks its cache."""
-
-    def __init__(self) -> None:
-        from huggingface_hub import HfApi, constants
-
-        self.api = HfApi()
-        self.address = constants.ENDPOINT
-        self.unreachable = not constants.HF_HUB_OFFLINE and not self._answers()
-        self.offline = constants.HF_HUB_OFFLINE or self.unreachable
-
-    def problems(self, what: str, asked: Iterable[tuple[str, str | None]]) -> list[str | None]:
-        """Return why each model or data set (name, revision) cannot be read, or None if it can."""
-        look = self._in_cache if self.offline else self._on_hub
-        with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(lambda one: look(what, *one), asked))
-
-    def config(self, name: str) -> dict[str, Any] | None:
-        """Return the `config.json` of a hub model or a folder, or None if there is none."""
-        from transformers import PreTrainedConfig
-
-        try:
-            return PreTrainedConfig.get_config_dict(name, local_files_only=self.offline)[0]
-        except (OSError, ValueError):  # `problems` reports why
-            return None
-
-    def _answers(self) -> bool:
-        from huggingface_hub.utils import get_session, httpx
-
-        try:
-            get_session().head(self.address, timeout=_SECONDS / 2)
-        except httpx.HTTPError:
-            return False
-        return True
-
-    def _on_hub(self, what: str, name: str, revision: str | None) -> str | None:
-        ask = self.api.model_info if what == "model" else self.api.dataset_info
-        try:
-            info = ask(name, revision=revision, timeout=_SECONDS)
-            if info.gated:  # its description is public, its files are not
-                self.api.auth_check(name, repo_type=KINDS[what])
-            files = [file.rfilename for file in info.siblings or []]
-            lacks = what == "model" and not any(file.endswith(".safetensors") for file in files)
-            if lacks and (revision or not converted_revision(name)):
-                return f"model {name!r} has no safetensors weights"
-        except Exception as error:
-            return explain(what, name, error)
-        return None
-
-    def _in_cache(self, what: str, name: str, revision: str | None) -> str | None:
-        from datasets import config
-        from huggingface_hub import constants
-        from huggingface_hub.file_download import repo_folder_name
-
-        # scan_cache_dir would visit every file of every repository.
-        repository = repo_folder_name(repo_id=name, repo_type=KINDS[what])
-        commit = revision if revision and len(revision) == 40 else "*"
-        needed = "*.safetensors" if what == "model" else "*"
-        there = any(Path(constants.HF_HUB_CACHE, repository).glob(f"snapshots/{commit}/{needed}"))
-        # datasets has a cache of its own for prepared data sets.
-        prepared = Path(config.HF_DATASETS_CACHE, name.replace("/", "___").lower())
-        if there or (what == "data set" and prepared.is_dir()):
-            return None
-        return explain(what, name, ConnectionError())

@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import random
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,7 +15,8 @@ from revela.plan.look import _rows_of, chunks_of, look
 from revela.text.batching import make_batches
 from revela.text.chunking import chunk_corpus
 from revela.text.corpora import Skipped
-from tests.plan.common import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_corpora_of_the_paper_yield_what_is_asked_of_them(monkeypatch):
