@@ -19,7 +19,7 @@ from revela.config.local import text_files, unread_files
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus, FilesCorpus
 from revela.evaluation.benchmarks import read_rows
-from revela.plan.counts import look
+from revela.plan.look import look
 from revela.search.index import _texts
 from revela.text.chunking import chunk_corpus
 from revela.text.corpora import (
