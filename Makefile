@@ -54,10 +54,10 @@ lint: .venv/installed
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --site-dir .site
 
 bench: .venv/installed
-	python -m bench.attention.step
+	python -m bench.inbatch.step
 	python -m bench.training.step_cost
 	python -m bench.training.freed_memory
-	python -m bench.attention.kernels
+	python -m bench.inbatch.kernels
 	python -m bench.training.replug
 	python -m bench.evaluation.encoding
 	python -m bench.evaluation.large

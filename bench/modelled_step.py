@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.common import SHAPES, encoder_around, random_model
 from bench.gpu.steps import BATCHES_A_STEP, REVELA, TINY, adapted
-from revela.attention import in_batch
+from revela.inbatch import in_batch
 from revela.training.objectives.revela import Revela
 
 COLUMNS = ["kernels", "flop", "bytes", "seconds"]
@@ -137,7 +137,7 @@ def model_step(
             next_token_loss=part("head and loss, with its gradient", in_batch.next_token_loss),
             read_packed=part("cross-document attention, forward", in_batch.read_packed),
         ),
-        mock.patch("revela.attention.packing.flash", counter.flash),
+        mock.patch("revela.inbatch.packing.flash", counter.flash),
         mock.patch("revela.retriever.encode.flash_takes", return_value=True),
         mock.patch.object(module, "similarity", part("retriever, forward", module.similarity)),
         # The one kernel that a GPU has for it; meta tensors take three.

@@ -18,10 +18,10 @@ from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.config.commands import app as config
 from revela.evaluation.commands import app as evaluation
-from revela.plan.commands import app as plan
 from revela.report.commands import app as report
 from revela.retriever.commands import app as retriever
 from revela.search.commands import app as search
+from revela.start.commands import app as start
 from revela.text.commands import app as text
 from revela.training.commands import app as training
 
@@ -37,7 +37,7 @@ PANELS = {  # of `revela --help`, with what a user needs first
 }
 _commands = {
     info.name or info.callback.__name__.replace("_", "-"): info
-    for folder in (text, training, evaluation, report, plan, config, search, retriever)
+    for folder in (text, training, evaluation, report, start, config, search, retriever)
     for info in folder.registered_commands
     if info.callback
 }

@@ -20,7 +20,7 @@ from revela.config.evaluation import EncoderModel
 from revela.retriever.load import load_encoder
 from revela.retriever.save import save_encoder
 from revela.retriever.tokenizer import appends_eos
-from tests.attention.reference import varlen_attn
+from tests.inbatch.reference import varlen_attn
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [
@@ -97,8 +97,8 @@ def count_host_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention as on a GPU: on packed rows, with plain loops instead of the kernel."""
-    monkeypatch.setattr("revela.attention.packing.varlen_attn", varlen_attn)
-    for module in ("attention.in_batch", "retriever.encode", "training.objectives.replug"):
+    monkeypatch.setattr("revela.inbatch.packing.varlen_attn", varlen_attn)
+    for module in ("inbatch.in_batch", "retriever.encode", "training.objectives.replug"):
         monkeypatch.setattr(f"revela.{module}.flash_takes", lambda *_: True)
 
 

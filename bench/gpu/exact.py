@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from bench.common import random_model
-from revela.attention import packing
-from revela.attention.cross_document import Reads
-from revela.attention.in_batch import in_batch_loss, in_batch_similarity, read_packed
-from revela.attention.packing import Spans, flash, flash_takes, starts_of
+from revela.inbatch import packing
+from revela.inbatch.cross_document import Reads
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity, read_packed
+from revela.inbatch.packing import Spans, flash, flash_takes, starts_of
 from revela.retriever.load import add_lora
 from revela.training.fused import fuse, without_casts
-from tests.attention.reference import varlen_attn
+from tests.inbatch.reference import varlen_attn
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of errors relative to the largest value
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from revela.attention.decoder import causal_decoder, run_packed
-from revela.attention.packing import Packing, flash_takes
 from revela.common.errors import RevelaError
+from revela.inbatch.decoder import causal_decoder, run_packed
+from revela.inbatch.packing import Packing, flash_takes
 
 Role = Literal["query", "passage"]
 

@@ -1,9 +1,11 @@
 """Loads a model from its source: weights, tokenizer, adapters, and the encoder around them."""
 
+import contextlib
 import functools
 import re
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +14,6 @@ from sentence_transformers.sentence_transformer import modules
 from sentence_transformers.util import import_from_string
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from revela.attention import zero
 from revela.common.errors import RevelaError, check_name
 from revela.common.hub import converted_revision, explained
 from revela.config.encoding import Encoding, EncodingKeys
@@ -65,7 +66,7 @@ def read_encoder(
     """
     home = source if source.modules or not source.base else source.base
     with explained("model", home.name):
-        with zero.unsharded():
+        with unsharded():
             transformer, *rest = (_own_modules if home.modules else _paper_modules)(home, keys)
         settings = home.read("config_sentence_transformers.json") or {}
         for key in settings:
@@ -160,6 +161,22 @@ def _prompts(home: Source, settings: Mapping[str, Any], keys: EncodingKeys) -> d
 # ---------------------------------------------------------------------------- weights
 
 
+@contextlib.contextmanager
+def unsharded() -> Iterator[None]:
+    """Load models unsharded within the block, even at stage 3."""
+    if "deepspeed" not in sys.modules:
+        yield
+        return
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        vars(deepspeed)["_hf_deepspeed_config_weak_ref"] = kept
+
+
 def load_tokenizer(source: Source) -> Any:
     """Load a model's tokenizer; see `load_model` for the errors."""
     with explained("model", source.name):
@@ -186,7 +203,7 @@ def load_model(source: Source, kind: Any = AutoModel, dtype: torch.dtype = torch
     """
     check_model_folder(source.name)
     if source.base:
-        with zero.unsharded():  # merging needs whole weights
+        with unsharded():  # merging needs whole weights
             return load_adapter(load_model(source.base, kind, dtype), source).merge_and_unload()
     name, options = source.name, {"subfolder": source.subfolder, "dtype": dtype}
     options |= {"use_safetensors": True, "output_loading_info": True}

@@ -8,13 +8,12 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from revela.attention import zero
 from revela.common.errors import RevelaError
 from revela.common.memory import return_freed_memory
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
 from revela.retriever.encode import encode
-from revela.retriever.load import load_encoder
+from revela.retriever.load import load_encoder, unsharded
 
 _LONGEST = 2048  # tokens of a text in evaluation, as in the paper
 _SAME = 0.9999  # cosine
@@ -25,7 +24,7 @@ def save_encoder(encoder: SentenceTransformer, folder: Path, state: dict[str, Te
     """Write an encoder whose transformer has the weights `state`, an adapter's if it has one.
 
     Weights may be sharded over processes, so that `state` must be gathered before; see
-    `zero.gathered_state`.
+    `training.zero`.
     """
     transformer: Any = encoder[0]
     transformer.model.save_pretrained(folder, state_dict=state)
@@ -60,7 +59,7 @@ def check_folder(folder: Path, original: Path | None = None) -> float:
         RevelaError: sentence-transformers cannot load the folder or gives a text another vector.
     """
     kind: Any = EncoderModel(kind="encoder", retriever=ModelRef(str(original or folder)))
-    with zero.unsharded():
+    with unsharded():
         ours = load_encoder(kind, "float32", "cpu")
         longest = ours.max_seq_length or _LONGEST
         texts = ["jobs", "  how to close a socket \n", _SENTENCE, "1 " * min(longest, _LONGEST)]

@@ -17,14 +17,13 @@ from tqdm.auto import tqdm
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import SAFE_WEIGHTS_NAME, SCHEDULER_NAME
 
-from revela.attention import zero
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.memory import keep_freed_memory, memory_gb
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
 from revela.retriever.encode import devices, native_dtype
-from revela.training import checkpoints
+from revela.training import checkpoints, zero
 from revela.training.trainlog import LOG, append_line, keep_log_until, read_log
 
 

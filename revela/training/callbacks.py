@@ -9,10 +9,10 @@ import transformers
 from accelerate.utils import send_to_device
 from safetensors.torch import load_file
 
-from revela.attention import zero
-from revela.attention.in_batch import plain_loss
 from revela.common import outputs
 from revela.common.errors import RevelaError
+from revela.inbatch.in_batch import plain_loss
+from revela.training import zero
 from revela.training.objectives.revela import similarity_measures
 
 ADAPTER = "adapter_model.safetensors"

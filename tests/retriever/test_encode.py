@@ -10,9 +10,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from bench.common import encoder_around
-from revela.attention.packing import flash_takes
 from revela.common.errors import RevelaError
 from revela.config.encoding import EncodingKeys
+from revela.inbatch.packing import flash_takes
 from revela.retriever.encode import (
     _TOKENS_PER_BATCH,
     embed,

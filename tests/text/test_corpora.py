@@ -19,8 +19,8 @@ from revela.config.local import text_files, unread_files
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus, FilesCorpus
 from revela.evaluation.benchmarks import read_rows
-from revela.plan.look import look
 from revela.search.index import _texts
+from revela.start.look import look
 from revela.text.chunking import chunk_corpus
 from revela.text.corpora import (
     Document,

@@ -29,8 +29,8 @@ from revela.training.fused import fuse
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
-from tests.attention.reference import varlen_attn
 from tests.conftest import tiny_llama
+from tests.inbatch.reference import varlen_attn
 
 READS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__")
 NO_KERNELS = ("prim.device", "aten.detach", "aten._unsafe_view", "aten.empty", "aten.new_empty")
@@ -164,7 +164,7 @@ def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
     module, inputs = objective(name, layers, checkpointing).train(), inputs_of(name)
     with contextlib.ExitStack() as stack:
         if known is None:
-            stack.enter_context(mock.patch("revela.attention.packing.varlen_attn", varlen_attn))
+            stack.enter_context(mock.patch("revela.inbatch.packing.varlen_attn", varlen_attn))
         else:
             stack.enter_context(FakeTensorMode())
             module = on_device(module, "pretend")
@@ -184,7 +184,7 @@ def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
 def main() -> None:
     """Run steps of each objective and print their counts."""
     backend_registration._setup_privateuseone_for_python_backend("pretend", backend_module=Module())
-    for module in ("attention.in_batch", "encoder", "training.objectives.replug"):
+    for module in ("inbatch.in_batch", "retriever.encode", "training.objectives.replug"):
         mock.patch(f"revela.{module}.flash_takes", return_value=True).start()
     found = {}
     for name in ("revela", "replug", "contriever"):

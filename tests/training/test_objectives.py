@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from bench.common import encoder_around
-from revela.attention.in_batch import in_batch_loss, in_batch_similarity
 from revela.config.training import ContrieverObjective, ReplugObjective, RevelaObjective
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity
 from revela.retriever.encode import embed, pad
 from revela.retriever.load import load_tokenizer
 from revela.retriever.source import Source
@@ -182,7 +182,7 @@ def test_similarity_is_not_symmetric_and_has_no_diagonal():
 def test_bfloat16_rounds_similarities_that_float32_distinguishes():
     """A cosine near one has steps of 2^-8 in bfloat16: 39 logits at the paper's temperature."""
     cosine = torch.tensor([[0.0, 0.9001, 0.9002], [0.9, 0.0, 0.1], [0.1, 0.9, 0.0]])
-    from revela.attention.in_batch import in_batch_similarity
+    from revela.inbatch.in_batch import in_batch_similarity
 
     exact = in_batch_similarity(cosine, 1e-4)
     coarse = in_batch_similarity(cosine.bfloat16().float(), 1e-4)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from revela.attention.zero import deepspeed_config
 from revela.common.errors import RevelaError
 from revela.common.locks import locked
 from revela.config.training import Experiment
@@ -24,6 +23,7 @@ from revela.training.callbacks import check_adapter
 from revela.training.checkpoints import check_processes, last_checkpoint, mark_complete, step_of
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
+from revela.training.zero import deepspeed_config
 from tests.conftest import TEXTS, tiny_llama, train_tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ import torch
 from accelerate import PartialState
 
 from revela import cli
-from revela.attention import losses
 from revela.common.errors import RevelaError
 from revela.config.training import Experiment
+from revela.inbatch import losses
 from revela.retriever.save import check_folder
 from revela.training import trainer
 from revela.training.objectives.revela import Revela

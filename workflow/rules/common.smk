@@ -17,7 +17,7 @@ from revela.config.read import read_yaml
 from revela.retriever.source import Source
 from revela.common.errors import RevelaError, errors_at
 from revela.common.versions import STAGE_VERSIONS
-from revela.plan.machine import visible_gpus
+from revela.start.machine import visible_gpus
 
 # This checkout, even if another workflow uses this one as a module.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]

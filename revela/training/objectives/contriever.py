@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from revela.attention.packing import to_device
 from revela.config.training import ContrieverObjective
+from revela.inbatch.packing import to_device
 from revela.retriever.encode import embed
 
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from revela.attention.decoder import prepared, run_packed
-from revela.attention.losses import token_losses
-from revela.attention.packing import (
+from revela.config.training import ReplugObjective
+from revela.inbatch.decoder import prepared, run_packed
+from revela.inbatch.losses import token_losses
+from revela.inbatch.packing import (
     Packing,
     Spans,
     causal_attention,
@@ -23,7 +24,6 @@ from revela.attention.packing import (
     starts_of,
     to_device,
 )
-from revela.config.training import ReplugObjective
 from revela.retriever.encode import embed
 
 _IDENTITY = 0.99  # weight of targets on the chunks themselves: nothing to learn

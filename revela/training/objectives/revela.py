@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from revela.attention.cross_document import all_gather
-from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 from revela.config.training import RevelaObjective
+from revela.inbatch.cross_document import all_gather
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 from revela.retriever.encode import embed
 
 

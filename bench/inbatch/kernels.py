@@ -3,7 +3,7 @@
 With and without gradients, at the shapes of a batch of 16 chunks of SmolLM2-135M's width: causal
 self-attention of 32 rows, and 16 readers of 10 documents.
 
-    python -m bench.attention.kernels
+    python -m bench.inbatch.kernels
 """
 
 import itertools
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.common import medians, report
-from revela.attention.packing import attend, causal_attention
 from revela.common.memory import keep_freed_memory
+from revela.inbatch.packing import attend, causal_attention
 
-COMMAND = "python -m bench.attention.kernels"
+COMMAND = "python -m bench.inbatch.kernels"
 
 
 def states(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from revela.plan import status
-from revela.plan.check import check
-from revela.plan.run import run
+from revela.start import status
+from revela.start.check import check
+from revela.start.run import run
 
 app = typer.Typer()
 
@@ -35,7 +35,7 @@ def new(
     ] = None,
 ) -> None:
     """Write a config that trains a retriever on your texts and evaluates it on held-out ones."""
-    from revela.plan.new import write_config
+    from revela.start.new import write_config
 
     name = re.sub(r"[^\w.-]+", "-", Path(os.path.abspath(texts)).stem).strip("-") or "texts"
     output = output or Path(f"{name}.yaml")

@@ -112,7 +112,7 @@ def test_a_config_in_a_checkout_names_its_schema(backbone):
 def test_small_corpora_get_smaller_steps_and_more_epochs(
     backbone, words, per_step, steps, epochs, monkeypatch
 ):
-    from revela.plan import new as module
+    from revela.start import new as module
 
     sample = [Document(str(n), "A text.") for n in range(50)]
     monkeypatch.setattr(module, "look", lambda *_: (words / 1000, 1000, sample))
@@ -126,7 +126,7 @@ def test_small_corpora_get_smaller_steps_and_more_epochs(
 
 @pytest.mark.parametrize(("words", "per_step"), [(8_000, 3), (1_000_000, 3), (5_000_000, 27)])
 def test_the_gpus_of_this_machine_divide_a_step(backbone, words, per_step, monkeypatch):
-    from revela.plan import new as module
+    from revela.start import new as module
 
     sample = [Document(str(n), "A text.") for n in range(50)]
     monkeypatch.setattr(module, "look", lambda *_: (words / 1000, 1000, sample))

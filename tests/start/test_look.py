@@ -11,7 +11,7 @@ import pytest
 
 from revela.config import load_config
 from revela.config.text import Batches, FilesCorpus, First
-from revela.plan.look import _rows_of, chunks_of, look
+from revela.start.look import _rows_of, chunks_of, look
 from revela.text.batching import make_batches
 from revela.text.chunking import chunk_corpus
 from revela.text.corpora import Skipped

@@ -18,9 +18,9 @@ from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.bm25 import guess_language
 from revela.evaluation.texts import split_title
-from revela.plan.look import chunks_of, look
-from revela.plan.machine import visible_gpus
 from revela.retriever.source import Source
+from revela.start.look import chunks_of, look
+from revela.start.machine import visible_gpus
 from revela.text.corpora import Skipped, place
 from revela.text.fields import field_names
 

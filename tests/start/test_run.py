@@ -15,7 +15,7 @@ import pytest
 import yaml
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from revela.plan import progress
+from revela.start import progress
 
 CONFIG = {
     "corpora": {"mine": {"source": "files", "path": "texts"}},

@@ -12,7 +12,7 @@ import pytest
 from revela.common.errors import RevelaError
 from revela.common.locks import locked
 from revela.common.outputs import claim
-from revela.plan import status
+from revela.start import status
 from revela.training.checkpoints import work_folder
 
 

@@ -8,8 +8,8 @@ above that before the step, so that weights do not count, but their gradients do
 With `--large`, the memory of a complete step (retriever and language model of SmolLM2-135M's
 full size, gradient checkpointing, bfloat16) at B = 64 and 128.
 
-    python -m bench.attention.step [--sizes B …]
-    python -m bench.attention.step --large [--sizes B …]
+    python -m bench.inbatch.step [--sizes B …]
+    python -m bench.inbatch.step --large [--sizes B …]
 """
 
 import argparse
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.attention.dense import dense_loss, plain_pass
 from bench.common import (
     chunk_lengths,
     encoder_around,
@@ -30,12 +29,13 @@ from bench.common import (
     report,
     resident_gb,
 )
-from revela.attention.in_batch import in_batch_loss, in_batch_similarity
+from bench.inbatch.dense import dense_loss, plain_pass
 from revela.common.memory import keep_freed_memory
 from revela.config.training import RevelaObjective
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity
 from revela.training.objectives.revela import Revela
 
-COMMAND = "python -m bench.attention.step"
+COMMAND = "python -m bench.inbatch.step"
 LENGTH = 160
 SIZES = [8, 16, 32, 64, 128]
 DENSE_FITS = 32  # maximum B

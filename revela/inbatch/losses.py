@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from revela.attention import zero
+from revela.inbatch.sharding import gather, gathered
 
 _LOGITS_AT_A_TIME = 2**25
 _LOGITS_AT_A_TIME_ON_A_GPU = 2**27  # large products, in multiples of the kernels' tiles
@@ -26,7 +26,7 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """
     weights = [weight for weight in head.parameters() if weight.requires_grad]
     size, learning = _tokens_at_a_time(head, hidden_TD.device), torch.is_grad_enabled()
-    with zero.gathered(head) as logits:
+    with gathered(head) as logits:
         total = _SummedLoss.apply(hidden_TD, logits, targets_T, size, learning, *weights)
     return total / max(1, len(targets_T))
 
@@ -35,7 +35,7 @@ def next_token_loss(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
 def token_losses(hidden_TD: Tensor, head: Any, targets_T: Tensor) -> Tensor:
     """Return each token's cross-entropy (T,) in float32, with the logits of some at a time."""
     size = _tokens_at_a_time(head, hidden_TD.device)
-    with zero.gathered(head) as logits:
+    with gathered(head) as logits:
         losses = [
             F.cross_entropy(logits(hidden).float(), targets, reduction="none")
             for hidden, targets in zip(hidden_TD.split(size), targets_T.split(size), strict=True)
@@ -84,5 +84,5 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
         hidden, *weights = (gradient * outer[0] for gradient in ctx.saved_tensors)
-        zero.gather(ctx.weights)
+        gather(ctx.weights)
         return hidden, None, None, None, None, *(weights or [None] * len(ctx.weights))

@@ -8,13 +8,13 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import revela.attention.in_batch as attention
-from revela.attention import losses
-from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
+import revela.inbatch.in_batch as attention
+from revela.inbatch import losses
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 from revela.retriever.encode import pad
-from tests.attention.common import MODELS, TEMPERATURES, random_chunks
-from tests.attention.reference import in_batch_losses
 from tests.conftest import count_host_reads, tiny_llama
+from tests.inbatch.common import MODELS, TEMPERATURES, random_chunks
+from tests.inbatch.reference import in_batch_losses
 
 
 def compare(model, chunks, cosine, temperature, value_norm, min_similarity=1e-12, way="padded"):

@@ -10,7 +10,7 @@ import torch.distributed as distributed
 import torch.nn.functional as F
 from torch import Tensor
 
-from revela.attention.packing import Spans, starts_of, to_device
+from revela.inbatch.packing import Spans, starts_of, to_device
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,9 @@ def run(
     from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
     from revela.config.report import LearningFigure
-    from revela.plan import progress
     from revela.report.commands import show
     from revela.report.training_figures import learning_text
+    from revela.start import progress
 
     if not (cores == "all" or (cores.isdecimal() and int(cores))):
         raise RevelaError(f"--cores {cores}: expected a number above 0, or all")

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from revela.attention.cross_document import (
+from revela.inbatch.cross_document import (
     Exchange,
     Readers,
     Reads,
@@ -34,9 +34,9 @@ from revela.attention.cross_document import (
     never_read,
     readers_of,
 )
-from revela.attention.decoder import prepared, run_packed, skip_last_mlp
-from revela.attention.losses import next_token_loss
-from revela.attention.packing import (
+from revela.inbatch.decoder import prepared, run_packed, skip_last_mlp
+from revela.inbatch.losses import next_token_loss
+from revela.inbatch.packing import (
     Packing,
     attend,
     causal_attention,

@@ -4,11 +4,11 @@ import pytest
 import torch
 import transformers
 
-from revela.attention import decoder
-from revela.attention.in_batch import in_batch_loss, in_batch_similarity, plain_loss
+from revela.inbatch import decoder
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity, plain_loss
 from revela.retriever.encode import pad
-from tests.attention.common import random_chunks
 from tests.conftest import tiny_llama
+from tests.inbatch.common import random_chunks
 
 
 def test_recomputation_leaves_no_state_behind(both_ways):

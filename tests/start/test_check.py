@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import parse_config
-from revela.plan import check
-from revela.plan.check import Repository
+from revela.start import check
+from revela.start.check import Repository
 from tests.conftest import revela
 from tests.rehearsal.hub import serving
 

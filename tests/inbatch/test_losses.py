@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from revela.attention import losses
-from revela.attention.losses import next_token_loss
+from revela.inbatch import losses
+from revela.inbatch.losses import next_token_loss
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 
-from revela.attention.cross_document import all_gather
-from revela.attention.in_batch import in_batch_loss, in_batch_similarity
+from revela.inbatch.cross_document import all_gather
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity
 from revela.retriever.encode import pad
 from tests.conftest import tiny_llama
 

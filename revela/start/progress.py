@@ -12,7 +12,7 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from revela.plan.status import duration, last_line, reason
+from revela.start.status import duration, last_line, reason
 
 _LONG = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
 _SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer

@@ -7,18 +7,16 @@ weights, adapters included, and float32 copies in its optimizer; DDP keeps train
 float32 and computes under autocast.
 """
 
-import contextlib
 import logging
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from revela.common.errors import RevelaError
+from revela.inbatch.sharding import is_sharded
 
 _NOT_SHARDED = 4096  # maximum size: norms and biases, not worth a message each
 
@@ -68,49 +66,6 @@ def _prepare_deepspeed() -> None:
         vars(deepspeed.ops)["__compatible_ops__"] = {}
 
 
-def _is_sharded(weight: Tensor) -> bool:
-    return hasattr(weight, "ds_id")  # by ZeRO-3
-
-
-@contextlib.contextmanager
-def unsharded() -> Iterator[None]:
-    """Load models unsharded within the block, even at stage 3."""
-    if "deepspeed" not in sys.modules:
-        yield
-        return
-    from transformers.integrations import deepspeed
-
-    kept = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        vars(deepspeed)["_hf_deepspeed_config_weak_ref"] = kept
-
-
-@contextlib.contextmanager
-def gathered(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Gather a module's weights for the block and yield its forward function.
-
-    A sharded module that is called itself gathers its weights at each call, and hangs if processes
-    call it a different number of times.
-    """
-    weights = list(module.parameters())
-    if not any(map(_is_sharded, weights)):
-        yield module
-        return
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters(weights):
-        yield module.forward
-
-
-def gather(weights: Sequence[Any]) -> None:
-    """Gather sharded weights until the next step: autograd compares a gradient's shape."""
-    if sharded := list(filter(_is_sharded, weights)):
-        sharded[0].all_gather(param_list=sharded)
-
-
 def gathered_state(model: Any) -> dict[str, Tensor]:
     """Return a model's state dict, with sharded trained weights gathered on the CPU.
 
@@ -119,7 +74,7 @@ def gathered_state(model: Any) -> dict[str, Tensor]:
     state = model.state_dict(keep_vars=True)
     copies: dict[int, Tensor] = {}
     for weight in state.values():
-        if _is_sharded(weight) and weight.requires_grad and id(weight) not in copies:
+        if is_sharded(weight) and weight.requires_grad and id(weight) not in copies:
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([weight]):  # one at a time
