@@ -4,7 +4,9 @@ Other callers are not affected: the attention is transformers' own unless the ca
 rows, and only then does the last MLP skip tokens.
 """
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -28,15 +30,16 @@ class Rows(Protocol):
 def run_packed(model: Any, ids_T: Tensor, position_T: Tensor, rows: Rows) -> Tensor:
     """Return the last hidden states (T, D) of packed tokens, whose positions are in their own rows.
 
-    The model must come from `prepared`.
+    The model must come from `causal_lm`.
     """
-    return model.get_decoder()(
-        input_ids=ids_T[None],
-        position_ids=position_T[None],
-        attention_mask=ids_T.new_zeros(1, 1, 1, 1),  # four axes: no mask is built
-        use_cache=False,
-        packed_rows=rows,
-    ).last_hidden_state[0]
+    with _packed_attention(model):
+        return model.get_decoder()(
+            input_ids=ids_T[None],
+            position_ids=position_T[None],
+            attention_mask=ids_T.new_zeros(1, 1, 1, 1),  # four axes: no mask is built
+            use_cache=False,
+            packed_rows=rows,
+        ).last_hidden_state[0]
 
 
 def _attention(
@@ -81,8 +84,8 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def prepared(language_model: Any, length: int) -> Any:
-    """Return the causal LM below any LoRA, ready for packed rows of at most `length` tokens each.
+def causal_lm(language_model: Any, length: int) -> Any:
+    """Return the causal LM below any LoRA, which runs on packed rows of at most `length` tokens.
 
     Raises:
         ValueError: its attention cannot be replaced, or does more than plain attention.
@@ -107,22 +110,44 @@ def prepared(language_model: Any, length: int) -> Any:
     replaceable = getattr(type(model), "_supports_attention_backend", False)
     if not replaceable or "position_ids" not in takes:
         raise ValueError(f"{name} does not use transformers' attention interface")
-    model.set_attn_implementation(NAME)
-    layer = getattr(model.get_decoder(), "layers", [None])[-1]
-    dense = hasattr(getattr(layer, "mlp", None), "down_proj")  # one tensor in, one out
-    if dense and not hasattr(layer.self_attn, _FOLLOWING):
-        setattr(layer.self_attn, _FOLLOWING, _Following(layer.mlp))
     return model
 
 
+@contextlib.contextmanager
+def _packed_attention(model: Any) -> Iterator[None]:
+    """Give a model the attention of packed rows.
+
+    Afterwards it has its own again, unless the backward pass will compute its layers once more
+    (gradient checkpointing).
+    """
+    before = model.config._attn_implementation
+    if before == NAME:
+        yield
+        return
+    layer = getattr(model.get_decoder(), "layers", [None])[-1]
+    model.set_attn_implementation(NAME)
+    dense = hasattr(getattr(layer, "mlp", None), "down_proj")  # one tensor in, one out
+    following = _Following(layer.mlp) if dense else None
+    if following:
+        setattr(layer.self_attn, _FOLLOWING, following)
+    try:
+        yield
+    finally:
+        if not getattr(layer, "gradient_checkpointing", False):
+            model.set_attn_implementation(before)
+            if following:
+                delattr(layer.self_attn, _FOLLOWING)
+                following.remove()
+
+
 def causal_decoder(model: Any, length: int) -> Any | None:
-    """Return the `prepared` model, or None if it is not a causal decoder or not supported."""
+    """Return the model as `causal_lm` does, or None if it is no causal decoder or not supported."""
     decoder = (model.get_base_model() if hasattr(model, "get_base_model") else model).get_decoder()
     attention = getattr(getattr(decoder, "layers", [None])[-1], "self_attn", None)
     if not (getattr(attention, "is_causal", False) and getattr(decoder.config, "is_causal", True)):
         return None
     try:
-        return prepared(model, length)
+        return causal_lm(model, length)
     except ValueError:
         return None
 
@@ -141,8 +166,12 @@ class _Following:
 
     def __init__(self, mlp: Any) -> None:
         self.skipped_tokens = self.cut_tokens = 0
-        mlp.register_forward_pre_hook(self._cut)
-        mlp.register_forward_hook(self._fill)
+        cut, fill = mlp.register_forward_pre_hook(self._cut), mlp.register_forward_hook(self._fill)
+        self._hooks = (cut, fill)
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def _cut(self, _: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
         # Reset at once: a recomputation for the backward pass may end before `_fill`.

@@ -34,7 +34,7 @@ from revela.inbatch.cross_document import (
     never_read,
     readers_of,
 )
-from revela.inbatch.decoder import prepared, run_packed, skip_last_mlp
+from revela.inbatch.decoder import causal_lm, run_packed, skip_last_mlp
 from revela.inbatch.losses import next_token_loss
 from revela.inbatch.packing import (
     Packing,
@@ -113,7 +113,7 @@ def in_batch_loss(
 
     Args:
         language_model: a stock causal LM of transformers, with or without LoRA, of any
-            architecture that uses the attention interface; this call sets its attention.
+            architecture that uses the attention interface.
         input_ids: (B, L) chunks, padded on the right.
         attention_mask: (B, L), 1 on real tokens.
         similarity: (B, B) float; row i has the weights of the chunks that chunk i reads. Its
@@ -153,7 +153,7 @@ def in_batch_loss(
     """
     sizes = sizes or [len(input_ids)]
     kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group, sizes)
-    model = prepared(language_model, max(lengths))
+    model = causal_lm(language_model, max(lengths))
     # Keys from other processes are padded.
     fast = flash_takes(model, input_ids.device) and not group
     documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group, fast)
@@ -183,7 +183,7 @@ def plain_loss(
 ) -> Tensor:
     """Return the mean next-token loss without in-batch attention; arguments as `in_batch_loss`."""
     lengths = attention_mask.sum(1).tolist()
-    model = prepared(language_model, max(lengths))
+    model = causal_lm(language_model, max(lengths))
     packing = Packing(lengths, input_ids.device, flash_takes(model, input_ids.device))
     rows = input_ids[:, : max(lengths)]
     return _loss(model, rows, InBatch(packing), sizes or [len(rows)])

@@ -15,10 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-# Since torch 2.11 SDPA prefers cuDNN on Hopper GPUs. cuDNN builds a plan for each exact shape,
-# in 0.4 to 0.9 s, and caches plans without limit; ragged batches have new shapes at each step.
-torch.backends.cuda.enable_cudnn_sdp(False)
-
 _WIDEST = 256  # maximum columns of a head in flash attention, in multiples of 8
 # Older versions have no argument for heads that share a key.
 _GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters

@@ -227,6 +227,15 @@ def devices() -> list[str]:
     return [f"cuda:{n}" for n in range(torch.cuda.device_count())] or ["cpu"]
 
 
+def never_plan_shapes() -> None:
+    """Keep this process from cuDNN's attention, for programs that compute on ragged batches.
+
+    Since torch 2.11 SDPA prefers it on Hopper GPUs. cuDNN builds a plan for each exact shape, in
+    0.4 to 0.9 s, and caches plans without limit; ragged batches have new shapes at each step.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def native_dtype(precision: str) -> torch.dtype:
     """Return the dtype of a precision: bfloat16 only if the device supports it.
 

@@ -22,7 +22,7 @@ from revela.common.errors import RevelaError
 from revela.common.memory import keep_freed_memory, memory_gb
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
-from revela.retriever.encode import devices, native_dtype
+from revela.retriever.encode import devices, native_dtype, never_plan_shapes
 from revela.training import checkpoints, zero
 from revela.training.trainlog import LOG, append_line, keep_log_until, read_log
 
@@ -39,6 +39,7 @@ def start(
     written = (*written, LOG, "manifest.json")
     with checkpoints.work_folder(output, settings.dump(), inputs, written) as work:
         keep_freed_memory()
+        never_plan_shapes()
         transformers.set_seed(settings.seed)
         # Trackers: as settings of an experiment they would make it a different training.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")

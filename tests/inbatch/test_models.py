@@ -92,10 +92,9 @@ def test_a_prepared_model_behaves_as_before(both_ways):
     found_losses = []
     for _ in range(2):
         found_losses.append(in_batch_loss(model, ids, mask, similarity, value_norm=True))
-        assert model.config._attn_implementation == decoder.NAME
+        assert model.config._attn_implementation == "sdpa"
         for expected, found in zip(before, observed(), strict=True):
             torch.testing.assert_close(found, expected)
-        model.set_attn_implementation("sdpa")
     assert torch.equal(*found_losses)
 
 
@@ -160,3 +159,14 @@ def test_models_that_compute_more_than_packed_rows_do_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
+
+
+def test_a_model_keeps_its_own_attention_and_its_layers_their_hooks():
+    model = tiny_llama(attn_implementation="eager").eval()
+    ids, mask = pad([[5, 9, 3, 7], [4, 4, 8], [6, 2, 11]], 0)
+    similarity = in_batch_similarity(torch.eye(3), 0.5)
+    before = model(input_ids=ids, attention_mask=mask).logits
+    in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+    assert model.config._attn_implementation == "eager"
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, before)

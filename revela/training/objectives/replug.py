@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from revela.config.training import ReplugObjective
-from revela.inbatch.decoder import prepared, run_packed
+from revela.inbatch.decoder import causal_lm, run_packed
 from revela.inbatch.losses import token_losses
 from revela.inbatch.packing import (
     Packing,
@@ -103,7 +103,7 @@ def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor)
     # Everything the host needs in one transfer, because each one waits for the device.
     known = torch.stack([attention_mask.sum(1), starts_B]).tolist()
     lengths, device = known[0], input_ids.device
-    model = prepared(language_model, 2 * max(lengths))
+    model = causal_lm(language_model, 2 * max(lengths))
     head = model.get_output_embeddings()
     prefixes = Prefixes(Packing(lengths, device, flash_takes(model, device)))
     ids_T = prefixes.packing.pack(input_ids[:, : max(lengths)])
