@@ -1,6 +1,7 @@
 """Expands the shorthands of a configuration: `base:`, `grid:`, `seeds:`, patterns of rows."""
 
 import fnmatch
+import functools
 import itertools
 import re
 from typing import Any
@@ -43,7 +44,11 @@ def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
             _add(single, point, entry, f"a point of the grid of {name!r}")
     trainings = dict(single)
     for name, entry in single.items():
-        for seed in _further_seeds(entry):
+        first, seeds = entry.get("seed", 0), entry.get("seeds", 1)
+        valid = (
+            type(first) is int and type(seeds) is int and seeds <= 100
+        )  # else Experiment says so
+        for seed in range(first + 1, first + seeds) if valid else ():
             again = entry | {"seed": seed, "seeds": 1}
             _add(trainings, str(ModelName(name, seed)), again, f"seed {seed} of {name!r}")
     names = [*single, *sections["models"]]
@@ -58,13 +63,6 @@ def _add(experiments: dict[str, Any], name: str, entry: dict[str, Any], what: st
     if name in experiments:
         raise RevelaError(f"experiments.{name}: the name is taken by {what}")
     experiments[name] = entry
-
-
-def _further_seeds(entry: dict[str, Any]) -> range:
-    seeds, first = entry.get("seeds", 1), entry.get("seed", 0)
-    if type(seeds) is not int or type(first) is not int or seeds > 100:
-        return range(0)  # rejected by the schema
-    return range(first + 1, first + seeds)
 
 
 def _inherit(
@@ -103,8 +101,8 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
     A key belongs to the experiment or, without a prefix, to its objective, encoding or lora.
     """
     where, axes = f"experiments.{name}.grid", entry["grid"]
-    lists = list(axes.values()) if isinstance(axes, dict) else []
-    if not lists or not all(isinstance(values, list) and values for values in lists):
+    lists = axes.values() if isinstance(axes, dict) else [None]
+    if not axes or not all(isinstance(values, list) and values for values in lists):
         raise RevelaError(f"{where}: expected keys with lists of values; got {axes!r}")
     groups = grid_keys()
     for key in axes:
@@ -153,28 +151,29 @@ def _rows(where: str, table: dict[str, Any], grids: dict[str, Grid], names: list
     Raises:
         RevelaError: no model matches a pattern.
     """
+    if not isinstance(table.get("rows"), list):
+        return table
     rows: list[Any] = []
-    for given in table["rows"] if isinstance(table.get("rows"), list) else ():
-        row = {"label": "{model}", "model": given} if isinstance(given, str) else given
+    for row in table["rows"]:
+        if isinstance(row, str):
+            row = {"label": "{model}" if "*" in row else row, "model": row}
         model = row.get("model") if isinstance(row, dict) else None
-        points: dict[str, dict[str, str]] = {}
         if isinstance(model, str) and model in grids:
-            points = {point: labels for point, (labels, _) in grids[model].items()}
-        elif isinstance(model, str) and ("*" in model or given is model):
-            found = fnmatch.filter(names, model) if "*" in model else [model]
-            points = {name: {"model": name} for name in found}
-            if not points:
+            rows += [_row(row, point, labels) for point, (labels, _) in grids[model].items()]
+        elif isinstance(model, str) and "*" in model:
+            matching = fnmatch.filter(names, model)
+            if not matching:
                 raise RevelaError(f"{where}.rows: no experiment or model matches {model!r}")
-        rows += [_row(row, *point) for point in points.items()] if points else [row]
-    return table | {"rows": rows} if rows else table
+            rows += [_row(row, name, {"model": name}) for name in matching]
+        else:
+            rows.append(row)
+    return table | {"rows": rows}
 
 
 def _row(row: dict[str, Any], model: str, labels: dict[str, str]) -> dict[str, Any]:
     texts = {key: str(row[key]) for key in ("label", "group", "size") if key in row}
-    filled = {
-        key: re.sub(r"{(\w+)}", lambda found: labels.get(found[1], found[0]), text)
-        for key, text in texts.items()
-    }
+    fill = functools.partial(re.sub, r"{(\w+)}", lambda key: labels.get(key[1], key[0]))
+    filled = {key: fill(text) for key, text in texts.items()}
     if filled == texts:
         filled["label"] = " ".join([texts.get("label", ""), *labels.values()]).strip()
     return row | filled | {"model": model}

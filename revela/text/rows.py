@@ -156,10 +156,7 @@ def numbered_rows(
 ) -> Iterator[tuple[str, Any]]:
     """Yield (`path:number`, row) of a file of rows; a bad row is the error that it gave.
 
-    Args:
-        path: the file.
-        columns: what is read of a Parquet file; all if None.
-        encoding: of files without a byte-order mark.
+    Of a Parquet file some columns are read, or all; others may have a byte-order mark.
 
     Raises:
         RevelaError: the file cannot be read, or its format is unknown.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from revela.common.errors import RevelaError
 from revela.config.text import Batches, Pairs
-from revela.text import batching, chunking, pairs
+from revela.text import chunking, pairs
 from revela.text.batching import group_consecutive, make_batches, read_batches, read_jsonl
 from revela.text.commands import export_batches
 from tests.conftest import TEXTS
@@ -52,17 +52,6 @@ def test_batches_span_documents_in_order(tmp_path):
     assert [d for b in batches for d in b["documents"]] == documents[:32]
     assert {b["source"] for b in batches} == {"c"}
     assert (counts.batches, counts.chunks_dropped) == (2, 3)
-
-
-def test_smaller_batches_come_from_the_same_chunks(tmp_path):
-    chunks = {"c": chunk_file(tmp_path / "c.parquet", 64)}
-    texts = {
-        size: [
-            t for b in made(tmp_path, chunks, corpora=["c"], batch_size=size)[0] for t in b["texts"]
-        ]
-        for size in (4, 8, 16)
-    }
-    assert texts[4] == texts[8] == texts[16]
 
 
 def test_a_sample_is_seeded_ordered_and_without_repeats(tmp_path):
@@ -154,58 +143,43 @@ def test_the_first_batches(tmp_path):
 def test_the_authors_format_is_read_and_written(tmp_path):
     path = tmp_path / "authors.jsonl"
     lines = [["a", "b"], {"src": "stackoverflow", "text": ["c\n  d", "é"]}]
+    lines += [{"src": src, "text": ["e", "f"]} for src in (None, "")]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = {"source": "wiki", "sources": {"stackoverflow": "code"}}
     batches, _ = made(tmp_path, {}, file=str(path), batch_size=2, **known)
-    assert [batch["source"] for batch in batches] == ["wiki", "code"]
-    batches, _ = made(
-        tmp_path, {}, file=str(path), batch_size=2, sources={"stackoverflow": "stackoverflow"}
-    )
-    assert batches == [
-        {"source": "", "texts": ["a", "b"], "documents": None},
-        {"source": "stackoverflow", "texts": ["c\n  d", "é"], "documents": None},
-    ]
+    assert [batch["source"] for batch in batches] == ["wiki", "code", "wiki", "wiki"]
+    assert batches[1] == {"source": "code", "texts": ["c\n  d", "é"], "documents": None}
     export_batches(tmp_path / "batches.parquet", tmp_path / "again.jsonl")
-    settings = Batches(file="again.jsonl", batch_size=2, source="", sources={"s": "stackoverflow"})
+    settings = Batches(file="again.jsonl", batch_size=2, source="wiki", sources={"s": "code"})
     assert list(read_jsonl(tmp_path / "again.jsonl", settings)) == batches
-
-
-def test_a_ready_made_batch_with_an_empty_src_is_from_the_source(tmp_path):
-    path = tmp_path / "batches.jsonl"
-    path.write_text('{"src": null, "text": ["a", "b"]}\n{"src": "", "text": ["c", "d"]}\n')
-    batches, _ = made(tmp_path, {}, file=str(path), batch_size=2, source="wiki")
-    assert [batch["source"] for batch in batches] == ["wiki", "wiki"]
 
 
 # ---------------------------------------------------------------------------- pairs
 
 
 def test_pairs_and_their_negatives(tmp_path):
-    path = tmp_path / "c.parquet"
     sentence = "{0}alpha {0}beta {0}gamma."  # every word identifies its document
-    rows = [
-        {
-            "document": f"d{n // 4}",
-            "position": n % 4,
-            "text": " ".join([sentence.format(f"d{n // 4}-")] * 3),
-        }
-        for n in range(60)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
-    settings = Pairs(corpora=["c"], num_pairs=40, negatives=15, seed=3)
-    tables = []
-    for _ in range(2):
-        counts = pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
-        tables.append(pq.read_table(tmp_path / "pairs.parquet"))
-    assert tables[0].equals(tables[1])
-    made_pairs = tables[0].to_pylist()
-    assert counts.pairs == len(made_pairs) == 40
-    assert 5 < counts.inverse_cloze < 35
-    for row in made_pairs:
+    documents = [(f"d{n}", " ".join([sentence.format(f"d{n}-")] * 3)) for n in range(15)] * 4
+    settings = {"num_pairs": 40, "negatives": 15, "seed": 3}
+    first, again = (paired(tmp_path, sorted(documents), **settings) for _ in range(2))
+    assert first == again
+    assert len(first) == 40
+    assert 5 < sum(len(row["query"].split()) == 3 for row in first) < 35  # a whole sentence
+    for row in first:
         assert len(row["negatives"]) == 15
         (own,) = {word.split("-")[0] for word in (row["query"] + " " + row["positive"]).split()}
         for negative in row["negatives"]:
             assert own not in {word.split("-")[0] for word in negative.split()}
+
+
+def paired(tmp_path, documents, **settings):
+    """Return pairs of the chunks of some documents: (id, text) each."""
+    path = tmp_path / "c.parquet"
+    rows = [{"document": name, "position": n, "text": t} for n, (name, t) in enumerate(documents)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    settings = Pairs(corpora=["c"], **settings)
+    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
+    return pq.read_table(tmp_path / "pairs.parquet").to_pylist()
 
 
 def chunk_of(text: str, whole: str = "") -> pairs.Chunk:
@@ -255,61 +229,37 @@ def test_crops_are_spans_of_whole_words(text, seed):
 
 def test_crops_come_from_the_whole_document(tmp_path):
     """The two spans of a pair come from anywhere in the document, not from one chunk."""
-    rows = [
-        {"document": f"d{n // 20}", "position": n % 20, "text": f"c{n % 20} " * 30}
-        for n in range(100)
-    ]
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
-    settings = Pairs(corpora=["c"], negatives=1, inverse_cloze=0)
-    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
-    made_pairs = pq.read_table(tmp_path / "pairs.parquet").to_pylist()
-    apart = [not set(row["query"].split()) & set(row["positive"].split()) for row in made_pairs]
+    documents = [(f"d{n // 20}", f"c{n % 20} " * 30) for n in range(100)]
+    rows = paired(tmp_path, documents, negatives=1, inverse_cloze=0)
+    apart = [not set(row["query"].split()) & set(row["positive"].split()) for row in rows]
     assert sum(apart) > 70
 
 
 @pytest.mark.parametrize("inverse_cloze", [0, 1])
 def test_the_length_of_a_positive_does_not_identify_it(tmp_path, inverse_cloze):
     choose = random.Random(0)
-    rows = [
-        {
-            "document": f"d{n // 4}",
-            "position": n % 4,
-            "text": "".join(f"{'word ' * choose.randint(2, 12)}end. " for _ in range(6)),
-        }
+    documents = [
+        (f"d{n // 4}", "".join(f"{'word ' * choose.randint(2, 12)}end. " for _ in range(6)))
         for n in range(400)
     ]
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
-    settings = Pairs(corpora=["c"], negatives=5, inverse_cloze=inverse_cloze)
-    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
     ranks = [
         (len(row["positive"].split()) > len(negative.split()))
         + 0.5 * (len(row["positive"].split()) == len(negative.split()))
-        for row in pq.read_table(tmp_path / "pairs.parquet").to_pylist()
+        for row in paired(tmp_path, documents, negatives=5, inverse_cloze=inverse_cloze)
         for negative in row["negatives"]
     ]
     assert abs(sum(ranks) / len(ranks) - 0.5) < 0.05
 
 
 def test_pairs_need_two_documents(tmp_path):
-    chunks = {"c": chunk_file(tmp_path / "c.parquet", 5)}
     with pytest.raises(RevelaError, match="at least two documents"):
-        pairs.make_pairs(Pairs(corpora=["c"]), chunks, tmp_path / "pairs.parquet")
+        paired(tmp_path, [("d", "A first one. A second one.")] * 5)
 
 
 def test_negatives_of_a_document_that_is_nearly_the_whole_corpus(tmp_path):
-    documents = ["book"] * 3000 + ["note"]
-    rows = [
-        {"document": document, "position": n, "text": f"{document} {document}. {document}."}
-        for n, document in enumerate(documents)
-    ]
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
-    settings = Pairs(corpora=["c"], num_pairs=20)
-    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
-    made_pairs = pq.read_table(tmp_path / "pairs.parquet").to_pylist()
-    negatives = [negative for row in made_pairs for negative in row["negatives"]]
+    documents = [(name, f"{name} {name}. {name}.") for name in ["book"] * 3000 + ["note"]]
+    rows = paired(tmp_path, documents, num_pairs=20)
+    negatives = [negative for row in rows for negative in row["negatives"]]
     assert len(negatives) == 20 * 15
     assert all("note" in negative for negative in negatives)
 
@@ -317,11 +267,7 @@ def test_negatives_of_a_document_that_is_nearly_the_whole_corpus(tmp_path):
 @pytest.mark.parametrize("seed", range(6))
 def test_negatives_where_one_chunk_has_two_sentences(tmp_path, seed):
     texts = ["just one sentence here"] * 200 + ["A first one. A second one. A third one."]
-    rows = [{"document": str(n), "position": 0, "text": text} for n, text in enumerate(texts)]
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
-    settings = Pairs(corpora=["c"], seed=seed)
-    assert pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet").pairs == 201
+    assert len(paired(tmp_path, [(str(n), text) for n, text in enumerate(texts)], seed=seed)) == 201
 
 
 def test_inverse_cloze_of_scripts_without_spaces():
@@ -330,15 +276,9 @@ def test_inverse_cloze_of_scripts_without_spaces():
 
 
 def test_pairs_without_negatives(tmp_path):
-    chunks = {"c": chunk_file(tmp_path / "c.parquet", 20)}
-    settings = Pairs(corpora=["c"], negatives=0)
-    assert pairs.make_pairs(settings, chunks, tmp_path / "pairs.parquet").pairs == 20
-    assert pq.read_table(tmp_path / "pairs.parquet")["negatives"].to_pylist() == [[]] * 20
-
-
-def test_schemas_name_what_is_written():
-    assert batching.SCHEMA.names == ["source", "texts", "documents"]
-    assert pairs.SCHEMA.names == ["source", "query", "positive", "negatives"]
+    rows = paired(tmp_path, [("d", "A first one. A second one.")] * 20, negatives=0)
+    assert [row["negatives"] for row in rows] == [[]] * 20
+    assert list(rows[0]) == ["source", "query", "positive", "negatives"]
 
 
 @pytest.mark.parametrize("kind", ["runs", "sample"])
