@@ -23,23 +23,21 @@ from tests.conftest import TEXTS
 PUNKT = train_punkt(TEXTS * 20)
 
 
-def test_chunks_are_whole_sentences():
-    text = "One two three. Four five. Six seven eight nine.\n\nTen eleven."
-    chunks, cut = chunk_text(text, PUNKT, 5)
-    assert chunks == ["One two three. Four five.", "Six seven eight nine.", "Ten eleven."]
-    assert cut == 0
+CODE = "def f(x):\n    return x\n\n# The end.  Nearly."
 
 
-def test_line_breaks_stay():
-    text = "def f(x):\n    return x\n\n# The end.  Nearly."
-    assert chunk_text(text, PUNKT, 100)[0] == [text]
-
-
-def test_a_long_sentence_is_cut_at_words_and_counted():
-    text = "Short one. " + " ".join(f"w{n}" for n in range(12)) + ". Last."
-    chunks, cut = chunk_text(text, PUNKT, 5)
-    assert cut == 1
-    assert chunks == ["Short one.", "w0 w1 w2 w3 w4", "w5 w6 w7 w8 w9", "w10 w11. Last."]
+@pytest.mark.parametrize(
+    ("text", "max_words", "chunks", "cut"),
+    [
+        ("One two three. Four.\n\nFive six.", 4, ["One two three. Four.", "Five six."], 0),
+        (CODE, 100, [CODE], 0),
+        ("One. w0 w1 w2 w3 w4 w5 w6. Last.", 3, ["One.", "w0 w1 w2", "w3 w4 w5", "w6. Last."], 1),
+        # An abbreviation, even if it is not in the texts that Punkt was trained on.
+        ("It rained. He met Dr. Smith.", 5, ["It rained.", "He met Dr. Smith."], 0),
+    ],
+)
+def test_chunks_are_whole_sentences_unless_one_is_too_long(text, max_words, chunks, cut):
+    assert chunk_text(text, PUNKT, max_words) == (chunks, cut)
 
 
 def test_scripts_without_spaces_are_cut_at_sentences_and_characters():
@@ -154,14 +152,6 @@ def test_an_empty_corpus_is_an_error(tmp_path):
     corpus = corpus.model_copy(update={"on_bad_row": "skip"})
     with pytest.raises(RevelaError, match=r"1 of 1 rows .*corpus\.jsonl:1: unknown field 'text'"):
         chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
-
-
-def test_a_common_abbreviation_ends_no_sentence():
-    """Even if it is not in the texts that Punkt was trained on."""
-    assert chunk_text("It rained. He met Dr. Smith.", PUNKT, 5)[0] == [
-        "It rained.",
-        "He met Dr. Smith.",
-    ]
 
 
 def test_the_punkt_model_is_given_by_path_or_the_screen_says_which_it_is(tmp_path, capsys):

@@ -52,21 +52,14 @@ FIELDS = {"id": "key", "title": "head", "text": "body"}
 def test_local_rows(tmp_path, name):
     path = tmp_path / name
     if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(ROWS), path)
+        far = pa.array([10**16] * 5, pa.timestamp("us"))  # no Python date: not to be read
+        pq.write_table(pa.Table.from_pylist(ROWS).append_column("when", far), path)
     else:
         rows_file(path, ROWS)
     found = documents(source="files", path=str(path), fields=FIELDS)
     assert [(d.id, d.title, d.text) for d in found] == [
         (str(row["key"]), row["head"], row["body"]) for row in ROWS
     ]
-
-
-def test_a_folder_of_texts(tmp_path):
-    (tmp_path / "b.md").write_text("# B")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.txt").write_text("A\n\nline")
-    (tmp_path / "picture.png").write_bytes(b"\x89")
-    assert [d.text for d in documents(source="files", path=str(tmp_path))] == ["# B", "A\n\nline"]
 
 
 def test_a_text_that_cannot_be_read_and_a_name_that_cannot_be_written(tmp_path, monkeypatch):
@@ -118,12 +111,18 @@ def test_consecutive_passages_of_a_title_are_joined(tmp_path):
     assert [(d.id, d.text) for d in found] == [("0", "one two"), ("2", "three"), ("3", "four")]
 
 
-def test_documents_are_excluded_by_their_id(tmp_path):
+@pytest.mark.parametrize(
+    ("chosen", "ids"),
+    [
+        ({"exclude": ["3", "none"], "max_documents": 9}, "0124"),
+        ({"max_documents": {"first": 3}}, "012"),
+        ({"max_documents": {"first": 30}}, "01234"),
+    ],
+)
+def test_documents_are_chosen(tmp_path, chosen, ids):
     path = rows_file(tmp_path / "rows.jsonl", ROWS)
-    found = documents(
-        source="files", path=path, fields=FIELDS, exclude=["3", "none"], max_documents=9
-    )
-    assert [d.id for d in found] == ["0", "1", "2", "4"]
+    found = documents(source="files", path=path, fields=FIELDS, **chosen)
+    assert [d.id for d in found] == list(ids)
 
 
 def test_shares_of_a_corpus_are_disjoint_and_complete(tmp_path):
@@ -161,35 +160,15 @@ def test_installed_packages():
     assert "nltk/tokenize/punkt.py" in ids
     assert ids[1:] == sorted(ids[1:])
     assert not [i for i in ids if "/test/" in i]
-    with pytest.raises(RevelaError, match="package 'nltkk' is not installed"):
-        documents(source="python-packages", packages=["nltkk"])
-    with pytest.raises(RevelaError, match="'typing_extensions' is a single module, not a package"):
-        documents(source="python-packages", packages=["typing_extensions"])
 
 
-def test_a_hub_set_from_a_folder(tmp_path):
-    rows_file(tmp_path / "train.jsonl", [{"text": "one"}, {"text": "two"}])
-    found = documents(source="hub", dataset=str(tmp_path))
-    assert [d.text for d in found] == ["one", "two"]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": "broken', r"rows\.jsonl:2: broken JSON"),
-        (b'{"text": "\xff\xfe"}', r"rows\.jsonl:2: invalid UTF-8"),
-        (b'{"txt": "x"}', r"rows\.jsonl:2: unknown field 'text'; did you mean 'txt'"),
-        (b'{"text": "  "}', r"rows\.jsonl:2: field 'text' is empty"),
-        (b'{"text": 7}', r"rows\.jsonl:2: field 'text' must be a string; got int"),
-        (b'{"text": "\\ud800"}', r"rows\.jsonl:2: invalid UTF-8: surrogates"),
-        (b'{"text": "\xed\xa0\x80"}', r"rows\.jsonl:2: invalid UTF-8: invalid continuation byte"),
-        (b"[1, 2]", r"rows\.jsonl:2: expected an object with fields; got list"),
-    ],
+@pytest.mark.parametrize(  # the messages of others are those of tests/bad_input/cases.yaml
+    "line", [b'{"text": "broken', b'{"text": "\xff\xfe"}', b'{"txt": "x"}', b'{"text": "\\ud800"}']
 )
-def test_a_bad_row_is_an_error_or_skipped(tmp_path, line, message):
+def test_a_bad_row_is_an_error_or_skipped(tmp_path, line):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "also good"}\n')
-    with pytest.raises(RevelaError, match=message):
+    with pytest.raises(RevelaError, match=r"rows\.jsonl:2: "):
         documents(source="files", path=str(path))
     skipped = Skipped()
     found = documents(skipped, source="files", path=str(path), on_bad_row="skip")
@@ -197,20 +176,10 @@ def test_a_bad_row_is_an_error_or_skipped(tmp_path, line, message):
     assert skipped.count == len(skipped.examples) == 1
 
 
-def test_sources_that_cannot_be_read(tmp_path):
+def test_a_file_that_was_cut(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 9999)[:60])
-    (tmp_path / "rows.csv").write_text("text")
-    (tmp_path / "bad.parquet").write_text("no parquet")
-    (tmp_path / "empty").mkdir()
-    for name, message in {
-        "none.jsonl": "no such file",
-        "rows.csv": "unknown format",
-        "cut.jsonl.gz": "cannot be read",
-        "bad.parquet": "not a readable Parquet file",
-        "empty": "no .txt",
-    }.items():
-        with pytest.raises(RevelaError, match=message):
-            documents(source="files", path=str(tmp_path / name))
+    with pytest.raises(RevelaError, match="cannot be read"):
+        documents(source="files", path=str(tmp_path / "cut.jsonl.gz"))
 
 
 def test_a_hub_set_that_cannot_be_reached(monkeypatch):
@@ -254,14 +223,6 @@ def test_the_time_to_join_is_linear_in_the_length_of_an_article():
     assert joined.text.split() == words
 
 
-def test_the_first_documents(tmp_path):
-    path = rows_file(tmp_path / "rows.jsonl", ROWS)
-    found = documents(source="files", path=path, fields=FIELDS, max_documents={"first": 3})
-    assert [d.id for d in found] == ["0", "1", "2"]
-    found = documents(source="files", path=path, fields=FIELDS, max_documents={"first": 30})
-    assert len(found) == 5
-
-
 def test_too_many_bad_rows_are_an_error(tmp_path):
     rows = [{"text": "" if n % 50 == 0 else "good"} for n in range(9000)]
     path = rows_file(tmp_path / "rows.jsonl", rows)
@@ -281,8 +242,8 @@ def test_too_many_bad_rows_are_an_error(tmp_path):
 def test_a_hub_set_skips_bad_rows_unless_told_otherwise(tmp_path):
     rows_file(tmp_path / "train.jsonl", [{"text": "one"}, {"text": ""}])
     skipped = Skipped()
-    assert len(documents(skipped, source="hub", dataset=str(tmp_path))) == 1
-    assert skipped.count == 1
+    assert len(documents(skipped, source="hub", dataset=str(tmp_path), max_documents=8)) == 1
+    assert skipped.count == 1  # although a sample reads the rows twice
     with pytest.raises(RevelaError, match="is empty"):
         documents(source="hub", dataset=str(tmp_path), on_bad_row="error")
 
@@ -332,20 +293,6 @@ def test_a_folder_is_read_whole_or_told(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text("{}\n")
     with pytest.raises(RevelaError, match=r"both files of rows and plain texts, such as B\.TXT"):
         text_files(Path())
-
-
-def test_of_parquet_only_the_named_columns_are_read(tmp_path):
-    far = pa.array([10**16], pa.timestamp("us"))  # no Python date
-    pq.write_table(pa.table({"text": ["Words."], "when": far}), tmp_path / "rows.parquet")
-    (found,) = documents(source="files", path=str(tmp_path / "rows.parquet"))
-    assert found.text == "Words."
-
-
-def test_a_sample_counts_each_bad_row_once(tmp_path):
-    rows = [{"text": "" if n == 3 else f"{n}"} for n in range(9)]
-    skipped, path = Skipped(), rows_file(tmp_path / "rows.jsonl", rows)
-    documents(skipped, source="files", path=path, on_bad_row="skip", max_documents=8)
-    assert skipped.count == 1
 
 
 NEWS = [{"id": n, "text": f"Naïve “text” number {n},\tof rain."} for n in range(3)]
