@@ -34,7 +34,6 @@ from revela.config.local import (
 from revela.config.names import Name, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
-from revela.config.text import FilesCorpus
 
 _WRITTEN = (
     {"models": [""], "experiments": [""]},
@@ -106,9 +105,9 @@ def _check_names(where: str, value: Any, config: Config) -> None:
         if value.section:
             check_name(where, value.what, value, getattr(config, value.section))
     elif isinstance(value, BaseModel | dict):
-        for key, own in value.items() if isinstance(value, dict) else value:
+        for key, item in value.items() if isinstance(value, dict) else value:
             _check_names(where, key, config)
-            _check_names(f"{where}.{key}", own, config)
+            _check_names(f"{where}.{key}", item, config)
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             index = f".{number}" if isinstance(item, BaseModel) else ""
@@ -182,12 +181,10 @@ def check_local(config: Config) -> None:
     if (results := Path("results")).exists() and not results.is_dir():
         raise RevelaError(f"{results}: is a file, but results need a folder with this name")
     for name, corpus in config.corpora.items():
-        if corpus.punkt or isinstance(corpus, FilesCorpus):
-            with errors_at(f"corpora.{name}"):
-                files = corpus_files(corpus)
-            if bad := [file for file in files if {"{", "}"} & set(str(file))]:
-                message = "rename it: braces are Snakemake wildcards"
-                raise RevelaError(f"corpora.{name}: {bad[0]}: {message}")
+        with errors_at(f"corpora.{name}"):
+            for file in corpus_files(corpus):
+                if {"{", "}"} & set(str(file)):
+                    raise RevelaError(f"{file}: rename it: braces are Snakemake wildcards")
     for name, entry in config.batches.items():
         if entry.file and not Path(entry.file).is_file():
             raise RevelaError(f"batches.{name}.file: {entry.file}: no such file")
@@ -199,12 +196,13 @@ def check_local(config: Config) -> None:
                 with errors_at(f"benchmarks.{name}"):
                     collection_files(Path(suite.path, task), suite.split)
     for section in ("experiments", "models"):
-        for name in getattr(config, section):
-            for folder in config.local_models(section, name):
-                with errors_at(f"{section}.{name}"):
+        for name, entry in getattr(config, section).items():
+            folders = config.local_models(section, name)
+            with errors_at(f"{section}.{name}"):
+                for folder in folders:
                     model_files(folder)
-            reads = Path(getattr(getattr(config, section)[name], "language_model", None) or "")
-            if reads in config.local_models(section, name) and (reads / "config.json").exists():
+            reads = Path(getattr(entry, "language_model", None) or "")
+            if reads in folders and (reads / "config.json").exists():
                 listed = (reads / "modules.json").exists()
                 if problem := not_a_language_model(read_json(reads / "config.json"), listed):
                     raise RevelaError(f"{section}.{name}.language_model: {reads} {problem}")

@@ -67,7 +67,7 @@ class Config(Settings):
         return [
             name
             for name, entry in self.experiments.items()
-            if (own := entry.objective).name == "revela" and not own.freeze_language_model
+            if entry.objective.name == "revela" and not entry.objective.freeze_language_model
         ]
 
     @property
@@ -130,8 +130,8 @@ class Config(Settings):
     def task(self, name: str) -> AnyBenchmark:
         """Return a task's benchmark without the settings of its other tasks."""
         suite = self.benchmarks[self.tasks[name]]
-        own = suite.tasks
-        update: dict[str, Any] = {"tasks": {name: own[name]} if isinstance(own, dict) else [name]}
+        tasks = {name: suite.tasks[name]} if isinstance(suite.tasks, dict) else [name]
+        update: dict[str, Any] = {"tasks": tasks}
         if isinstance(suite, MtebBenchmark):
             update["instructions"] = {k: v for k, v in suite.instructions.items() if k == name}
         if isinstance(suite, Benchmark):
@@ -187,8 +187,8 @@ class Config(Settings):
         entry = getattr(self, section)[name]
         if section == "experiments":
             return {"data": paths.made(entry.data.section, entry.data)} | self._trained(entry)
-        made = (used for used in references(entry) if used.section in paths.MADE)
-        return {used: paths.made(used.section, used) for used in made}
+        used = references(entry)
+        return {name: paths.made(name.section, name) for name in used if name.section in paths.MADE}
 
     def _trained(self, entry: Settings) -> dict[str, str]:
         """Return the outputs that contain the models an entry uses from this file, by its keys.
@@ -207,11 +207,11 @@ class Config(Settings):
         if figure.kind == "step-cost":
             return {"step-cost": paths.bench(name)}
         if figure.kind == "learning":
-            trained = [name for name, _ in figure.experiments]
-            seeds = [training for name in trained for training in self.seeds_of(name)]
+            names = [name for name, _ in figure.experiments]
+            seeds = [training for name in names for training in self.seeds_of(name)]
             models = [model for training in seeds for model in self.kept(training)]
-            logs = {f"{name}.log": paths.training_log(name) for name in trained}
             models += [figure.start] if figure.start else []
+            logs = {f"{name}.log": paths.training_log(name) for name in names}
             return {model: paths.scores(model, figure.task) for model in models} | logs
         if figure.kind in ("bars", "trend"):
             return {table: paths.made("tables", table) for table, _ in figure.tables}

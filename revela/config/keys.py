@@ -15,10 +15,10 @@ def print_keys(option: str, kind: Any) -> None:
     classes = schema.get("$defs", {})
     if "properties" in schema:
         classes = {schema["title"]: schema} | classes
+    first = [type_of(choice) for choice in schema.get("oneOf", [])]
     console = Console(markup=False, highlight=False)
     console.print(f" {option} takes {type_of(schema)}")
-    alternatives = [type_of(choice) for choice in schema.get("oneOf", [])]
-    for name in dict.fromkeys([*alternatives, *classes]):
+    for name in dict.fromkeys([*first, *classes]):
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         for key, field in classes[name]["properties"].items():

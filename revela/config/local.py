@@ -4,11 +4,12 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from revela.common.errors import RevelaError, errors_at, reading, unknown_name
+from revela.common.errors import RevelaError, check_name, errors_at, reading
 from revela.common.outputs import read_json
 from revela.config.formats import ALLOWED, ROWS, is_aside, is_plain, row_format
 from revela.config.names import ModelRef
@@ -40,14 +41,10 @@ def text_files(path: Path) -> list[Path]:
     with reading(path, "texts"):  # it may be without permission
         if not path.exists():
             raise RevelaError(f"{path}: no such file or folder")
-        if path.is_dir():
-            files = _in_folder(path)
-        elif is_plain(path) or not row_format(path):
+        if not path.is_dir() and (is_plain(path) or not row_format(path)):
             raise RevelaError(f"{path}: unknown format; allowed: {ALLOWED}, a folder")
-        else:
-            files = [path]
-    # Ids of documents are written as UTF-8, and so are the file lists of manifests and Snakemake.
-    for file in files:
+        files = _in_folder(path) if path.is_dir() else [path]
+    for file in files:  # ids of documents, manifests and Snakemake's lists of files are UTF-8
         try:
             str(file).encode()
         except UnicodeEncodeError as error:
@@ -64,10 +61,10 @@ def _in_folder(folder: Path) -> list[Path]:
     if rows and texts:
         both = f"both files of rows and plain texts, such as {texts[0].name}"
         raise RevelaError(f"{folder}: contains {both}; use one kind")
-    found = rows or (plain if texts else [file for file in others if row_format(file)] or plain)
-    if not found:
+    files = rows or (plain if texts else [file for file in others if row_format(file)] or plain)
+    if not files:
         raise RevelaError(f"{folder}: no .txt or .md file in it, nor {ALLOWED}")
-    return found
+    return files
 
 
 def corpus_files(corpus: AnyCorpus) -> list[Path]:
@@ -100,14 +97,14 @@ def _visible(folder: Path) -> list[Path]:
     def fail(error: OSError) -> NoReturn:
         raise RevelaError(f"{error.filename}: {error.strerror}") from error
 
-    found: list[Path] = []
+    paths: list[Path] = []
     for parent, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in folders + files if not name.startswith(".")]
+        paths += [Path(parent, name) for name in folders + files if not name.startswith(".")]
     results = Path("results").resolve()
     return sorted(
         file
-        for file in found
+        for file in paths
         if (file.is_file() or file.is_symlink())
         and (results not in file.absolute().parents or results in folder.absolute().parents)
     )
@@ -125,20 +122,17 @@ def collection_files(
     """
     texts = ("{}.jsonl", "{}.jsonl.gz", f"{{}}/{split}-*.parquet", "{}/*.parquet")
     corpus, queries = ([file.format(name) for file in texts] for name in ("corpus", "queries"))
-    qrels = [f"qrels/{split}.tsv", f"qrels/{split}-*.parquet", f"data/{split}-*.parquet"]
-    if split == "test":
-        qrels.insert(0, "qrels.tsv")
-    judged = [*folder.glob("qrels/*.tsv"), *folder.glob("qrels/*.parquet")]
-    judged += [*folder.glob("data/*.parquet")]
-    splits = {file.name.partition(".")[0].partition("-")[0] for file in judged}
-    if (folder / "qrels.tsv").exists():
-        splits.add("test")
-    if splits and split not in splits:
-        raise RevelaError(f"{folder}: {unknown_name('split', split, splits)}")
+    judgements = ["qrels.tsv", "qrels/{}.tsv", "qrels/{}-*.parquet", "data/{}-*.parquet"]
+    qrels = [file.format(split) for file in judgements[split != "test" :]]
+    judged = [file for pattern in judgements for file in folder.glob(pattern.format("*"))]
+    splits = {re.split("[.-]", file.name)[0] for file in judged}
+    splits = {"test" if name == "qrels" else name for name in splits}
+    if splits:
+        check_name(str(folder), "split", split, splits)
     for names in (corpus, queries, qrels):
-        found = [file for file in names if any(folder.glob(file))]
-        if len(found) > 1 and not found[0].endswith(".parquet"):
-            raise RevelaError(f"{folder}: both {found[0]} and {found[1]} in it; keep one")
+        present = [name for name in names if any(folder.glob(name))]
+        if len(present) > 1 and not present[0].endswith(".parquet"):
+            raise RevelaError(f"{folder}: both {present[0]} and {present[1]} in it; keep one")
     return _one_of(folder, *corpus), _one_of(folder, *queries), _one_of(folder, *qrels)
 
 
@@ -149,11 +143,11 @@ def model_files(folder: Path) -> list[Path]:
         RevelaError: it lacks a configuration, weights in safetensors or a tokenizer, or its first
             module is no Transformer.
     """
-    found, home = [folder], folder
+    folders, home = [folder], folder
     if (listed := folder / "modules.json").is_file():
         with reading(listed, "a list of modules"):
             modules = json.loads(listed.read_text(encoding="utf-8"))
-            found += [folder / one["path"] for one in modules if one["path"]]
+            folders += [folder / module["path"] for module in modules if module["path"]]
             kind, home = modules[0]["type"].rpartition(".")[2], folder / modules[0]["path"]
         if kind != "Transformer":
             raise RevelaError(f"{folder}: begins with a module {kind}, not with a Transformer")
@@ -165,7 +159,9 @@ def model_files(folder: Path) -> list[Path]:
         raise RevelaError(f"{folder}: no safetensors weights in it{hint}")
     if described.name == "config.json":
         _one_of(home, "tokenizer.json", "tokenizer_config.json")
-    files = {file for place in found for file in place.glob("[!.]*") if file.suffix in _OF_A_MODEL}
+    files = {
+        file for place in folders for file in place.glob("[!.]*") if file.suffix in _OF_A_MODEL
+    }
     return sorted(files - {folder / "manifest.json"})
 
 
@@ -207,9 +203,8 @@ def digest(files: Iterable[Path]) -> str:
 
 @functools.cache
 def _blocks(file: Path, size: int, _: int) -> bytes:
-    whole = size <= _BLOCKS * _BLOCK_BYTES
     with file.open("rb") as stream:
-        if whole:
+        if size <= _BLOCKS * _BLOCK_BYTES:
             return hashlib.sha256(stream.read()).digest()
         hashed = hashlib.sha256()
         for block in range(_BLOCKS):
@@ -225,6 +220,6 @@ def _one_of(folder: Path, *names: str) -> list[Path]:
     with reading(folder, "a folder"):  # `glob` passes over one without permission
         os.listdir(folder)
     for name in names:
-        if found := sorted(folder.glob(name)):
-            return found
+        if files := sorted(folder.glob(name)):
+            return files
     raise RevelaError(f"{folder}: no {' or '.join(names)} in it")

@@ -54,9 +54,9 @@ def unknown_key(key: str, settings: type[BaseModel]) -> str:
 
 def nested(settings: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
     """Return the keys that hold nested settings, each with the possible classes."""
-    found = {}
+    groups = {}
     for key, field in settings.model_fields.items():
         kinds = get_args(field.annotation) or (field.annotation,)
-        if own := [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]:
-            found[key] = own
-    return found
+        if classes := [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]:
+            groups[key] = classes
+    return groups

@@ -204,19 +204,19 @@ def document_of(place: str, row: Any, fields: FieldNames) -> Document:
         raise ValueError(f"expected an object with fields; got {type(row).__name__}")
     if fields.text not in row:
         raise ValueError(unknown_name("field", fields.text, map(str, row)))
-    own, title, text = (
+    name, title, value = (
         "" if value is None or value != value else value  # NaN, of a column with gaps
         for value in (row.get(fields.id), row.get(fields.title), row[fields.text])
     )
-    for name, value in ((fields.id, own), (fields.title, title)):
-        if isinstance(value, dict | list | bool):
-            kind = type(value).__name__
-            raise ValueError(f"field {name!r} must be a string or number; got {kind}")
-    whole = text_of(text)
-    if whole is None:
-        raise ValueError(f"field {fields.text!r} must be a string; got {type(text).__name__}")
-    name, title = place if own == "" else str(own), str(title)
-    return Document(name, whole, title) if whole.strip() else Document(name, title.strip())
+    for key, short in ((fields.id, name), (fields.title, title)):
+        if isinstance(short, dict | list | bool):
+            kind = type(short).__name__
+            raise ValueError(f"field {key!r} must be a string or number; got {kind}")
+    text = text_of(value)
+    if text is None:
+        raise ValueError(f"field {fields.text!r} must be a string; got {type(value).__name__}")
+    name, title = place if name == "" else str(name), str(title)
+    return Document(name, text, title) if text.strip() else Document(name, title.strip())
 
 
 def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
@@ -241,10 +241,8 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
 def _file_rows(corpus: FilesCorpus) -> _Files:
     files = text_files(Path(corpus.path))
     if is_plain(files[0]):
-        yield "", ((str(file), _plain_row(file, corpus)) for file in files)
-        return
-    for file in files:
-        yield str(file), _rows_of(file, corpus.fields, corpus.encoding)
+        return iter([("", ((str(file), _plain_row(file, corpus)) for file in files))])
+    return ((str(file), _rows_of(file, corpus.fields, corpus.encoding)) for file in files)
 
 
 def _plain_row(file: Path, corpus: FilesCorpus) -> dict[str, str] | ValueError:

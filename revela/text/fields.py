@@ -46,6 +46,9 @@ class _Seen:
         self.characters += len(text)
         self.example = self.example or " ".join(text[:60].split())
 
+    def shown(self, key: str) -> str:
+        return f"{key} ({printable(self.example)!r})" if self.example else key
+
 
 def text_of(value: Any) -> str | None:
     """Return a text, or the lines of a list of texts; None if it is neither."""
@@ -67,39 +70,43 @@ def field_names(files: Sequence[Path], text: str | None = None) -> FieldNames:
     if is_plain(files[0]):
         return FieldNames()
     seen: dict[str, _Seen] = defaultdict(_Seen)
-    errors = []
+    error = ""
     for file, place, row in _sampled(files):
         if isinstance(row, Exception):
-            errors.append(f"{place}: {row}")
+            error = error or f"{place}: {row}"
         for key, value in row.items() if isinstance(row, dict) else ():
             seen[key].files.add(file)
-            if found := (text_of(value) or "").strip():
-                seen[key].add(found)
-    if errors and not seen:
-        raise RevelaError(errors[0])
-    readable = [key for key, one in seen.items() if 2 * one.readable > one.values]
-    text = text or _text_field(files, seen, readable)
+            if content := (text_of(value) or "").strip():
+                seen[key].add(content)
+    if error and not seen:
+        raise RevelaError(error)
+    text = text or _text_field(files, seen)
     for file in files:
-        here = [key for key, one in seen.items() if file in one.files]
+        here = [key for key, field in seen.items() if file in field.files]
         if here and text not in here:
             raise RevelaError(f"{file}: has no field {text!r} for the text: {', '.join(here)}")
-    strings = [key for key, one in seen.items() if one.values and key != text]
+    strings = [key for key, field in seen.items() if field.values and key != text]
     return FieldNames(text=text, title=_called(_TITLES, strings), id=_called(_IDS, [*seen]))
 
 
-def _text_field(files: Sequence[Path], seen: dict[str, _Seen], readable: list[str]) -> str:
+def _text_field(files: Sequence[Path], seen: dict[str, _Seen]) -> str:
+    readable = [key for key, field in seen.items() if 2 * field.readable > field.values]
     longest = sorted(readable, key=lambda key: seen[key].characters, reverse=True)
     prose = [key for key in longest if 2 * seen[key].prose > seen[key].values]
     usual = [key for key in longest if key.lower() in _TEXTS]
     titles = [key for key in prose if key.lower() in _TITLES]
     others = [key for key in prose if key.lower() not in {*_TEXTS, *_TITLES, *_IDS}]
-    found, *rivals = usual[:1] or others or titles[:1] or [""]
     if usual:
-        rivals = [key for key in others if seen[key].characters > 2 * seen[found].characters]
-    if found and not rivals:
-        return found
-    shown = _shown({key: seen[key] for key in (found, *rivals)} if found else seen)
-    problem = "more than one field may be the text" if found else "no field of the rows is a text"
+        longer = [key for key in others if seen[key].characters > 2 * seen[usual[0]].characters]
+        candidates = [usual[0], *longer]
+    else:
+        candidates = others or titles[:1]
+    if len(candidates) == 1:
+        return candidates[0]
+    problem = (
+        "more than one field may be the text" if candidates else "no field of the rows is a text"
+    )
+    shown = ", ".join(seen[key].shown(key) for key in candidates or seen) or "none"
     where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     remedy = "name it with --field or, in a config, `fields: {text: …}`"
     raise RevelaError(f"{where}: {problem}: {shown}; {remedy}")
@@ -108,13 +115,6 @@ def _text_field(files: Sequence[Path], seen: dict[str, _Seen], readable: list[st
 def _called(names: Sequence[str], keys: Sequence[str]) -> str | None:
     """Return the key with the first of these names."""
     return next((key for name in names for key in keys if key.lower() == name), None)
-
-
-def _shown(seen: dict[str, _Seen]) -> str:
-    shown = [
-        f"{key} ({printable(one.example)!r})" if one.example else key for key, one in seen.items()
-    ]
-    return ", ".join(shown) or "none"
 
 
 def _is_word(token: str) -> bool:
