@@ -1,6 +1,5 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
-import math
 from collections.abc import Set
 from itertools import product
 from pathlib import Path
@@ -8,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from revela.common.errors import RevelaError, check_name
+from revela.common.errors import check_name, reading
 from revela.common.outputs import read_json
-from revela.config.catalogue import RETRIEVAL_MEASURES
 from revela.config.report import Table
 from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
 from revela.report.reported import printed_figures, row_means
@@ -57,8 +55,8 @@ def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
     for row in table.rows:
         cells = {}
         for heading, tasks in table.columns:
-            found = [_score(*pair, table.measure, scores) for pair in product(row.model, tasks)]
-            cells[heading] = np.mean(found or np.nan)
+            figures = [_score(*pair, table.measure, scores) for pair in product(row.model, tasks)]
+            cells[heading] = np.mean(figures or np.nan)
         rows.append(cells)
     frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
     frame[table.mean] = row_means(frame)
@@ -77,17 +75,14 @@ def read_score(path: Path, measure: str, subset: str = "") -> float:
     Raises:
         RevelaError: it is not a score file, or lacks the measure or the subset.
     """
-    found = read_json(path)
+    scores = read_json(path)
     if subset:
-        subsets = found.get("subsets", {})
+        subsets = scores.get("subsets", {})
         check_name(str(path), "subset", subset, subsets)
-        found = subsets[subset]
-    check_name(str(path), "measure", measure, found)
-    if not isinstance(score := found[measure], int | float) or not math.isfinite(score):
-        raise RevelaError(f"{path}: {measure} must be a number; got {score!r}")
-    if measure in RETRIEVAL_MEASURES and not 0 <= score <= 1:
-        raise RevelaError(f"{path}: {measure} must be between 0 and 1; got {score}")
-    return 100 * score
+        scores = subsets[subset]
+    check_name(str(path), "measure", measure, scores)
+    with reading(path, "a file of scores"):
+        return 100 * float(scores[measure])
 
 
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
