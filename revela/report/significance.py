@@ -30,16 +30,14 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
 
     Columns: `score`; `ci_low` and `ci_high`, its 95% confidence interval by the percentile
     bootstrap over queries, stratified by task and subset; `std`, the sample standard deviation over
-    its seeds, NaN for a single one; `compared_to`, the best ranked system of the table (of its
-    group if the table's `bold` is `group`), and `p` of the two-sided paired randomisation test
-    against it (random sign flips of the queries' differences), adjusted by Holm for the comparisons
-    with it in the column; `queries`, their number. The best system itself and unranked ones have
-    neither `compared_to` nor `p`. A stratum is resampled in the same way in every table.
-
-    A system without query scores for all tasks of a column has no row for that column.
+    its seeds; `compared_to`, the best ranked system of the table (of its group if the table's
+    `bold` is `group`), and `p` of the two-sided paired randomisation test against it (random sign
+    flips of the queries' differences), adjusted by Holm for the comparisons with it in the column;
+    `queries`, their number. The best system itself and unranked ones have neither `compared_to` nor
+    `p`. A system without query scores for all tasks of a column has no row for that column.
 
     The table's benchmarks are expanded (`Config.table`); `scores` holds
-    `<model>/<task>.queries.csv`; `resamples` counts bootstrap samples and sign flips.
+    `<model>/<task>.queries.csv`.
 
     Raises:
         RevelaError: a file of query scores is malformed, or two systems differ in their queries.
@@ -71,11 +69,7 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
 
 
 def read_analysis(table: Path) -> pd.DataFrame:
-    """Read the analysis of a compiled table; the frame is empty if there is none.
-
-    Raises:
-        RevelaError: it cannot be read.
-    """
+    """Read the analysis of a compiled table; the frame is empty if there is none."""
     path = table.with_name(f"{table.stem}_significance.csv")
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)

@@ -31,13 +31,12 @@ _ANALYSIS_NOTE = (
 def compile_table(table: Table, scores: Path) -> pd.DataFrame:
     """Return systems × (headings, mean, source), figures × 100, NaN if missing.
 
-    A system with at least one score has measured figures only, other systems have reported ones:
-    rows and means never mix the two. `source` is `measured`, `reported` or `missing`. The table's
-    benchmarks are expanded (`Config.table`); `scores` holds `<model>/<task>.json`.
+    A system with at least one score has measured figures only, other systems have reported ones.
+    `source` is `measured`, `reported` or `missing`. The table's benchmarks are expanded
+    (`Config.table`); `scores` holds `<model>/<task>.json`.
 
     Raises:
-        RevelaError: a score file is malformed or lacks the measure or the subset; or the file of
-            reported figures lacks the system or the task.
+        RevelaError: a file of scores or of reported figures lacks something.
     """
     printed, measured = printed_figures(table), measured_figures(table, scores)
     is_measured, is_printed = measured.notna().any(axis=1), printed.notna().any(axis=1)
@@ -47,17 +46,13 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 
 
 def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
-    """Return a table's measured figures: systems × (headings, mean), NaN if missing.
+    """Return systems × (headings, mean), NaN if missing; the mean too if a figure is missing."""
 
-    The mean is NaN if a figure is missing. See `compile_table`.
-    """
-    rows = []
-    for row in table.rows:
-        cells = {}
-        for heading, tasks in table.columns:
-            figures = [_score(*pair, table.measure, scores) for pair in product(row.model, tasks)]
-            cells[heading] = np.mean(figures or np.nan)
-        rows.append(cells)
+    def mean(models: list[str], entries: list[str]) -> float:
+        figures = [_score(*pair, table.measure, scores) for pair in product(models, entries)]
+        return float(np.mean(figures or np.nan))
+
+    rows = [{heading: mean(row.model, e) for heading, e in table.columns} for row in table.rows]
     frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
     frame[table.mean] = row_means(frame)
     return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
@@ -70,10 +65,10 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
 
 
 def read_score(path: Path, measure: str, subset: str = "") -> float:
-    """Return a measure from a score file, or from one of its subsets, × 100.
+    """Return a measure from a file of scores, or from one of its subsets, × 100.
 
     Raises:
-        RevelaError: it is not a score file, or lacks the measure or the subset.
+        RevelaError: it cannot be read, or lacks the measure or the subset.
     """
     scores = read_json(path)
     if subset:
@@ -96,10 +91,7 @@ def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return a table or a comparison as CSV with one decimal, missing cells empty.
-
-    Systems are rows, even in a transposed table.
-    """
+    """Return a table or a comparison as CSV, systems as rows even in a transposed table."""
     return frame.to_csv(float_format="%.1f")
 
 
@@ -108,10 +100,7 @@ Undecided = Set[tuple[str, str]]
 
 
 def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
-    """Return a table as Markdown, with the best figures in bold as set by `bold`.
-
-    A best figure that is `undecided` is marked; notes explain the mark and name missing figures.
-    """
+    """Return a table as Markdown, its best figures in bold, marked if they are `undecided`."""
     cells, notes = _cells(table, frame, undecided)
     return markdown(cells.T if table.transposed else cells, table.caption, notes)
 

@@ -62,14 +62,8 @@ def build(
 ) -> dict[str, Any]:
     """Index a corpus, or update its index; return the contents of `index.json`.
 
-    Args:
-        corpus: the corpus whose documents are cut into chunks.
-        models: folders or hub names of retrievers; search uses the first one by default.
-        folder: folder of the index.
-        max_length: maximum number of tokens in a chunk; less for a retriever whose own is smaller.
-        language: language of BM25's stemmer and stop words; by default that of the former index, or
-            of the texts.
-        workers: processes that split documents.
+    `models` are folders or hub names of retrievers; `max_length` tokens of a chunk are encoded;
+    `language` is BM25's, by default that of the former index, or of the texts.
 
     Raises:
         RevelaError: the folder contains other files or a different index, or another process is
@@ -135,11 +129,7 @@ class Index:
     """An index to search. Models and embeddings are loaded on first use."""
 
     def __init__(self, folder: Path) -> None:
-        """Open an index.
-
-        Raises:
-            RevelaError: the folder is not an index, or it is incomplete or of another version.
-        """
+        """Open an index; raise a `RevelaError` if it is none, or incomplete."""
         self.folder = folder
         self.described = _described(folder)
         with reading(folder / "chunks.parquet", "a readable Parquet file"):
@@ -249,12 +239,11 @@ class Index:
     def _lexical(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
         """Return the chunks that share a word with each query, best first."""
         bm25, tokenize = self._bm25
-        found = bm25.retrieve(
-            tokenize(list(queries)), k=min(depth, len(self.chunks)), show_progress=False
-        )
+        terms, depth = tokenize(list(queries)), min(depth, len(self.chunks))
+        best = bm25.retrieve(terms, k=depth, show_progress=False)
         return [
             [Hit(int(n), float(s)) for n, s in zip(numbers, scores, strict=True) if s > 0]
-            for numbers, scores in zip(*found, strict=True)
+            for numbers, scores in zip(*best, strict=True)
         ]
 
     def _load(self, number: int) -> tuple[SentenceTransformer, list[Tensor]]:
