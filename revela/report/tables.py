@@ -1,6 +1,6 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from itertools import product
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
     """Return systems × (headings, mean), NaN if missing; the mean too if a figure is missing."""
 
-    def mean(models: list[str], entries: list[str]) -> float:
+    def mean(models: Iterable[str], entries: Iterable[str]) -> float:
         figures = [_score(*pair, table.measure, scores) for pair in product(models, entries)]
         return float(np.mean(figures or np.nan))
 

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from revela.common.errors import RevelaError
-from revela.search.fusion import Hit
+from revela.search.fusion import Hit, Ranking
 from revela.search.index import Index
 
 MAX_CHARACTERS = 1_000  # of a query
@@ -77,12 +77,14 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
         depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 10,
     ) -> list[dict[str, Any]]:
         """Return the best documents by BM25, by each model, and by the first model's hybrid."""
-        models = list(enumerate(index.labels))
+
+        def ranked(name: str, ranking: Ranking, model: int | None) -> dict[str, Any]:
+            (hits,) = index.search([query], depth, ranking, model or 0)
+            return {"name": name, "model": model, "hits": rows(hits)}
+
         with turns:
-            lists = [("BM25", None, index.search([query], depth, "bm25"))]
-            lists += [(x, n, index.search([query], depth, "dense", n)) for n, x in models]
-            lists += [("Hybrid", 0, index.search([query], depth, "hybrid"))]
-        return [{"name": name, "model": number, "hits": rows(h)} for name, number, (h,) in lists]
+            dense = [ranked(name, "dense", model) for model, name in enumerate(index.labels)]
+            return [ranked("BM25", "bm25", None), *dense, ranked("Hybrid", "hybrid", 0)]
 
     @app.get("/near", dependencies=[Depends(allowed)])
     def near(

@@ -143,75 +143,54 @@ def test_half_precision_is_stored_in_float16(backbone, tmp_path):
     assert load_file(tmp_path / "00000.safetensors")["embeddings"].dtype == torch.float16
 
 
+def searched(model, folder, texts, similar=None, revision="r1", max_length=32, prompt=None):
+    """Return the scores of documents, by their ids."""
+    searcher = DenseSearch(model, "m", revision, suite_of(max_length=max_length), folder, similar)
+    rows = {"id": [f"d{n}" for n in range(len(texts))], "text": texts}
+    searcher.index(datasets.Dataset.from_dict(rows), hf_split="test", hf_subset="default")
+    queries = datasets.Dataset.from_dict({"id": ["q"], "text": ["rivers and mud"]})
+    metadata = SimpleNamespace(name="t", prompt=prompt)
+    return searcher.search(queries, task_metadata=metadata, top_k=40)["q"]
+
+
 def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, capsys):
     """The scores do not change, even if the order differs and passages are new or repeated."""
-    suite, model = suite_of(max_length=32), Loader(backbone).model
-    metadata = SimpleNamespace(name="t", prompt=None)
-
-    def dataset(texts):
-        rows = {"id": [f"d{n}" for n in range(len(texts))], "title": [""] * len(texts)}
-        return datasets.Dataset.from_dict(rows | {"text": texts})
-
-    def indexed(texts, folder, similar=None):
-        searcher = DenseSearch(model, "m", "r1", suite, folder, similar)
-        searcher.index(dataset(texts), hf_split="test", hf_subset="default")
-        queries = datasets.Dataset.from_dict({"id": ["q"], "text": ["rivers and mud"]})
-        return searcher.search(queries, task_metadata=metadata, top_k=40)["q"]
-
-    indexed(passages(), tmp_path / "lent")
+    model, lent = Loader(backbone).model, tmp_path / "lent"
+    searched(model, lent, passages())
     texts = [*reversed(passages()[3:]), "Something new.", passages()[7], "Something else."]
-    alone = indexed(texts, tmp_path / "alone")
+    alone = searched(model, tmp_path / "alone", texts)
     capsys.readouterr()
-    shared = indexed(texts, tmp_path / "own", tmp_path / "lent")
+    shared = searched(model, tmp_path / "own", texts, lent)
     assert "23 of 25 passages are already encoded" in capsys.readouterr().out
-    (own,) = (tmp_path / "own").rglob("*.safetensors")
-    assert len(load_file(own)["embeddings"]) == 2
+    (file,) = (tmp_path / "own").rglob("*.safetensors")
+    assert len(load_file(file)["embeddings"]) == 2
     assert shared == pytest.approx(alone, abs=1e-6)
-    # Shards of other weights are not reused.
-    other = DenseSearch(model, "m", "r2", suite, tmp_path / "other", tmp_path / "lent")
-    other.index(dataset(texts), hf_split="test", hf_subset="default")
-    assert "0 of 25 passages are already encoded" in capsys.readouterr().out
 
 
-def test_embeddings_of_other_settings_are_not_reused(backbone, tmp_path, capsys):
-    metadata = {"hf_split": "test", "hf_subset": "default"}
-    corpus = datasets.Dataset.from_dict({"id": ["a", "b"], "text": TEXTS[:2]})
-    cases = (
-        {},
-        {"max_length": 16},
-        {"encoding": Encoding(pooling="mean")},
-        {"encoding": Encoding()},
-    )
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0/cut.safetensors").write_bytes(b"cut")
-    save_file({"digests": torch.zeros(1, 16)}, tmp_path / "0/foreign.safetensors")
-    for number, changes in enumerate(cases):
-        settings = {"max_length": 32, "encoding": Encoding()} | changes
-        suite = suite_of(max_length=settings.pop("max_length"))
-        model = EncoderModel(kind="encoder", retriever=str(backbone), **settings)
-        similar = tmp_path / "0" if number else None
-        DenseSearch(model, "m", "r1", suite, tmp_path / str(number), similar).index(
-            corpus, **metadata
-        )
-    lines = capsys.readouterr().out.splitlines()
-    printed = [line[0] for line in lines if "of 2 passages are already encoded" in line]
-    assert printed == ["0", "0", "2"]
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [({}, 5), ({"max_length": 16}, 0), ({"revision": "r2"}, 0), ({"pooling": "mean"}, 0)],
+)
+def test_embeddings_of_other_settings_are_not_reused(backbone, tmp_path, capsys, changes, count):
+    (tmp_path / "0/other").mkdir(parents=True)
+    (tmp_path / "0/other/cut.safetensors").write_bytes(b"cut")
+    save_file({"digests": torch.zeros(1, 16)}, tmp_path / "0/other/foreign.safetensors")
+    model = Loader(backbone).model
+    searched(model, tmp_path / "0", TEXTS)
+    if pooling := changes.pop("pooling", None):
+        model = model.model_copy(update={"encoding": Encoding(pooling=pooling)})
+    searched(model, tmp_path / "1", TEXTS, tmp_path / "0", **changes)
+    assert f"{count} of 5 passages are already encoded" in capsys.readouterr().out
 
 
 def test_queries_are_encoded_with_the_instruction_of_the_task(backbone, tmp_path):
-    metadata = SimpleNamespace(name="t", prompt={"query": "Find a river"})
-    corpus = datasets.Dataset.from_dict({"id": list("abcde"), "text": TEXTS})
-    queries = datasets.Dataset.from_dict({"id": ["q"], "text": ["mud"]})
-    found = []
+    scores = []
     for prefix in ("{instruction}: ", "Find a river: "):
-        model = EncoderModel(
-            kind="encoder", retriever=str(backbone), encoding=Encoding(query_prefix=prefix)
-        )
-        folder = tmp_path / str(len(found))
-        searcher = DenseSearch(model, "m", "r1", suite_of(max_length=32), folder)
-        searcher.index(corpus, hf_split="test", hf_subset="default")
-        found.append(searcher.search(queries, task_metadata=metadata, top_k=5)["q"])
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
+        encoding = Encoding(query_prefix=prefix)
+        model = Loader(backbone).model.model_copy(update={"encoding": encoding})
+        prompt = {"query": "Find a river"}
+        scores.append(searched(model, tmp_path / str(len(scores)), TEXTS, prompt=prompt))
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
 
 
 def test_embeddings_too_large_for_half_precision_are_an_error(backbone, tmp_path):

@@ -259,19 +259,16 @@ def test_control_characters_do_not_reach_the_terminal(backbone, tmp_path):
 
 def test_an_index_is_updated_from_any_folder(texts, backbone, tmp_path, monkeypatch):
     (texts / "empty.md").touch()
-    out, _ = run("index", f"{texts}/", "--model", backbone, "--output", tmp_path / "index")
+    folder = tmp_path / "index"
+    out, _ = run("index", f"{texts}/", "--model", backbone, "--output", folder)
     assert "1 wordless" in out
     monkeypatch.chdir(texts)
     out, _ = run("index", ".", "--model", backbone, "--output", "../index")
     assert "1 of 1 shards exist" in out
-
-
-def test_what_changed_is_indexed_again(texts, backbone, tmp_path):
-    indexed(texts, [backbone], tmp_path / "index")
     (texts / "new.txt").write_text("Bees make honey. Beekeepers take it.")
-    index = indexed(texts, [backbone], tmp_path / "index")
-    assert documents(index, "honey")[0].endswith("new.txt")
-    assert len(documents(index, "honey", "dense")) == 7
+    run("index", ".", "--model", backbone, "--output", "../index")
+    assert documents(Index(folder), "honey")[0].endswith("new.txt")
+    assert len(documents(Index(folder), "honey", "dense")) == 7
 
 
 @pytest.mark.parametrize(
