@@ -19,7 +19,6 @@ from revela.text.rows import numbered_rows
 _FIELDS = FieldNames(id="_id", title="title")
 _JUDGEMENT = ["query-id", "corpus-id", "score"]
 _QUERY_HEADINGS = ("query-id", "query_id", "queryid", "qid", "query")
-_SCORE_HEADINGS = ("score", "relevance", "rel", "label", "grade")
 _UNKNOWN_SHARE = 0.01  # of judgements; some published corpora lack a few documents
 _ROWS_AT_A_TIME = 1_000
 
@@ -28,10 +27,7 @@ CORPUS = "corpus.arrow"
 
 
 def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cache: Path) -> Any:
-    """Return a task for evaluation by mteb.
-
-    A local task needs the folder of its collection, and a folder for `CORPUS`; mteb's tasks have
-    none.
+    """Return a task for evaluation by mteb; a local one needs its folder, and one for `CORPUS`.
 
     Raises:
         RevelaError: mteb has no such task, or the collection is incomplete.
@@ -50,12 +46,8 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cac
 def local_task(name: str, folder: Path, cache: Path, split: str = "test") -> Any:
     """Return a local collection as an mteb retrieval task, its corpus memory-mapped in `cache`.
 
-    The folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), both optionally
-    gzipped, and qrels/<split>.tsv (query-id, corpus-id, score, optionally with a header), for the
-    split `test` also qrels.tsv;
-    or Parquet files with these columns in corpus/, queries/ and qrels/, as mteb publishes them.
-    A query that is a document of the collection, with its id and its text, does not retrieve
-    itself, as in BEIR.
+    Its layout is BEIR's or mteb's (see `FolderBenchmark`). A query that is a document of the
+    collection, with its id and its text, does not retrieve itself, as in BEIR.
 
     Raises:
         RevelaError: a file is missing or broken, ids or judgements contradict each other, or more
@@ -90,22 +82,17 @@ def local_task(name: str, folder: Path, cache: Path, split: str = "test") -> Any
     }
     task.dataset, task.data_loaded = {"default": {split: data}}, True
     # Equal ids alone may be a coincidence, such as numbers.
-    same = {
-        name: text.split() == documents[places[name]]["text"].split()
-        for name, text in asked.items()
-        if name in places
-    }
-    if any(same.values()):
-        for name in (name for name, equal in same.items() if not equal):
+    alike = {name for name in asked if name in places}
+    same = {n for n in alike if asked[n].split() == documents[places[n]]["text"].split()}
+    if same:
+        for name in sorted(alike - same):
             if data["relevant_docs"].get(name, {}).get(name):
                 raise RevelaError(
                     f"{qrels[0]}: document {name!r} is relevant to query {name!r}, but it would be "
                     "excluded as the query itself, as other queries are documents of the "
                     "collection: rename the ids"
                 )
-        print(
-            f"{sum(same.values())} queries are documents of the collection; none retrieves itself"
-        )
+        print(f"{len(same)} queries are documents of the collection; none retrieves itself")
         task.ignore_identical_ids = True
     return task
 
@@ -138,22 +125,22 @@ def write_collection(
 ) -> dict[str, int]:
     """Write a collection in BEIR layout; return the numbers of `documents` and `queries`.
 
-    A document is its id, title and text; a query its id and text; a judgement the ids of a query
-    and a document, and the relevance.
+    A document is (id, title, text), a query (id, text), a judgement (query, document, relevance).
     """
     folder.mkdir(parents=True)
-    counts = {"documents": 0, "queries": 0}
-    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as stream:
-        for name, title, text in documents:
-            stream.write(json.dumps({"_id": name, "title": title, "text": text}) + "\n")
-            counts["documents"] += 1
-    with (folder / "queries.jsonl").open("w", encoding="utf-8") as stream:
-        for name, text in queries:
-            stream.write(json.dumps({"_id": name, "text": text}) + "\n")
-            counts["queries"] += 1
+    rows = {
+        "documents": ({"_id": name, "title": title, "text": x} for name, title, x in documents),
+        "queries": ({"_id": name, "text": text} for name, text in queries),
+    }
+    counts = dict.fromkeys(rows, 0)
+    for part, file in (("documents", "corpus"), ("queries", "queries")):
+        with (folder / f"{file}.jsonl").open("w", encoding="utf-8") as stream:
+            for row in rows[part]:
+                stream.write(json.dumps(row) + "\n")
+                counts[part] += 1
     with (folder / "qrels.tsv").open("w", encoding="utf-8") as stream:
-        stream.write("\t".join(_JUDGEMENT) + "\n")
-        stream.writelines("\t".join(map(str, judgement)) + "\n" for judgement in judgements)
+        for judgement in (_JUDGEMENT, *judgements):
+            stream.write("\t".join(map(str, judgement)) + "\n")
     return counts
 
 
@@ -163,11 +150,11 @@ def read_queries(paths: Sequence[Path]) -> dict[str, str]:
     Raises:
         RevelaError: see `read_rows`; or a query is empty.
     """
-    found = {row["id"]: row["text"] for row in read_rows(paths)}
-    for name, text in found.items():
+    queries = {row["id"]: row["text"] for row in read_rows(paths)}
+    for name, text in queries.items():
         if not text.strip():
             raise RevelaError(f"{paths[0]}: query {name!r} is empty")
-    return found
+    return queries
 
 
 def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
@@ -177,33 +164,29 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
         RevelaError: a row is invalid, or two rows have the same id and different texts.
     """
     seen: dict[str, bytes] = {}
-    repeated = 0
     for place, row in chain.from_iterable(map(numbered_rows, paths)):
         if isinstance(row, dict):
             if "id" in row:
                 row.setdefault("_id", row["id"])
             check_name(place, "field", "_id", row)
         try:
-            one = vars(document_of("", row, _FIELDS))
+            document = vars(document_of("", row, _FIELDS))
         except ValueError as error:
             raise RevelaError(f"{place}: {error}") from error
-        if one["id"].split() != [one["id"]]:
+        name = document["id"]
+        if name.split() != [name]:
             raise RevelaError(
-                f"{place}: _id {one['id']!r} must be non-empty and without spaces (TREC run format)"
+                f"{place}: _id {name!r} must be non-empty and without spaces (TREC run format)"
             )
-        whole = json.dumps([one["title"], one["text"]]).encode()
+        whole = json.dumps([document["title"], document["text"]]).encode()
         digest = hashlib.blake2b(whole, digest_size=16).digest()
-        if one["id"] not in seen:
-            seen[one["id"]] = digest
-            yield one
-        elif seen[one["id"]] != digest:
-            raise RevelaError(f"{place}: _id {one['id']!r} occurs before with a different text")
-        else:
-            repeated += 1
+        if name not in seen:
+            seen[name] = digest
+            yield document
+        elif seen[name] != digest:
+            raise RevelaError(f"{place}: _id {name!r} occurs before with a different text")
     if not seen:
         raise RevelaError(f"{paths[0]}: is empty")
-    if repeated:
-        print(f"{paths[0]}: {repeated} duplicate rows count once")
 
 
 def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
@@ -213,19 +196,14 @@ def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
             for place, judged in numbered_rows(path, _JUDGEMENT):
                 yield place, [str(judged[column]) for column in _JUDGEMENT]
             continue
-        with reading(path, "text"), path.open(encoding="utf-8-sig") as stream:
-            lines = [line.rstrip("\n") for line in stream]
+        with reading(path, "text"):
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         for number, line in enumerate(lines, start=1):
-            row = line.split("\t")
-            if line.strip() and not (number == 1 and _is_header(row)):
+            row = [word.strip() for word in line.split("\t")]
+            # A query may be called `query`.
+            headed = row[0].lower() in _QUERY_HEADINGS and not row[-1][:1].isdigit()
+            if any(row) and not (number == 1 and headed):
                 yield f"{path}:{number}", row
-
-
-def _is_header(row: list[str]) -> bool:
-    """Return whether a first row has headings, in the order of the columns, not a judgement."""
-    query, document, score = ([word.strip().lower() for word in row] + ["", "", ""])[:3]
-    ordered = query in _QUERY_HEADINGS and document not in _SCORE_HEADINGS
-    return ordered and not score.replace(".", "", 1).isdecimal()
 
 
 def read_qrels(
@@ -238,10 +216,10 @@ def read_qrels(
     """
     relevant: dict[str, dict[str, int]] = {}
     unknown: list[str] = []
-    repeated = count = 0
+    count = 0
     for place, row in _judgements(paths):
         try:
-            query, document, score = *map(str.strip, row[:2]), float(row[2])
+            query, document, score = row[0], row[1], float(row[2])
             if len(row) > 3 or "_" in row[2] or not abs(score) < 2**31 or score % 1:
                 raise ValueError
         except (IndexError, ValueError) as error:
@@ -252,26 +230,18 @@ def read_qrels(
         for kind, name, known in (("query", query, queries), ("document", document, documents)):
             if name not in known:
                 unknown.append(f"{place}: no {kind} {name!r} in the collection")
-        score = max(0, score)  # as in trec_eval; negative ones are given to spam
-        judged = relevant.setdefault(query, {})
-        if judged.get(document, score) != score:
+        score = max(0, int(score))  # as in trec_eval; negative ones are given to spam
+        before = relevant.setdefault(query, {}).setdefault(document, score)
+        if before != score:
             raise RevelaError(
-                f"{place}: {query!r} and {document!r} have relevance {score:g} here "
-                f"but {judged[document]} before"
+                f"{place}: {query!r} and {document!r} have relevance {score} here but {before} "
+                "before"
             )
-        repeated += document in judged
-        judged[document] = int(score)
         count += 1
     if len(unknown) > _UNKNOWN_SHARE * count:
         raise RevelaError(f"{unknown[0]} ({len(unknown)} unknown ids in {count} judgements)")
+    if unknown:
+        print(f"{paths[0]}: {len(unknown)} unknown ids")
     if not any(score for judged in relevant.values() for score in judged.values()):
         raise RevelaError(f"{paths[0]}: no relevance is above 0")
-    in_vain = sum(not any(judged.values()) for judged in relevant.values())
-    for what, found in (
-        ("repeated judgements", repeated),
-        ("unknown ids", len(unknown)),
-        ("queries have no relevant document and score 0", in_vain),
-    ):
-        if found:
-            print(f"{paths[0]}: {found} {what}")
     return {query: judged for query, judged in relevant.items() if query in queries}

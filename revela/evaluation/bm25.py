@@ -58,7 +58,7 @@ class Bm25s:
         terms = self.searcher._tokenizer.transform(list(queries["text"]))
         ids = self.searcher.corpus_idx_to_id
         number = {document: number for number, document in ids.items()}
-        found = {}
+        scored = {}
         by_query = zip(queries["id"], convert_tokenized_to_string_list(terms), strict=True)
         for query, asked in by_query:
             permitted = np.zeros(len(ids), dtype=np.float32)
@@ -67,8 +67,8 @@ class Bm25s:
                 [asked], k=min(top_k, len(ids)), weight_mask=permitted, show_progress=False
             )
             best = zip(numbers.tolist(), scores.tolist(), strict=True)
-            found[query] = {ids[number]: score for number, score in best if permitted[number]}
-        return found
+            scored[query] = {ids[number]: score for number, score in best if permitted[number]}
+        return scored
 
 
 def tokenizer(language: Language, **options: Any) -> Callable[[list[str]], Any]:

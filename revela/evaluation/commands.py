@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from revela.common.errors import RevelaError, check_name
+from revela.common.errors import check_name
 from revela.common.locks import locked
 from revela.common.outputs import atomic_output, check_ours, scratch, write_json, write_text
 from revela.config.evaluation import (
@@ -80,9 +80,6 @@ def evaluate(
 
     split = getattr(benchmark, "split", "test")
     files = list(itertools.chain(*collection_files(folder, split))) if folder else []
-    for path in (run, queries, output):
-        if path and path.resolve() in [file.resolve() for file in files]:
-            raise RevelaError(f"{path}: is a file of the collection")
     check_ours(*filter(None, (run, queries, mteb, embeddings)))
     work = cache / re.sub(r"[^\w.@+-]", "-", f"{name}-{task}")
     with locked(work, "evaluation", own=1), scratch(work):
@@ -90,14 +87,14 @@ def evaluate(
         source = Source.of(model) if model.kind == "encoder" else None
         revision = source.fingerprint() if source else ""
         searcher = measure.load_searcher(model, name, revision, benchmark, work, similar)
-        found = measure.evaluate(searcher, loaded_task)
-        for path, text in ((run, found.run), (queries, found.queries)):
+        measured = measure.evaluate(searcher, loaded_task)
+        for path, text in ((run, measured.run), (queries, measured.queries)):
             if path:
                 write_text(path, text)
         if mteb:
             with atomic_output(mteb) as temporary:
-                ResultCache(temporary).save_to_cache(found.result, searcher.mteb_model_meta)
-        write_json(output, found.scores)
+                ResultCache(temporary).save_to_cache(measured.result, searcher.mteb_model_meta)
+        write_json(output, measured.scores)
         if embeddings and model.kind == "encoder":
             with atomic_output(embeddings) as temporary:
                 temporary.mkdir()
@@ -105,14 +102,14 @@ def evaluate(
                     place = temporary / shards.parent.name
                     place.mkdir(exist_ok=True)
                     shutil.move(shards, place)
-    summary = f"{name} on {task}: nDCG@10 {100 * found.scores['ndcg_at_10']:.1f}"
-    if found.unjudged:
-        summary += f"; {found.unjudged} queries without judgements are excluded"
+    summary = f"{name} on {task}: nDCG@10 {100 * measured.scores['ndcg_at_10']:.1f}"
+    if measured.unjudged:
+        summary += f"; {measured.unjudged} queries without judgements are excluded"
     facts = {
         "task": task,
         "revision": revision,
         "commits": source.commits() if source else {},
-        "queries_without_judgement": found.unjudged,
+        "queries_without_judgement": measured.unjudged,
     }
     return Made(summary, facts, [*(source.folders() if source else []), *files])
 
@@ -126,11 +123,11 @@ def evaluate_lm(
     name: Name = "model",
 ) -> Made:
     """Evaluate a language model on a task of lm-eval."""
-    from revela.evaluation.lm_eval import evaluate as measure
+    from revela.evaluation import lm_eval
     from revela.retriever.source import Source
 
-    found, facts = measure(model, benchmark, task)
-    write_json(output, found)
-    measures = (f"{key} {100 * value:.1f}" for key, value in found.items() if key != "task")
+    scores, facts = lm_eval.evaluate(model, benchmark, task)
+    write_json(output, scores)
+    measures = (f"{key} {100 * value:.1f}" for key, value in scores.items() if key != "task")
     summary = f"{name} on {task}: {', '.join(measures)}"
     return Made(summary, {"task": task, **facts}, Source(model.language_model).folders())

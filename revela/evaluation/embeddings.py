@@ -5,7 +5,6 @@ import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +68,11 @@ def encode_corpus(
 ) -> list[Shard]:
     """Encode N passages of at most `max_length` tokens into shards; existing shards are skipped.
 
-    `load` returns the encoder on a device, such as `cuda:0`. Several devices share the shards, each
-    in a process of its own, so `load` must then be picklable. `made_by` identifies what the
-    embeddings depend on besides the texts.
+    `load` returns the encoder on a device, such as `cuda:0`; several devices share the shards, each
+    in a process of its own. `made_by` says what the embeddings depend on besides the texts.
 
     Raises:
-        RevelaError: an embedding is not finite, a device's process died, or the folder contains
-            other files.
+        RevelaError: an embedding is not finite, or the folder contains other files.
     """
     outputs.claim(folder)
     numbers = range(len(passages))
@@ -93,44 +90,40 @@ def encode_corpus(
     elif count:
         shares = [missing[place::count] for place in range(count)]
         spawn = multiprocessing.get_context("spawn")
-        try:
-            with ProcessPoolExecutor(count, spawn, end_with_parent) as pool:
-                list(pool.map(job.encode, shares, devices, range(count)))
-        except BrokenProcessPool as error:
-            raise RevelaError(
-                "an encoding process was killed (out of memory?); "
-                f"finished shards are kept in {folder}"
-            ) from error
+        with ProcessPoolExecutor(count, spawn, end_with_parent) as pool:
+            list(pool.map(job.encode, shares, devices, range(count)))
     return shards
 
 
 def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Shard]:
-    """Return the locations of passages' embeddings, where there are any, among another corpus's.
+    """Return the shards of another corpus that hold embeddings of passages, and of which ones.
 
-    The folder has one for each of the corpus's splits, as `DenseSearch` writes them; only shards
-    with the `made_by` that `encode_corpus` was given count.
+    The folder has one for each of that corpus's splits, as `DenseSearch` writes them.
     """
     wanted: dict[bytes, list[int]] = defaultdict(list)
     for number, text in enumerate(passages):
         wanted[_digest(text)].append(number)
-    found = []
+    shards: list[Shard] = []
     for path in sorted(folder.glob("*/*.safetensors")):
-        try:
-            with safe_open(path, framework="np") as file:
-                if (file.metadata() or {}).get("made_by") != made_by:
-                    continue
-                digests = map(bytes, file.get_tensor("digests"))
-        except (SafetensorError, OSError):
-            continue  # damaged; an evaluation of that corpus encodes it again
-        pairs = [(n, row) for row, one in enumerate(digests) for n in wanted.pop(one, ())]
+        digests = _stored_digests(path, made_by)
+        rows = enumerate(map(bytes, digests.numpy()) if digests is not None else ())
+        pairs = [(number, row) for row, digest in rows for number in wanted.pop(digest, ())]
         if pairs:
-            numbers, rows = map(list, zip(*pairs, strict=True))
-            found.append(Shard(path, numbers, rows))
-    return found
+            shards.append(Shard(path, *map(list, zip(*pairs, strict=True))))
+    return shards
+
+
+def _stored_digests(path: Path, made_by: str) -> Tensor | None:
+    """Return the digests (N, 16) of a shard's texts; None if it is damaged or of other settings."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            same = (file.metadata() or {}).get("made_by") == made_by
+            return file.get_tensor("digests") if same else None
+    except (SafetensorError, OSError):
+        return None
 
 
 def _digests(texts: Iterable[str]) -> Tensor:
-    """Return the digests (N, 16) of texts."""
     joined = bytearray().join(map(_digest, texts))
     return torch.frombuffer(joined, dtype=torch.uint8).reshape(-1, _DIGEST_BYTES)
 
@@ -163,20 +156,9 @@ class _Job:
         return list(self.passages[shard.passages[0] : shard.passages[-1] + 1])
 
     def is_done(self, shard: Shard) -> bool:
-        """Return whether a shard's file is valid; delete it if it is not."""
-        if not shard.path.exists():
-            return False
-        try:
-            with safe_open(shard.path, framework="pt") as file:
-                same = (file.metadata() or {}).get("made_by") == self.made_by
-                if same and file.get_tensor("digests").equal(_digests(self.texts(shard))):
-                    return True
-            reason = "has a different model, settings or texts"
-        except (SafetensorError, OSError) as error:
-            reason = f"cannot be read ({error})"
-        print(f"{shard.path} {reason}: encoding it again")
-        outputs.remove(shard.path)
-        return False
+        """Return whether a shard's file has the embeddings of its texts by this model."""
+        stored = _stored_digests(shard.path, self.made_by)
+        return stored is not None and stored.equal(_digests(self.texts(shard)))
 
     def encode(self, shards: list[Shard], device: str, place: int) -> None:
         """Encode shards on a device, with a progress bar at a position of the terminal."""

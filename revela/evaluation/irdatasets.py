@@ -24,21 +24,20 @@ def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[s
     name = settings.tasks[task]
     where = f"ir_datasets {name!r}"
     try:
-        found = ir_datasets.load(name)
+        data = ir_datasets.load(name)
+        for part in ("docs", "queries", "qrels"):
+            if not getattr(data, f"has_{part}")():
+                raise RevelaError(f"{where}: has no {part}; one of its subsets may have them")
+        return write_collection(
+            folder,
+            documents=((doc.doc_id, *_title_and_text(doc)) for doc in data.docs_iter()),
+            queries=((query.query_id, query.default_text()) for query in data.queries_iter()),
+            judgements=((row.query_id, row.doc_id, row.relevance) for row in data.qrels_iter()),
+        )
     except KeyError as error:
         raise RevelaError(
             f"{where}: no such data set; https://ir-datasets.com lists them"
         ) from error
-    try:
-        for part in ("docs", "queries", "qrels"):
-            if not getattr(found, f"has_{part}")():
-                raise RevelaError(f"{where}: has no {part}; one of its subsets may have them")
-        return write_collection(
-            folder,
-            documents=((one.doc_id, *_title_and_text(one)) for one in found.docs_iter()),
-            queries=((one.query_id, one.default_text()) for one in found.queries_iter()),
-            judgements=((one.query_id, one.doc_id, one.relevance) for one in found.qrels_iter()),
-        )
     except (OSError, RuntimeError) as error:
         raise RevelaError(f"{where}: cannot be read: {error}") from error
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from revela.common.errors import RevelaError, unknown_name
+from revela.common.errors import RevelaError, check_name
 from revela.common.hub import explained
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.evaluation import LanguageModel, LmEvalBenchmark
@@ -36,13 +36,10 @@ def evaluate(
     device = torch.device(devices()[0])
     dtype = torch.float32 if device.type == "cpu" else native_dtype("bfloat16")
     source = Source(model.language_model, model.revision)
-    tokenizer, weights = load_tokenizer(source), load_language_model(source, dtype)
-    found = lm_eval.simple_evaluate(
-        HFLM(
-            pretrained=weights.to(device).eval(),
-            tokenizer=tokenizer,
-            batch_size=benchmark.batch_size,
-        ),
+    weights = load_language_model(source, dtype).to(device).eval()
+    tokenizer = load_tokenizer(source)
+    results = lm_eval.simple_evaluate(
+        HFLM(pretrained=weights, tokenizer=tokenizer, batch_size=benchmark.batch_size),
         tasks=[loaded],
         task_manager=manager,
         num_fewshot=0,
@@ -52,14 +49,14 @@ def evaluate(
     # lm-eval names a measure "name,filter"; multiple choice has the filter `none`.
     measures = {
         key.removesuffix(",none"): key
-        for key, value in found["results"][task].items()
+        for key, value in results["results"][task].items()
         if isinstance(value, int | float) and "," in key
     }
-    scores = {name: found["results"][task][key] for name, key in measures.items()}
+    scores = {name: results["results"][task][key] for name, key in measures.items()}
     facts = {
-        "task_version": found["versions"].get(task),
+        "task_version": results["versions"].get(task),
         "measures": measures,
-        "examples": found["n-samples"][task],
+        "examples": results["n-samples"][task],
         "device": str(device),
         "dtype": str(dtype),
     }
@@ -70,8 +67,7 @@ def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
     from lm_eval.tasks import TaskManager
 
     files = lm_eval_task_files(benchmark.path)
-    if name not in files:
-        raise RevelaError(unknown_name("task of lm-eval", name, files))
+    check_name("task", "task of lm-eval", name, files)
     # Only the task's own folder: indexing all 14,000 files takes lm-eval ten seconds.
     manager = TaskManager(include_path=files[name].parent, include_defaults=False)
     if name not in manager.task_index:

@@ -30,7 +30,6 @@ _JAVA_OPTIONS = (
 _BUFFER_MB = 256  # of the indexer, shared by all its threads
 _DOCUMENTS = 10_000  # per call of the indexer
 _HITS = 200_000  # per call of the searcher, which holds all of them
-_BLANK = "".join(map(chr, range(33)))  # characters that Java trims
 
 
 class LuceneSearch:
@@ -52,47 +51,32 @@ class LuceneSearch:
         )
 
     def index(self, corpus: Any, **_: Any) -> None:
-        """Index a corpus (rows with id, title, text), replacing the previous one.
-
-        Raises:
-            RevelaError: Java fails, or skips documents that are not empty.
-        """
+        """Index a corpus (rows with id, title, text), replacing the previous one."""
         self.size = len(corpus)
         passages = Passages(corpus)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.index_folder = tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True)
         options = ["-collection", "JsonCollection", "-input", "", "-index", self.index_folder.name]
         options += ["-threads", str(self.threads), "-memoryBuffer", str(_BUFFER_MB)]
-        indexed = expected = 0
         with _java_errors():
             indexer = self.java("io.anserini.index.SimpleIndexer")(options)
             for start in tqdm(range(0, self.size, _DOCUMENTS), "indexing", mininterval=2):
                 part = slice(start, start + _DOCUMENTS)
-                texts = passages[part]
-                rows = zip(corpus[part]["id"], texts, strict=True)
+                rows = zip(corpus[part]["id"], passages[part], strict=True)
                 lines = [json.dumps({"id": str(name), "contents": text}) for name, text in rows]
-                indexed += indexer.addRawDocuments(lines)
-                expected += sum(bool(text.strip(_BLANK)) for text in texts)
+                indexer.addRawDocuments(lines)
             indexer.close()
-        if indexed != expected:
-            raise RevelaError(f"Lucene indexed {indexed} of {expected} documents")
 
     def search(
         self, queries: Any, *, top_k: int, top_ranked: Mapping[str, Any] | None = None, **_: Any
     ) -> dict[str, dict[str, float]]:
-        """Return the best `top_k` documents of each query with their scores, best first.
-
-        A query in `top_ranked` finds only the documents listed there; other queries find all.
-
-        Raises:
-            RevelaError: Java fails.
-        """
+        """Return each query's documents and scores, only those of `top_ranked` if given."""
         allowed = {query: set(documents) for query, documents in (top_ranked or {}).items()}
         # As many of the best documents may have to be skipped.
         excluded = max((self.size - len(documents) for documents in allowed.values()), default=0)
         depth = max(1, min(top_k + excluded, self.size))
         width = max(1, _HITS // depth)
-        found: dict[str, dict[str, float]] = {}
+        best: dict[str, dict[str, float]] = {}
         as_list = self.java("java.util.Arrays").asList
         with _java_errors():
             searcher = self.java("io.anserini.search.SimpleSearcher")(self.index_folder.name)
@@ -103,15 +87,13 @@ class LuceneSearch:
                 results = searcher.batch_search(*asked, depth, self.threads)
                 for query in part["id"]:
                     hits = ((hit.docid, hit.score) for hit in results.get(query))
-                    own = allowed.get(query)
-                    permitted = (hit for hit in hits if own is None or hit[0] in own)
-                    found[query] = dict(islice(permitted, top_k))
-        return found
+                    permitted = (h for h in hits if query not in allowed or h[0] in allowed[query])
+                    best[query] = dict(islice(permitted, top_k))
+        return best
 
 
 @contextlib.contextmanager
 def _java_errors() -> Iterator[None]:
-    """Turn an exception of Java into a RevelaError."""
     from jnius import JavaException
 
     try:

@@ -10,7 +10,6 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from revela.common.errors import RevelaError
 from revela.common.versions import STAGE_VERSIONS
 from revela.config import paths
 from revela.config.evaluation import EncoderModel, MtebBenchmark, RetrievalBenchmark
@@ -106,9 +105,9 @@ class DenseSearch:
             made_by,
             devices(),
         )
-        for one in encoded:
-            part = slice(one.passages[0], one.passages[-1] + 1)
-            self.shards.append(Shard(one.path, numbers[part]))
+        for shard in encoded:
+            part = slice(shard.passages[0], shard.passages[-1] + 1)
+            self.shards.append(Shard(shard.path, numbers[part]))
         ids = list(corpus["id"])
         self.ids: list[str] = [ids[number] for shard in self.shards for number in shard.passages]
         if self.bm25:
@@ -123,14 +122,8 @@ class DenseSearch:
         top_ranked: Mapping[str, Collection[str]] | None = None,
         **rest: Any,
     ) -> dict[str, dict[str, float]]:
-        """Return each query's documents and scores, only those of `top_ranked` if given.
-
-        Raises:
-            RevelaError: a query is not plain text.
-        """
+        """Return each query's documents and scores, only those of `top_ranked` if given."""
         names, texts = list(queries["id"]), list(queries["text"])
-        if not all(isinstance(text, str) for text in texts):
-            raise RevelaError(f"task {task_metadata.name}: its queries are not plain text")
         lexical: dict[str, dict[str, float]] = {}
         if self.bm25:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
@@ -173,8 +166,8 @@ def instruction_of(task_metadata: Any, suite: RetrievalBenchmark) -> str:
     """Return a task's instruction for `{instruction}` in a query prompt."""
     prompt = task_metadata.prompt
     prompt = prompt.get("query") if isinstance(prompt, dict) else prompt
-    own = suite.instructions.get(task_metadata.name) if isinstance(suite, MtebBenchmark) else None
-    return str(own or prompt or _NO_PROMPT).strip()
+    instructions = suite.instructions if isinstance(suite, MtebBenchmark) else {}
+    return str(instructions.get(task_metadata.name) or prompt or _NO_PROMPT).strip()
 
 
 def exact_search(

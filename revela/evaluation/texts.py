@@ -25,21 +25,22 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     Raises:
         RevelaError: no queries remain.
     """
-    found = list(_halves(chunks) if task == "halves" else _titles(chunks))
-    times = Counter(query for query, _ in found)
-    documents = {name: text for _, texts in found for name, text in texts.items()}
-    unique = [(query, list(texts)) for query, texts in found if query and times[query] == 1]
+    pairs = list(_halves(chunks) if task == "halves" else _titles(chunks))
+    times = Counter(query for query, _ in pairs)
+    documents = {name: text for _, texts in pairs for name, text in texts.items()}
+    unique = [(query, list(texts)) for query, texts in pairs if query and times[query] == 1]
     random.Random(settings.seed).shuffle(unique)
     asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
         what = f"half of a chunk of {_MIN_WORDS} words" if task == "halves" else "title"
-        why = f"every {what} occurs more than once" if any(times) else f"there is no {what}"
-        raise RevelaError(f"corpus {settings.corpus!r} gives no queries for {task!r}: {why}")
+        raise RevelaError(
+            f"corpus {settings.corpus!r} gives no queries for {task!r}: no {what} occurs just once"
+        )
     return write_collection(
         folder,
         documents=[(name, "", text) for name, text in documents.items()],
         queries=[(name, query) for name, query, _ in asked],
-        judgements=[(name, found, 1) for name, _, names in asked for found in names],
+        judgements=[(name, relevant, 1) for name, _, names in asked for relevant in names],
     )
 
 

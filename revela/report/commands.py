@@ -17,8 +17,6 @@ app = typer.Typer()
 Scores = Annotated[
     Path, typer.Option(help="Folder with `<model>/<task>.json` and `.queries.csv` files.")
 ]
-
-
 Files = Annotated[Path, files_option(".csv", ".md", ".tex")]
 Drawings = Annotated[Path, files_option(".png", ".pdf")]
 
@@ -33,7 +31,6 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
 
     frame = tables.compile_table(settings, scores)
     analysis = significance.analyse(settings, scores)
-    significance.check_agreement(analysis, frame[frame[tables.SOURCE] == "measured"])
     undecided = significance.undecided(analysis)
     _write(
         files.with_name(f"{files.stem}_significance.csv"),
@@ -48,8 +45,6 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
     )
     for line in tables.gaps(settings, frame):
         print(line)
-    if any(row.model for row in settings.rows) and not (frame[tables.SOURCE] == "measured").any():
-        print(f"{scores}: no score of this table")
 
 
 @command(app)
@@ -70,13 +65,11 @@ def verify(comparisons: list[Path]) -> None:
 
     for path in comparisons:
         with reading(path, "a comparison"):
-            found = pd.read_csv(path, keep_default_na=False, na_values=[""])
-            off = (found["verdict"] != "reproduced").sum()
-            if found.empty:
-                raise ValueError("it has no figure")
-        print(found.to_string(index=False, float_format="{:.1f}".format))
+            lines = pd.read_csv(path, keep_default_na=False, na_values=[""])
+            off = (lines["verdict"] != "reproduced").sum()
+        print(lines.to_string(index=False, float_format="{:.1f}".format))
         if off:
-            raise RevelaError(f"{path}: {off} of {len(found)} figures are not reproduced")
+            raise RevelaError(f"{path}: {off} of {len(lines)} figures are not reproduced")
 
 
 @app.command()
@@ -100,8 +93,12 @@ def listing(settings: Listing, inputs: dict[str, Path], files: Files) -> None:
     from revela.report import listings
 
     rows = listings.listed(settings, inputs)
-    _write(files, md=listings.to_markdown(settings, rows), tex=listings.to_latex(settings, rows))
-    _write(files, csv=listings.to_csv(settings, rows))
+    _write(
+        files,
+        md=listings.to_markdown(settings, rows),
+        tex=listings.to_latex(settings, rows),
+        csv=listings.to_csv(settings, rows),
+    )
 
 
 @command(app)
@@ -131,12 +128,11 @@ def show(tables: Annotated[list[Path], typer.Argument(help="Tables, in any forma
 def report(
     config: Path,
     output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    results: Path = Path("results"),
 ) -> None:
     """Write the results of a config as one HTML page: tables, figures, queries that differ."""
     from revela.report.page import write_page
 
-    write_text(output, write_page(load_config(config), config.name, results))
+    write_text(output, write_page(load_config(config), config.name))
     print(output)
 
 

@@ -1,16 +1,15 @@
 """The figure of in-batch similarities: one batch at several steps of a training."""
 
 from pathlib import Path
+from string import ascii_uppercase
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from revela.config.report import DynamicsFigure
-from revela.report.fonts import legible
 from revela.training.trainlog import read_log
 
 _COLOURS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]  # dark enough for text on white
-_SHOWN = 60  # maximum characters of a text
 
 
 def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
@@ -18,18 +17,16 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
 
     Chunks of the same document share a letter and a colour; lines separate documents.
     """
-    path = logs[figure.experiment]
-    snapshots = [(line["step"], line["snapshot"]) for line in read_log(path) if "snapshot" in line]
+    lines = read_log(logs[figure.experiment])
+    snapshots = [(line["step"], line["snapshot"]) for line in lines if "snapshot" in line]
     batch = snapshots[0][1]
     size = len(batch["texts"])
     documents = batch.get("documents") or [""] * size  # missing in ready-made batches
     names = list(dict.fromkeys(filter(None, documents)))
-    texts = [" ".join(text.split())[: _SHOWN + 1] for text in [*batch["texts"], *names]]
-    lines = legible(texts, str(path))
-    looks = {name: (_letters(n), _COLOURS[n % len(_COLOURS)]) for n, name in enumerate(names)}
-    looks[""] = ("", "black")
-    marks = [f"{looks[document][0]}{number}" for number, document in enumerate(documents)]
-    labels = [f"{_cut(line, 40)}  {mark}" for line, mark in zip(lines, marks, strict=False)]
+    letters = {name: ascii_uppercase[n % 26] for n, name in enumerate(names)} | {"": ""}
+    colours = {name: _COLOURS[n % len(_COLOURS)] for n, name in enumerate(names)} | {"": "black"}
+    marks = [f"{letters[document]}{number}" for number, document in enumerate(documents)]
+    labels = [f"{_cut(text, 40)}  {m}" for text, m in zip(batch["texts"], marks, strict=True)]
 
     side = max(1.8, 0.12 * size)  # inches of a panel: space for its title and labels
     width, height = 3 + (side + 0.5) * len(snapshots), side + 1.8 + 0.08 * len(names)
@@ -44,7 +41,7 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
         axis.set_yticks(range(size), labels if axis is axes[0] else marks, fontsize=6)
         ticks = [*axis.get_xticklabels(), *axis.get_yticklabels()]
         for tick, document in zip(ticks, documents * 2, strict=True):
-            tick.set_color(looks[document][1])
+            tick.set_color(colours[document])
         for chunk in range(1, size):
             if documents[chunk] != documents[chunk - 1]:
                 axis.axhline(chunk - 0.5, color="white", linewidth=0.8)
@@ -52,11 +49,8 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
     drawing.colorbar(image, ax=list(axes), pad=0.01, label="similarity weight")
     if names:
         drawing.legend(
-            handles=[
-                Line2D([], [], ls="", color=looks[name][1], marker=f"${looks[name][0]}$")
-                for name in names
-            ],
-            labels=[_cut(line, _SHOWN) for line in lines[size:]],
+            [Line2D([], [], ls="", color=colours[n], marker=f"${letters[n]}$") for n in names],
+            [_cut(name, 60) for name in names],
             title="documents",
             loc="outside lower left",
             ncols=2,
@@ -66,10 +60,5 @@ def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
 
 
 def _cut(text: str, length: int) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _letters(number: int) -> str:
-    """Return A to Z, then AA and so on."""
-    rest, last = divmod(number, 26)
-    return (_letters(rest - 1) if rest else "") + chr(ord("A") + last)

@@ -21,37 +21,35 @@ from revela.report import significance, tables
 _QUERIES = 8  # at each end of a comparison
 _CHARACTERS = 300  # of a text
 _FACTS = ("git_commit", "finished", "stage_version", "revision", "commits", "versions")
+_SCORES = Path("results/scores")
 
 
-def write_page(config: Config, name: str, results: Path) -> str:
-    """Return a page titled `name` as self-contained HTML, of the tables and figures that exist.
+def write_page(config: Config, name: str) -> str:
+    """Return a page titled `name` as self-contained HTML, of the tables and figures in `results/`.
 
     Raises:
         RevelaError: there are no tables or figures yet, or a result is damaged.
     """
-    made = [one for one in config.tables if (results / f"tables/{one}.csv").exists()]
-    drawn = {one: results / f"figures/{one}.png" for one in config.figures}
-    figures = {one: path for one, path in drawn.items() if path.exists()}
-    if not made and not figures:
-        raise RevelaError(f"{results}: no tables or figures of {name} yet")
+    made = {table: Path(paths.made("tables", table)) for table in config.tables}
+    drawn = {figure: Path(f"results/figures/{figure}.png") for figure in config.figures}
+    listed = [_table(config, table, path) for table, path in made.items() if path.exists()]
+    figures = [
+        (config.figures[figure].caption, base64.b64encode(path.read_bytes()).decode())
+        for figure, path in drawn.items()
+        if path.exists()
+    ]
+    if not listed and not figures:
+        raise RevelaError(f"results: no tables or figures of {name} yet")
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
     )
-    return page.render(
-        title=name,
-        tables=[_table(config, one, results) for one in made],
-        figures=[
-            (config.figures[one].caption, base64.b64encode(path.read_bytes()).decode())
-            for one, path in figures.items()
-        ],
-    )
+    return page.render(title=name, tables=listed, figures=figures)
 
 
-def _table(config: Config, name: str, results: Path) -> dict[str, Any]:
+def _table(config: Config, name: str, path: Path) -> dict[str, Any]:
     table = config.table(name)
-    frame = tables.compile_table(table, results / "scores")
-    analysis = significance.read_analysis(results / f"tables/{name}.csv")
-    tests = analysis.set_index(["system", "column"]).to_dict("index")
+    frame = tables.compile_table(table, _SCORES)
+    tests = significance.read_analysis(path).set_index(["system", "column"]).to_dict("index")
     headings = frame.columns.drop(tables.SOURCE)
     tasks_of = dict(table.columns)  # the mean has none, nor has a table of reported figures alone
     rows = []
@@ -62,7 +60,7 @@ def _table(config: Config, name: str, results: Path) -> dict[str, Any]:
                 "figure": frame.at[system, heading],
                 "test": tests.get((system, heading)),
                 "scores": [
-                    _origin(paths.scores(model, task.partition(":")[0]), results)
+                    _origin(paths.scores(model, task.partition(":")[0]))
                     for model, task in product(row.model, tasks_of.get(heading, []))
                     if source == "measured"
                 ],
@@ -75,26 +73,21 @@ def _table(config: Config, name: str, results: Path) -> dict[str, Any]:
         "caption": table.caption,
         "headings": headings,
         "rows": rows,
-        "comparisons": list(_comparisons(config, table, results)),
+        "comparisons": list(_comparisons(config, table)),
     }
 
 
-def _below(results: Path, path: str) -> Path:
-    """Return a path of a result as a path below the folder `results`."""
-    return results / Path(path).relative_to("results") if paths.is_made_here(path) else Path(path)
-
-
-def _origin(path: str, results: Path) -> dict[str, Any]:
+def _origin(scores: str) -> dict[str, Any]:
     """Return the command that makes a score, and facts from its manifest."""
-    manifest = _below(results, path).with_suffix(".manifest.json")
-    found = read_json(manifest) if manifest.exists() else {}
-    facts = {key: found[key] for key in _FACTS if found.get(key)}
-    return {"command": f"snakemake --cores all {path}", "facts": facts}
+    path = Path(scores).with_suffix(".manifest.json")
+    manifest = read_json(path) if path.exists() else {}
+    facts = {key: manifest[key] for key in _FACTS if manifest.get(key)}
+    return {"command": f"snakemake --cores all {scores}", "facts": facts}
 
 
-def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[str, Any]]:
+def _comparisons(config: Config, table: Table) -> Iterator[dict[str, Any]]:
     """Yield the queries on which a task's last measured system differs most from each other one."""
-    strata = significance.read_strata(table, results / "scores")
+    strata = significance.read_strata(table, _SCORES)
     for heading, (entry, *more) in table.columns:
         task, _, subset = entry.partition(":")
         subsets = [strata[s] for s in strata if s[0] == task and subset in ("", s[1])]
@@ -107,9 +100,9 @@ def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[s
                 for name, row in zip(table.names(), table.rows, strict=True)
             }
         ).dropna(axis=1)
-        texts = _queries(config, task, results)
-        for name in systems.columns[:-1]:
-            last = systems.columns[-1]
+        texts = _queries(config, task)
+        *others, last = systems.columns
+        for name in others:
             both = systems[[last, name]]
             gain = (both[last] - both[name]).sort_values(kind="stable")
             worst, best = gain[gain < 0].head(_QUERIES), gain[gain > 0].tail(_QUERIES)[::-1]
@@ -126,10 +119,10 @@ def _comparisons(config: Config, table: Table, results: Path) -> Iterator[dict[s
             }
 
 
-def _queries(config: Config, task: str, results: Path) -> dict[str, str]:
+def _queries(config: Config, task: str) -> dict[str, str]:
     """Return the texts of a local task's queries by id; empty for a hub task."""
     folder = config.collection(task)
-    if folder is None or not (local := _below(results, folder)).exists():
+    if folder is None or not Path(folder).exists():
         return {}
     split = getattr(config.task(task), "split", "test")
-    return read_queries(collection_files(local, split)[1])
+    return read_queries(collection_files(Path(folder), split)[1])

@@ -1,11 +1,8 @@
 """A query of a collection, and the top documents of runs for it."""
 
-import csv
 from pathlib import Path
 
-import pandas as pd
-
-from revela.common.errors import RevelaError, check_name, reading
+from revela.common.errors import check_name, reading
 from revela.config.local import collection_files
 from revela.evaluation.benchmarks import read_qrels, read_queries, read_rows
 
@@ -21,52 +18,24 @@ def first_ranked(
     or None for the first with a judgement.
 
     Raises:
-        RevelaError: a file cannot be read, or the collection has no such query.
+        RevelaError: a file cannot be read, or the collection has no such query or document.
     """
     corpus, queries, qrels = collection_files(folder, split)
     asked = read_queries(queries)
-    if query:
-        check_name(str(queries[0]), "query", query, asked)
-    tops = [_top(path, query, depth) for path in runs]
-    printed = set().union(*(top["document"] for top in tops))
-    documents, texts = set(), {}  # the texts of a whole corpus may not fit in memory
-    for row in read_rows(corpus):
-        documents.add(row["id"])
-        if row["id"] in printed:
-            texts[row["id"]] = f"{row['title']} {row['text']}".strip()
-    for path, top in zip(runs, tops, strict=True):
-        if unknown := sorted({*top["document"]} - documents):
-            raise RevelaError(f"{path}: no document {unknown[0]!r} in {folder}")
-    judged = read_qrels(qrels, set(asked), documents)
+    documents = {row["id"]: _short(f"{row['title']} {row['text']}") for row in read_rows(corpus)}
+    judged = read_qrels(qrels, set(asked), set(documents))
     query = query or next(iter(judged))
+    check_name(str(queries[0]), "query", query, asked)
     lines = [f"query: {_short(asked[query])}"]
-    for path, top in zip(runs, tops, strict=True):
+    for path in runs:
         lines.append(f"{path.parent.name}:")
-        for document in top.loc[top["query"] == query, "document"]:
-            mark = "✓" if judged.get(query, {}).get(document) else " "
-            lines.append(f"  {mark} {_short(texts.get(document, document))}")
+        with reading(path, f"a TREC run of {folder}"):
+            rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+            ranked = [document for name, _, document, _, _, _ in rows if name == query]
+            for document in ranked[:depth]:
+                mark = "✓" if judged.get(query, {}).get(document) else " "
+                lines.append(f"  {mark} {documents[document]}")
     return "\n".join(lines)
-
-
-def _top(path: Path, query: str | None, depth: int) -> pd.DataFrame:
-    """Return query and document of the first lines of a query, or of each one, in a TREC run.
-
-    Raises:
-        RevelaError: it is not a TREC run.
-    """
-    with reading(path, "a TREC run"):
-        run = pd.read_csv(
-            path,
-            sep=" ",
-            header=None,
-            dtype=str,
-            keep_default_na=False,  # an id may be `NA`
-            quoting=csv.QUOTE_NONE,
-        ).set_axis(["query", "Q0", "document", "rank", "score", "tag"], axis="columns")
-        run[["rank", "score"]].astype(float)
-    if query:
-        run = run[run["query"] == query]
-    return run.groupby("query").head(depth)
 
 
 def _short(text: str) -> str:

@@ -45,10 +45,9 @@ def latex(
 ) -> str:
     """Return a table as LaTeX; its first line lists the required packages.
 
-    `cells` are LaTeX (see `as_latex`), their index the first column; caption and notes, which are
-    printed below, are plain text. A rule separates neighbouring rows of different `blocks`. The
-    format `columns` right-aligns all but the first by default. With `merged`, equal neighbouring
-    headings are merged, except in the last line of headings.
+    `cells` are LaTeX (see `as_latex`), their index the first column; caption and notes are plain
+    text. A rule separates neighbouring rows of different `blocks`. With `merged`, equal
+    neighbouring headings are merged, except in the last line of headings.
     """
     before, labels = None, []
     for label, block in zip(cells.index, blocks, strict=True):

@@ -12,11 +12,7 @@ _HALF_UNIT = 0.05 + 1e-9  # figures are printed with one decimal
 def printed_figures(table: Table) -> pd.DataFrame:
     """Return a table's printed figures: systems × (headings, mean), NaN if not printed.
 
-    The mean is the printed one if the table has all tasks of the file; otherwise, or if none is
-    printed, it is recomputed.
-
-    Raises:
-        RevelaError: see `read_reported`.
+    The mean is recomputed unless it is printed and the table has all tasks of the file.
     """
     printed = read_reported(table) if table.reported else pd.DataFrame()
     tasks = [task for task in printed.columns if task != table.mean]
@@ -55,8 +51,8 @@ def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
     """Compare printed with measured figures, one row per system and task.
 
     A mean is compared with the `recomputed` one (see `check_means`). The verdict is `reproduced`
-    within the table's tolerance, else `higher` or `lower`; `not measured` without a measurement.
-    `measured` is systems × (headings, mean), see `tables.measured_figures`.
+    within the table's tolerance, else `higher`, `lower` or `not measured`. `measured` are those of
+    `tables.measured_figures`.
     """
     is_printed = [row.reported is not None for row in table.rows]
     printed = printed_figures(table)[is_printed].rename_axis(columns="task").stack()

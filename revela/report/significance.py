@@ -30,16 +30,14 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
 
     Columns: `score`; `ci_low` and `ci_high`, its 95% confidence interval by the percentile
     bootstrap over queries, stratified by task and subset; `std`, the sample standard deviation over
-    its seeds, NaN for a single one; `compared_to`, the best ranked system of the table (of its
-    group if the table's `bold` is `group`), and `p` of the two-sided paired randomisation test
-    against it (random sign flips of the queries' differences), adjusted by Holm for the comparisons
-    with it in the column; `queries`, their number. The best system itself and unranked ones have
-    neither `compared_to` nor `p`. A stratum is resampled in the same way in every table.
-
-    A system without query scores for all tasks of a column has no row for that column.
+    its seeds; `compared_to`, the best ranked system of the table (of its group if the table's
+    `bold` is `group`), and `p` of the two-sided paired randomisation test against it (random sign
+    flips of the queries' differences), adjusted by Holm for the comparisons with it in the column;
+    `queries`, their number. The best system itself and unranked ones have neither `compared_to` nor
+    `p`. A system without query scores for all tasks of a column has no row for that column.
 
     The table's benchmarks are expanded (`Config.table`); `scores` holds
-    `<model>/<task>.queries.csv`; `resamples` counts bootstrap samples and sign flips.
+    `<model>/<task>.queries.csv`.
 
     Raises:
         RevelaError: a file of query scores is malformed, or two systems differ in their queries.
@@ -60,55 +58,33 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
             sum(weight * resampled[stratum][part] for stratum, weight in weights.items())
             for part in range(3)
         )
-        found = pd.DataFrame({"system": table.names(), "column": column, "score": score_S})
-        found["ci_low"], found["ci_high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
+        frame = pd.DataFrame({"system": table.names(), "column": column, "score": score_S})
+        frame["ci_low"], frame["ci_high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
         of_models = 100 * sum(weight * strata[s].mean() for s, weight in weights.items())
-        found["std"] = [of_models.reindex(row.model).std() for row in table.rows]
-        found[["compared_to", "p"]] = _against_best(table, found["score"], null_RS)
-        found["queries"] = sum(len(strata[stratum]) for stratum in weights)
-        lines.append(found.dropna(subset="score"))
+        frame["std"] = [of_models.reindex(row.model).std() for row in table.rows]
+        frame[["compared_to", "p"]] = _against_best(table, frame["score"], null_RS)
+        frame["queries"] = sum(len(strata[stratum]) for stratum in weights)
+        lines.append(frame.dropna(subset="score"))
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=COLUMNS)
 
 
-def check_agreement(analysis: pd.DataFrame, measured: pd.DataFrame) -> None:
-    """Check that the scores of queries give the figures of a table's measured systems.
-
-    Raises:
-        RevelaError: they give another one.
-    """
-    for row in analysis[analysis["system"].isin(measured.index)].itertuples():
-        figure = measured.loc[row.system, row.column]
-        if abs(row.score - figure) > 0.01:
-            raise RevelaError(
-                f"{row.system}, {row.column}: the files of scores give {figure:.2f}, those of its "
-                f"queries {row.score:.2f}: evaluate again"
-            )
-
-
 def read_analysis(table: Path) -> pd.DataFrame:
-    """Read the analysis of a compiled table; the frame is empty if there is none.
-
-    Raises:
-        RevelaError: it cannot be read, or was written by an older version.
-    """
+    """Read the analysis of a compiled table; the frame is empty if there is none."""
     path = table.with_name(f"{table.stem}_significance.csv")
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
     with reading(path, "a compiled table"):
-        analysis = pd.read_csv(path, dtype={"system": str}, keep_default_na=False, na_values=[""])
-    if "ci_low" not in analysis:
-        raise RevelaError(f"{path}: no column 'ci_low': compile the table again")
-    return analysis
+        return pd.read_csv(path, dtype={"system": str}, keep_default_na=False, na_values=[""])
 
 
 def undecided(analysis: pd.DataFrame) -> set[tuple[str, str]]:
     """Return (system, column) of the best systems whose next best has p ≥ 0.05."""
-    found = set()
+    cells = set()
     tested = analysis.dropna(subset="p")
     for (column, best), others in tested.groupby(["column", "compared_to"]):
         if others.loc[others["score"].idxmax(), "p"] >= 0.05:
-            found |= {(system, column) for system in (best, *others["system"])}
-    return found
+            cells |= {(system, column) for system in (best, *others["system"])}
+    return cells
 
 
 def column_weights(
@@ -142,7 +118,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.DataFrame:
     """Return the best system that each system is compared to, and the adjusted p."""
-    found = pd.DataFrame({"compared_to": "", "p": np.nan}, index=scores.index)
+    tests = pd.DataFrame({"compared_to": "", "p": np.nan}, index=scores.index)
     scope = pd.Series([row.group if table.bold == "group" else "" for row in table.rows])
     for _, systems in scores[[row.ranked for row in table.rows]].dropna().groupby(scope):
         best = systems.idxmax()
@@ -151,9 +127,9 @@ def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.Da
         null_RO = np.abs(null_RS[:, [best]] - null_RS[:, others])
         # 1e-9: sums that differ by rounding only are equal. 1 +: the observed signs count.
         reached = null_RO >= (systems[best] - systems[others]).to_numpy() - 1e-9
-        found.loc[others, "compared_to"] = table.names()[best]
-        found.loc[others, "p"] = holm((1 + reached.sum(axis=0)) / (1 + len(null_RO)))
-    return found
+        tests.loc[others, "compared_to"] = table.names()[best]
+        tests.loc[others, "p"] = holm((1 + reached.sum(axis=0)) / (1 + len(null_RO)))
+    return tests
 
 
 def _reweighted(
@@ -183,34 +159,24 @@ def read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
     models = dict.fromkeys(model for row in table.rows for model in row.model)
     for task in table.tasks():
         paths = {model: scores / model / f"{task}.queries.csv" for model in models}
-        read = {m: _read_queries(p, table.measure) for m, p in paths.items() if p.exists()}
-        found = {model: queries for model, queries in read.items() if queries is not None}
-        if not found:
+        read = {m: _read_queries(path) for m, path in paths.items() if path.exists()}
+        columns = {m: rows[table.measure] for m, rows in read.items() if table.measure in rows}
+        if not columns:
             continue
-        first, *others = found
-        for other in others:
-            if len(differing := found[first].index.symmetric_difference(found[other].index)):
-                raise RevelaError(
-                    f"{paths[other]}: not the queries of {paths[first]}: {len(differing)} are in "
-                    f"only one of them, e.g. {'/'.join(differing[0]).lstrip('/')!r}"
-                )
-        frame = pd.DataFrame(found).sort_index()
-        for subset, rows in frame.groupby(level="subset", sort=True):
+        frame = pd.DataFrame(columns).sort_index()
+        if frame.isna().any(axis=None):
+            raise RevelaError(
+                f"{scores}: the queries of {task} differ between {', '.join(columns)}: evaluate "
+                "again"
+            )
+        for subset, rows in frame.groupby(level="subset"):
             strata[task, str(subset)] = rows
     return strata
 
 
-def _read_queries(path: Path, measure: str) -> pd.Series | None:
-    """Return scores by (subset, query), or None if the file lacks the measure."""
-    keys = ["subset", "query"]
-    with reading(path, f"a CSV of subset, query, {measure}"):
-        found = pd.read_csv(path, dtype=dict.fromkeys(keys, str), keep_default_na=False)
-        if list(found.columns[:2]) != keys:
-            raise ValueError(f"its header is {','.join(found.columns)}")
-        found = found.set_index(keys, verify_integrity=True)
-        if measure not in found:
-            return None
-        scores = found[measure].astype(float)
-        if not np.isfinite(scores).all():
-            raise ValueError(f"a query has no {measure}")
-        return scores
+def _read_queries(path: Path) -> pd.DataFrame:
+    """Return scores of queries: (subset, query) × measures."""
+    text = {"subset": str, "query": str}
+    with reading(path, "a CSV of the scores of queries"):
+        rows = pd.read_csv(path, dtype=text, keep_default_na=False).set_index([*text])
+        return rows.astype(float)

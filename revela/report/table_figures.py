@@ -12,9 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from revela.common.errors import RevelaError, reading
 from revela.config.report import BarsFigure, TrendFigure
-from revela.report.fonts import legible
 from revela.report.significance import read_analysis
 from revela.report.tables import SOURCE
 
@@ -31,20 +29,20 @@ _OPAQUE, _LIGHT, _EDGE = "#0072B2", "#C9D6DF", "#7F8C95"
 def draw_bars(figure: BarsFigure, tables: dict[str, Path]) -> Figure:
     """Draw the mean of each system of each table; reported ones are hatched."""
     drawing, panels, sources = _panels(figure, tables, by_width=True)
-    for axis, found in panels:
-        opaque = found.index.str.startswith("Revela")
+    for axis, means in panels:
+        opaque = means.index.str.startswith("Revela")
         bars = axis.bar(
-            range(len(found)),
-            found["mean"].fillna(0),
+            range(len(means)),
+            means["mean"].fillna(0),
             color=np.where(opaque, _OPAQUE, _LIGHT),
             edgecolor=np.where(opaque, "white", _EDGE),
-            hatch=[_HATCHES.get(source, "") for source in found[SOURCE]],
+            hatch=[_HATCHES.get(source, "") for source in means[SOURCE]],
             linewidth=0,
         )
-        labels = ["–" if pd.isna(mean) else f"{mean:.1f}" for mean in found["mean"]]
+        labels = ["–" if pd.isna(mean) else f"{mean:.1f}" for mean in means["mean"]]
         axis.bar_label(bars, labels, padding=1)
         slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-        axis.set_xticks(range(len(found)), found.index, **slanted)
+        axis.set_xticks(range(len(means)), means.index, **slanted)
         axis.grid(visible=False)
         axis.margins(x=0.02, y=0.12)
         axis.spines[["top", "right"]].set_visible(False)
@@ -63,13 +61,13 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Figure:
     # A group has the same style in all panels.
     looks: dict[str, dict[str, Any]] = defaultdict(rcParams["axes.prop_cycle"]().__next__)
     lines: dict[str, Line2D] = {}
-    for axis, found in panels:
+    for axis, means in panels:
         # A row with an ambiguous label is named "group / label" (`Table.names`).
-        parts = found.index.to_series().str.rpartition(" / ")
-        found["group"], found["label"] = parts[0], parts[2]
-        labels = list(found["label"].unique())
-        highest = found.groupby("label")["mean"].transform("max")
-        for group, rows in found.groupby("group", sort=False):
+        parts = means.index.to_series().str.rpartition(" / ")
+        means["group"], means["label"] = parts[0], parts[2]
+        labels = list(means["label"].unique())
+        highest = means.groupby("label")["mean"].transform("max")
+        for group, rows in means.groupby("group", sort=False):
             look = looks[group]
             x, is_reported = rows["label"].map(labels.index), rows[SOURCE] == "reported"
             (lines[group],) = axis.plot(x, rows["mean"], linewidth=1.3, label=group, **look)
@@ -101,7 +99,7 @@ def _panels(
     """Return a drawing, each table's panel and means, and the sources to explain in a legend."""
     means = [_read_means(tables[name]) for name, _ in figure.tables]
     drawing = Figure()
-    widths = [len(found) if by_width else 1 for found in means]
+    widths = [len(systems) if by_width else 1 for systems in means]
     axes = drawing.subplots(1, len(means), squeeze=False, width_ratios=widths)[0]
     axes[0].set_ylabel("mean over tasks (%)")
     for axis, (_, title) in zip(axes, figure.tables, strict=True):
@@ -112,20 +110,10 @@ def _panels(
 
 
 def _read_means(path: Path) -> pd.DataFrame:
-    """Read a compiled table: each system's `mean`, its interval `ci_low` to `ci_high`, `source`.
-
-    Raises:
-        RevelaError: it is not a compiled table, or its intervals have column names of an older
-        version.
-    """
-    with reading(path, "a compiled table"):  # a system may be named 4
-        table = pd.read_csv(
-            path, dtype={"system": str}, index_col="system", keep_default_na=False, na_values=[""]
-        )
-    if table.empty or table.columns[-1] != SOURCE:
-        raise RevelaError(f"{path}: not a compiled table: its last column must be {SOURCE!r}")
+    """Read a compiled table: each system's `mean`, its interval `ci_low` to `ci_high`, `source`."""
+    text = {"system": str}  # a system may be named 4
+    table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
     analysis = read_analysis(path)
     of_mean = analysis[analysis["column"] == table.columns[-2]].set_index("system")
-    means = table.iloc[:, -2:].set_axis(["mean", SOURCE], axis="columns")
-    means = means.join(of_mean[["ci_low", "ci_high"]].astype(float))
-    return means.set_axis(legible(list(means.index), str(path)))
+    means = table.set_index("system").iloc[:, -2:].set_axis(["mean", SOURCE], axis="columns")
+    return means.join(of_mean[["ci_low", "ci_high"]].astype(float))

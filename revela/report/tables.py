@@ -1,16 +1,14 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
-import math
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from revela.common.errors import RevelaError, check_name
+from revela.common.errors import check_name, reading
 from revela.common.outputs import read_json
-from revela.config.catalogue import RETRIEVAL_MEASURES
 from revela.config.report import Table
 from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
 from revela.report.reported import printed_figures, row_means
@@ -33,13 +31,12 @@ _ANALYSIS_NOTE = (
 def compile_table(table: Table, scores: Path) -> pd.DataFrame:
     """Return systems × (headings, mean, source), figures × 100, NaN if missing.
 
-    A system with at least one score has measured figures only, other systems have reported ones:
-    rows and means never mix the two. `source` is `measured`, `reported` or `missing`. The table's
-    benchmarks are expanded (`Config.table`); `scores` holds `<model>/<task>.json`.
+    A system with at least one score has measured figures only, other systems have reported ones.
+    `source` is `measured`, `reported` or `missing`. The table's benchmarks are expanded
+    (`Config.table`); `scores` holds `<model>/<task>.json`.
 
     Raises:
-        RevelaError: a score file is malformed or lacks the measure or the subset; or the file of
-            reported figures lacks the system or the task.
+        RevelaError: a file of scores or of reported figures lacks something.
     """
     printed, measured = printed_figures(table), measured_figures(table, scores)
     is_measured, is_printed = measured.notna().any(axis=1), printed.notna().any(axis=1)
@@ -49,17 +46,13 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 
 
 def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
-    """Return a table's measured figures: systems × (headings, mean), NaN if missing.
+    """Return systems × (headings, mean), NaN if missing; the mean too if a figure is missing."""
 
-    The mean is NaN if a figure is missing. See `compile_table`.
-    """
-    rows = []
-    for row in table.rows:
-        cells = {}
-        for heading, tasks in table.columns:
-            found = [_score(*pair, table.measure, scores) for pair in product(row.model, tasks)]
-            cells[heading] = np.mean(found or np.nan)
-        rows.append(cells)
+    def mean(models: Iterable[str], entries: Iterable[str]) -> float:
+        figures = [_score(*pair, table.measure, scores) for pair in product(models, entries)]
+        return float(np.mean(figures or np.nan))
+
+    rows = [{heading: mean(row.model, e) for heading, e in table.columns} for row in table.rows]
     frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
     frame[table.mean] = row_means(frame)
     return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
@@ -72,22 +65,19 @@ def _score(model: str, column: str, measure: str, scores: Path) -> float:
 
 
 def read_score(path: Path, measure: str, subset: str = "") -> float:
-    """Return a measure from a score file, or from one of its subsets, × 100.
+    """Return a measure from a file of scores, or from one of its subsets, × 100.
 
     Raises:
-        RevelaError: it is not a score file, or lacks the measure or the subset.
+        RevelaError: it cannot be read, or lacks the measure or the subset.
     """
-    found = read_json(path)
+    scores = read_json(path)
     if subset:
-        subsets = found.get("subsets", {})
+        subsets = scores.get("subsets", {})
         check_name(str(path), "subset", subset, subsets)
-        found = subsets[subset]
-    check_name(str(path), "measure", measure, found)
-    if not isinstance(score := found[measure], int | float) or not math.isfinite(score):
-        raise RevelaError(f"{path}: {measure} must be a number; got {score!r}")
-    if measure in RETRIEVAL_MEASURES and not 0 <= score <= 1:
-        raise RevelaError(f"{path}: {measure} must be between 0 and 1; got {score}")
-    return 100 * score
+        scores = subsets[subset]
+    check_name(str(path), "measure", measure, scores)
+    with reading(path, "a file of scores"):
+        return 100 * float(scores[measure])
 
 
 def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
@@ -101,10 +91,7 @@ def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return a table or a comparison as CSV with one decimal, missing cells empty.
-
-    Systems are rows, even in a transposed table.
-    """
+    """Return a table or a comparison as CSV, systems as rows even in a transposed table."""
     return frame.to_csv(float_format="%.1f")
 
 
@@ -113,10 +100,7 @@ Undecided = Set[tuple[str, str]]
 
 
 def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
-    """Return a table as Markdown, with the best figures in bold as set by `bold`.
-
-    A best figure that is `undecided` is marked; notes explain the mark and name missing figures.
-    """
+    """Return a table as Markdown, its best figures in bold, marked if they are `undecided`."""
     cells, notes = _cells(table, frame, undecided)
     return markdown(cells.T if table.transposed else cells, table.caption, notes)
 

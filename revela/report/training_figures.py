@@ -34,7 +34,8 @@ def draw_curves(figure: CurvesFigure, logs: dict[str, Path]) -> Figure:
             width = max(1, len(values) // 20)
             if name == "loss":
                 values = values / values.iloc[:width].mean()
-            _plot(axis, values.rolling(width, min_periods=1).mean(), label)
+            marker = "" if len(values) > 1 else None  # a line, or a single point
+            axis.plot(values.rolling(width, min_periods=1).mean(), label=label, marker=marker)
             axis.set(title=_CURVES[name], xlabel="step")
             axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes["loss"].legend()
@@ -104,14 +105,14 @@ def draw_step_cost(_: StepCostFigure, inputs: dict[str, Path]) -> Figure:
     through the values measured at the largest batch size. `bench/training/step_cost.py` measures
     them.
     """
-    found = pd.read_csv(inputs["step-cost"]).set_index("batch_size")
-    sizes = found.index
+    costs = pd.read_csv(inputs["step-cost"]).set_index("batch_size")
+    sizes = costs.index
     share = sizes / sizes[-1]
     drawing = Figure()
     axes = drawing.subplots(1, 2)
     panels = ("seconds", "time of a step (s)"), ("memory_gb", "peak memory of a step (GB)")
     for axis, (measure, title) in zip(axes, panels, strict=True):
-        revela, replug = found[f"revela_{measure}"], found[f"replug_{measure}"]
+        revela, replug = costs[f"revela_{measure}"], costs[f"replug_{measure}"]
         axis.plot(revela, label="Revela")
         axis.plot(replug, label="REPLUG")
         axis.plot(sizes, share * revela.iloc[-1], "-", label="growth with B", **_GUIDE)
@@ -122,10 +123,5 @@ def draw_step_cost(_: StepCostFigure, inputs: dict[str, Path]) -> Figure:
         axis.yaxis.set_major_formatter("{x:g}")  # by default, powers of ten are mathematics
         axis.minorticks_off()
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    drawing.supxlabel(found["machine"].iloc[0], fontsize=5, color="#555555")
+    drawing.supxlabel(costs["machine"].iloc[0], fontsize=5, color="#555555")
     return drawing
-
-
-def _plot(axis: Any, values: pd.Series, label: str) -> None:
-    """Plot a series over its index: a line, or a marker if it is a single point."""
-    axis.plot(values, label=label, marker="" if len(values) > 1 else None)

@@ -9,11 +9,9 @@ from revela.common.errors import reading
 from revela.common.outputs import read_json
 from revela.report.render import MISSING, markdown
 
+_COLUMNS = ["steps", "rows", "tokens", "hours", "gpus", "gpu", "gpu_hours", "peak_memory_gb"]
 _REPORTED = {"rows": float, "hours": float, "gpus": float, "gpu": str}
-_DIGITS = {
-    **dict.fromkeys(("steps", "rows", "tokens", "gpus"), 0),
-    **dict.fromkeys(("hours", "gpu_hours", "peak_memory_gb", "rows_ratio", "gpu_hours_ratio"), 1),
-}
+_WHOLE = ("steps", "rows", "tokens", "gpus")
 _NOTE = (
     "Rows are batches (of Contriever, pairs). Memory is that of a GPU or, without one, of the "
     "process."
@@ -29,37 +27,33 @@ def usage(results: Path, paper: Path | None = None) -> pd.DataFrame:
     Raises:
         RevelaError: a manifest or the CSV cannot be read.
     """
-    columns = ["steps", "rows", "tokens", "hours", "gpus", "gpu", "gpu_hours", "peak_memory_gb"]
     manifests = sorted(results.glob("models/*/manifest.json"))
     trained = {path.parent.name: _used(read_json(path)) for path in manifests}
-    table = pd.DataFrame.from_dict(trained, orient="index", columns=columns)
-    table = table.astype({name: float for name in columns if name != "gpu"})
+    table = pd.DataFrame.from_dict(trained, orient="index", columns=_COLUMNS)
+    table = table.astype({name: float for name in _COLUMNS if name != "gpu"})
     if paper:
         with reading(paper, f"a CSV of experiment, {', '.join(_REPORTED)}"):
             reported = pd.read_csv(paper, dtype=_REPORTED).set_index("experiment")[[*_REPORTED]]
-            last = reported.assign(gpu_hours=reported["hours"] * reported["gpus"]).iloc[-1]
         table = pd.concat([table, reported])
         table["gpu_hours"] = table["gpu_hours"].fillna(table["hours"] * table["gpus"])
         for name in ("rows", "gpu_hours"):
-            table[f"{name}_ratio"] = last[name] / table[name].where(table[name] > 0)
+            table[f"{name}_ratio"] = table[name].iloc[-1] / table[name].where(table[name] > 0)
     return table.rename_axis("experiment")
 
 
 def _used(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of a manifest; one of an earlier version may lack some."""
+    """Return a manifest with the figures that it has under other names; some may be missing."""
     per_step = manifest.get("settings", {}).get("batches_per_step")
-    own = {
-        "rows": per_step and per_step * manifest["steps"],
-        "peak_memory_gb": manifest.get("peak_gpu_memory_gb") or manifest.get("peak_memory_gb"),
-    }
-    return manifest | own
+    memory = manifest.get("peak_gpu_memory_gb") or manifest.get("peak_memory_gb")
+    rows = per_step and per_step * manifest["steps"]
+    return manifest | {"rows": rows, "peak_memory_gb": memory}
 
 
 def to_markdown(table: pd.DataFrame) -> str:
     """Return the table as Markdown with a note."""
     texts = table.astype(object)
-    for name in table.columns.intersection(list(_DIGITS)):
-        texts[name] = table[name].map(f"{{:,.{_DIGITS[name]}f}}".format)
+    for name in table.columns.drop("gpu"):
+        texts[name] = table[name].map(f"{{:,.{0 if name in _WHOLE else 1}f}}".format)
     texts = texts.mask(table.isna(), MISSING)
     texts.columns = texts.columns.str.replace("_", " ").str.replace("gpu", "GPU")
     return markdown(texts, notes=[_NOTE])

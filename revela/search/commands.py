@@ -23,7 +23,6 @@ app = typer.Typer()
 _WIDTH = 160  # characters of a snippet
 _WORD = re.compile(r"\w{2,}")
 _ID_HEADINGS = ("id", "_id", "qid", "query-id", "query_id", "topic")
-_QUERY_HEADINGS = ("query", "text", "question", "title")
 
 FOLDER = Annotated[Path, typer.Argument(help="Folder of the index.")]
 
@@ -67,10 +66,8 @@ def index(
     from revela.text.fields import field_names
 
     if config:
-        if max_words:
-            raise RevelaError(f"--max-words {max_words}: with --config, the corpus sets max_words")
-        if field:
-            raise RevelaError(f"--field {field}: with --config, the corpus sets fields")
+        if max_words or field:
+            raise RevelaError("--max-words, --field: with --config, the corpus sets them")
         corpora = load_config(config).corpora
         check_name(str(config), "corpus", texts, corpora)
         corpus: AnyCorpus = corpora[texts]
@@ -127,14 +124,11 @@ def search(
 
     if (query is None) == (queries is None) or (output and not queries):
         raise RevelaError("give a query or --queries; --output is for --queries")
-    if dense_weight != DENSE_WEIGHT and (by, fusion) != ("hybrid", "weighted-sum"):
-        raise RevelaError(f"--dense-weight {dense_weight:g}: only the weighted sum has a weight")
-    if output and folder.resolve() in output.resolve().parents:
-        raise RevelaError(f"--output {output}: is within the index")
-    if query is not None:
-        _check_query(query)
     opened = Index(folder)
-    asked = _read_queries(queries) if queries else {"": query or ""}
+    # An argument that is not UTF-8 has surrogates.
+    asked = (
+        _read_queries(queries) if queries else {"": str(query).encode(errors="replace").decode()}
+    )
     rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight, chunks)
     model = without_spaces(opened.labels[0])
     system = {"bm25": "bm25", "dense": model, "hybrid": f"bm25+{model}"}[by]
@@ -146,8 +140,8 @@ def search(
                 named = {"query": name} if queries else {}
                 lines.append(json.dumps(named | {"rank": rank, **row}, ensure_ascii=False))
             elif queries:
-                found = opened.trec_id(hit.chunk, chunks)
-                lines.append(f"{name} Q0 {found} {rank} {hit.score:.9g} {system}")
+                document = opened.trec_id(hit.chunk, chunks)
+                lines.append(f"{name} Q0 {document} {rank} {hit.score:.9g} {system}")
             else:
                 source = f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
                 lines.append(printable(f"{rank:2}. {hit.score:.3f}  {source}"))
@@ -179,38 +173,25 @@ def serve(
     run(Index(folder), host, port, os.environ.get("REVELA_TOKEN"))
 
 
-def _check_query(query: str) -> None:
-    if not query.strip():
-        raise RevelaError("the query is empty")
-    try:
-        query.encode()
-    except UnicodeEncodeError as error:
-        raise RevelaError(f"the query is not UTF-8: {query[:80]!r}") from error
-
-
 def _read_queries(path: Path) -> dict[str, str]:
     if path.name.lower().endswith(ROWS):
         with contextlib.redirect_stdout(sys.stderr):  # notes do not belong into a printed run
             return read_queries([path])
-    found: dict[str, str] = {}
+    queries: dict[str, str] = {}
     with reading(path, "queries"), path.open(encoding="utf-8-sig") as stream:
-        lines = [line.rstrip("\n") for line in stream]
-    for number, line in enumerate(lines, start=1):
-        name, *texts = line.split("\t")
-        text = texts[0] if len(texts) == 1 else ""
-        if number == 1 and name.lower() in _ID_HEADINGS:
-            if text.lower() in _QUERY_HEADINGS:
+        for number, line in enumerate(stream, start=1):
+            name, _, text = line.rstrip("\n").partition("\t")
+            if number == 1 and name.lower() in _ID_HEADINGS:
                 continue
-            raise RevelaError(f"{path}:1: remove the header, or rename the query {name!r}")
-        if name.split() != [name] or not text.strip() or name in found:
-            raise RevelaError(
-                f"{path}:{number}: expected a unique id without spaces, a tab and a query; "
-                f"got {line[:80]!r}"
-            )
-        found[name] = text
-    if not found:
+            if name.split() != [name] or not text.strip() or "\t" in text or name in queries:
+                raise RevelaError(
+                    f"{path}:{number}: expected a unique id without spaces, a tab and a query; "
+                    f"got {line.strip()[:80]!r}"
+                )
+            queries[name] = text
+    if not queries:
         raise RevelaError(f"{path}: no queries")
-    return found
+    return queries
 
 
 def _snippet(text: str, query: str) -> str:

@@ -2,11 +2,9 @@
 
 import math
 
-from revela.config.evaluation import (
-    EncoderModel,
-    FolderBenchmark,
-)
+from revela.config.evaluation import Bm25Model, EncoderModel, FolderBenchmark
 from revela.evaluation import measure as evaluation
+from revela.evaluation.benchmarks import local_task
 
 
 def model_of(backbone, **changes):
@@ -20,6 +18,19 @@ SUITE = FolderBenchmark(
 
 def searcher_of(model, folder):
     return evaluation.load_searcher(model, "tiny", "r1", SUITE, folder)
+
+
+def task_of(collection, split="test"):
+    return local_task("tiny-task", collection, collection, split)
+
+
+BM25 = Bm25Model(kind="bm25s")
+
+
+def measured(model, folder, task):
+    """Evaluate a model on a task, or on a collection."""
+    task = task if hasattr(task, "metadata") else task_of(task)
+    return evaluation.evaluate(searcher_of(model, folder), task)
 
 
 def rows_of(run):

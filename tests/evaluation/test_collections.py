@@ -9,8 +9,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from mteb.abstasks.retrieval_dataset_loaders import RetrievalDatasetLoader
 from pytrec_eval import RelevanceEvaluator
 
 from data.pydocs import make
@@ -19,19 +17,17 @@ from revela.config.evaluation import PydocsBenchmark
 from revela.evaluation.benchmarks import CORPUS, local_task, write_collection
 from revela.evaluation.pydocs import FUNCTIONS, write_task
 from tests.conftest import TEXTS
-from tests.evaluation.common import QRELS
+from tests.evaluation.common import QRELS, task_of
 
 
 def test_a_header_in_another_order_is_an_error_and_a_query_called_query_is_none(collection):
     (collection / "qrels.tsv").write_text("query-id\tscore\tcorpus-id\nq0\t1\td2\n")
-    with pytest.raises(
-        RevelaError, match=r"qrels\.tsv:1: expected query-id, corpus-id and an integer score"
-    ):
-        local_task("tiny-task", collection, collection)
+    with pytest.raises(RevelaError, match=r"qrels\.tsv:2: expected query-id, corpus-id and an int"):
+        task_of(collection)
     with (collection / "queries.jsonl").open("a") as stream:
         stream.write(json.dumps({"_id": "query", "text": "what"}) + "\n")
     (collection / "qrels.tsv").write_text("query\td2\t1\nq1\td3\t1\n")
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     assert task.dataset["default"]["test"]["relevant_docs"]["query"] == {"d2": 1}
 
 
@@ -47,7 +43,7 @@ def test_a_query_with_the_id_of_its_answer_is_not_taken_for_a_document(tmp_path)
 @pytest.mark.parametrize("heading", ["", "query-id\tcorpus-id\tscore\n", "Query-ID\td\trel\n"])
 def test_judgements_are_read_with_or_without_a_header(collection, heading):
     (collection / "qrels.tsv").write_text(f"{heading}q0\td2\t1\nq1\td3\t2.0\n")
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d2": 1}, "q1": {"d3": 2}}
 
 
@@ -55,19 +51,19 @@ def test_judgements_of_another_split_are_chosen_by_its_name(collection):
     (collection / "qrels").mkdir()
     (collection / "qrels.tsv").rename(collection / "qrels/dev.tsv")
     with pytest.raises(RevelaError, match=r"unknown split 'test'; allowed: dev$"):
-        local_task("tiny-task", collection, collection)
-    task = local_task("tiny-task", collection, collection, "dev")
+        task_of(collection)
+    task = task_of(collection, "dev")
     assert task.metadata.eval_splits == ["dev"]
     assert task.dataset["default"]["dev"]["relevant_docs"] == QRELS
     (collection / "qrels/test.tsv").write_text("q0\td0\t1\n")
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     assert task.dataset["default"]["test"]["relevant_docs"] == {"q0": {"d0": 1}}
 
 
 def test_a_negative_relevance_counts_as_none_as_in_trec_eval(collection):
     """Its nDCG, precision and recall do not differ, so neither must a folder's."""
     (collection / "qrels.tsv").write_text("q0\td2\t1\nq0\td1\t-2\nq1\td3\t-1\n")
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     assert task.dataset["default"]["test"]["relevant_docs"] == {
         "q0": {"d2": 1, "d1": 0},
         "q1": {"d3": 0},
@@ -93,14 +89,14 @@ def test_a_collection_as_beir_publishes_it(collection):
     rows += [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS) if n]
     (collection / "corpus.jsonl.gz").unlink()
     (collection / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = local_task("tiny-task", collection, collection).dataset["default"]["test"]
+    data = task_of(collection).dataset["default"]["test"]
     assert data["corpus"][0] == {"id": "d0", "title": "", "text": "x"}
     assert data["relevant_docs"] == QRELS
 
 
 def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
     """As written by mteb itself, in two shards."""
-    plain = local_task("tiny-task", collection, collection).dataset["default"]["test"]
+    plain = task_of(collection).dataset["default"]["test"]
     published = tmp_path / "published"
 
     def push(self, repo, config_name, **_):
@@ -110,22 +106,11 @@ def test_a_collection_as_mteb_publishes_it(collection, monkeypatch, tmp_path):
                 rows.shard(2, n).to_parquet(published / repo / config_name / name)
 
     monkeypatch.setattr(datasets.DatasetDict, "push_to_hub", push)
-    local_task("tiny-task", collection, collection)._push_dataset_to_hub("tiny")
+    task_of(collection)._push_dataset_to_hub("tiny")
     found = local_task("tiny-task", published / "tiny", published).dataset["default"]["test"]
     assert [*found["corpus"]] == [*plain["corpus"]]
     assert [*found["queries"]] == [*plain["queries"]]
     assert found["relevant_docs"] == QRELS
-
-    described = {
-        "configs": [
-            {"config_name": name, "data_files": f"{name}/test-*"}
-            for name in ("corpus", "queries", "qrels")
-        ]
-    }
-    (published / "tiny/README.md").write_text(f"---\n{yaml.safe_dump(described)}---\n")
-    theirs = RetrievalDatasetLoader(str(published / "tiny"), None).load()
-    assert [*theirs["corpus"]] == [*found["corpus"]]
-    assert theirs["relevant_docs"] == QRELS
 
     pq.write_table(pa.table({"query-id": ["q0"]}), published / "tiny/qrels/test-0.parquet")
     with pytest.raises(RevelaError, match=r"qrels/test-0\.parquet: .*corpus-id"):
@@ -137,34 +122,14 @@ def test_duplicates_count_once_and_a_few_unknown_ids_are_reported(collection, ca
     (collection / "queries.jsonl").write_text("\n".join([*queries, queries[0]]))
     lines = [f"q{n}\td1\t1" for n in range(200)]
     (collection / "qrels.tsv").write_text("\n".join([*lines, lines[7], "q8\tlost\t1"]))
-    data = local_task("tiny-task", collection, collection).dataset["default"]["test"]
+    data = task_of(collection).dataset["default"]["test"]
     assert len(data["queries"]) == 200
     # As in trec_eval, a relevant document that is missing counts in the ideal ranking.
     assert data["relevant_docs"]["q8"] == {"d1": 1, "lost": 1}
-    printed = capsys.readouterr().out
-    for line in (
-        "jsonl: 1 duplicate rows count once",
-        "tsv: 1 repeated judge",
-        "tsv: 1 unknown ids",
-    ):
-        assert line in printed
+    assert "qrels.tsv: 1 unknown ids" in capsys.readouterr().out
 
 
 TASKS = ["docstring-to-function", "function-to-docstring", "first-to-second-half"]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_pydocs_is_deterministic_and_complete(tmp_path, task):
-    settings = PydocsBenchmark(source="pydocs", tasks=TASKS)
-    for name in ("a", "b"):
-        counts = write_task(settings, task, tmp_path / name)
-    for file in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert counts["queries"] >= 500
-    split = local_task(task, tmp_path / "a", tmp_path)
-    split.load_data()
-    data = split.dataset["default"]["test"]
-    assert len(data["queries"]) == len(data["relevant_docs"]) == counts["queries"]
 
 
 def test_pydocs_functions_have_no_docstring():
@@ -207,13 +172,7 @@ def test_pydocs_asks_what_its_task_says(tmp_path, task):
         else:
             pair = (doc, code) if task == TASKS[0] else (code, doc)
             assert (row["text"], documents[name]) == pair
-    write_task(settings.model_copy(update={"seed": 1}), task, tmp_path / "b")
-    read = [(tmp_path / name / "corpus.jsonl").read_text() for name in "ab"]
-    assert read[0] != read[1]
-
-
-def test_a_written_collection_keeps_titles(tmp_path):
-    write_collection(tmp_path / "t", [("d", "Title", "text")], [("q", "x")], [("q", "d", 2)])
-    data = local_task("t", tmp_path / "t", tmp_path).dataset["default"]["test"]
-    assert data["corpus"][0] == {"id": "d", "title": "Title", "text": "text"}
-    assert data["relevant_docs"] == {"q": {"d": 2}}
+    for name, seed in (("b", 0), ("c", 1)):
+        write_task(settings.model_copy(update={"seed": seed}), task, tmp_path / name)
+    read = [(tmp_path / name / "corpus.jsonl").read_text() for name in "abc"]
+    assert read[0] == read[1] != read[2]

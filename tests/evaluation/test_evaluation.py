@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import ClassVar
@@ -17,26 +18,28 @@ from sentence_transformers.sentence_transformer import modules
 
 from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
-from revela.config.evaluation import (
-    Bm25Model,
-    EncoderModel,
-    MtebBenchmark,
-)
+from revela.config.evaluation import ApiModel, EncoderModel, MtebBenchmark
 from revela.evaluation import commands
-from revela.evaluation import measure as evaluation
-from revela.evaluation.benchmarks import load_task, local_task
+from revela.evaluation.benchmarks import load_task
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.search import instruction_of
-from revela.retriever.encode import encode
 from revela.retriever.source import Source
-from tests.conftest import TEXTS, encoder_of, encoding_of, make_encoder
-from tests.evaluation.common import QRELS, SUITE, model_of, ndcg, rows_of, searcher_of
+from tests.conftest import TEXTS, encoding_of, make_encoder
+from tests.evaluation.common import (
+    BM25,
+    QRELS,
+    SUITE,
+    measured,
+    model_of,
+    ndcg,
+    rows_of,
+    searcher_of,
+    task_of,
+)
 
 
 def test_scores_match_the_saved_run_and_the_saved_queries(backbone, collection, tmp_path):
-    found = evaluation.evaluate(
-        searcher_of(model_of(backbone), tmp_path), local_task("tiny-task", collection, collection)
-    )
+    found = measured(model_of(backbone), tmp_path, collection)
     rows = rows_of(found.run)
     assert rows[0][1] == "Q0"
     assert [int(row[3]) for row in rows[:5]] == [1, 2, 3, 4, 5]
@@ -57,8 +60,7 @@ def test_a_run_keeps_the_best_hundred_with_ties_as_in_trec_eval(collection, tmp_
             text = "nothing" if n % 2 else "mud and rivers"
             stream.write(json.dumps({"_id": f"d{n:03}", "text": text}) + "\n")
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td148\t1\n")
-    task = local_task("tiny-task", collection, collection)
-    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    found = measured(BM25, tmp_path, collection)
     rows = [row for row in rows_of(found.run) if row[0] == "q0"]
     even, odd = ([f"d{n:03}" for n in range(start, -1, -2)] for start in (148, 149))
     assert [row[2] for row in rows] == [*even, *odd][:100]
@@ -96,7 +98,7 @@ def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
 
 
 def test_the_score_of_several_subsets_is_their_mean(collection, tmp_path):
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     default = task.dataset["default"]["test"]
     few = default["queries"].select([0])
     other = dict(default, queries=few, relevant_docs={"q0": {"d4": 1}})
@@ -104,7 +106,7 @@ def test_the_score_of_several_subsets_is_their_mean(collection, tmp_path):
     languages = {subset: ["eng-Latn"] for subset in task.dataset}
     task.metadata = task.metadata.model_copy(update={"eval_langs": languages})
     task.hf_subsets = list(task.dataset)
-    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    found = measured(BM25, tmp_path, task)
     names = {row[0] for row in rows_of(found.run)}
     assert names == {*(f"test/default/{query}" for query in QRELS), "test/other/q0"}
     queries = [(row["subset"], row["query"]) for row in csv.DictReader(found.queries.splitlines())]
@@ -113,16 +115,6 @@ def test_the_score_of_several_subsets_is_their_mean(collection, tmp_path):
         values = [scores[measure] for scores in found.scores["subsets"].values()]
         assert found.scores[measure] == sum(values) / 2
     assert values == [pytest.approx(5 / 6, abs=1e-5), 0]
-
-
-def test_documents_are_ranked_by_cosine(backbone, collection, tmp_path):
-    task = local_task("tiny-task", collection, collection)
-    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
-    encoder = encoder_of(backbone)
-    query = encode(encoder, ["rivers and mud"], "query", 64)
-    passages = encode(encoder, [f"Title {n} {t}" for n, t in enumerate(TEXTS)], "passage", 64)
-    order = (passages @ query[0]).argsort(descending=True).tolist()
-    assert [row[2] for row in rows_of(found.run)[:5]] == [f"d{n}" for n in order]
 
 
 def test_scores_match_sentence_transformers(backbone, collection, tmp_path):
@@ -137,16 +129,14 @@ def test_scores_match_sentence_transformers(backbone, collection, tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         result = mteb.evaluate(
             SentenceTransformerEncoderWrapper(theirs),
-            local_task("tiny-task", collection, collection),
+            task_of(collection),
             cache=None,
             prediction_folder=folder,
         )
         (path,) = Path(folder).rglob("*_predictions.json")
         predictions = json.loads(path.read_text())["default"]["test"]
     model = model_of(backbone, encoding=Encoding(pooling="mean", append_eos=False))
-    ours = evaluation.evaluate(
-        searcher_of(model, tmp_path), local_task("tiny-task", collection, collection)
-    )
+    ours = measured(model, tmp_path, collection)
     for query, _, document, _, score, _ in rows_of(ours.run):
         assert float(score) == pytest.approx(predictions[query][document], abs=1e-5)
     (task_result,) = result.task_results
@@ -166,15 +156,6 @@ def test_the_encoding_is_read_from_the_model_folder(backbone, tmp_path):
     assert (short.encoder.max_seq_length, short.max_length) == (50, 50)
 
 
-def test_bm25_finds_documents_that_share_words(collection, tmp_path):
-    found = evaluation.evaluate(
-        searcher_of(Bm25Model(kind="bm25s"), tmp_path),
-        local_task("tiny-task", collection, collection),
-    )
-    assert found.scores["ndcg_at_10"] > 0.9
-    assert rows_of(found.run)[0][2] == "d2"
-
-
 @pytest.mark.parametrize("language", ["eng-Latn", "go-Code"])
 def test_bm25_is_english_for_any_language_of_a_task(collection, tmp_path, language):
     """Stop words are ignored and words are stemmed, even in CoIR's `go-Code`."""
@@ -184,9 +165,9 @@ def test_bm25_is_english_for_any_language_of_a_task(collection, tmp_path, langua
         + json.dumps({"_id": "q1", "text": "flooding of a field"})
     )
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td2\t1\n")
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     task.metadata = task.metadata.model_copy(update={"eval_langs": [language]})
-    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    found = measured(BM25, tmp_path, task)
     scores = {(query, document): float(s) for query, _, document, _, s, _ in rows_of(found.run)}
     assert {score for (query, _), score in scores.items() if query == "q0"} == {0}
     assert [document for (query, document), s in scores.items() if query == "q1" and s] == ["d2"]
@@ -208,16 +189,16 @@ def test_bm25_finds_words_in_scripts_without_spaces(collection, tmp_path, permit
         (collection / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     judged = "query-id\tcorpus-id\tscore\nq0\td2\t1\nq1\td1\t1\nq2\td4\t1\n"
     (collection / "qrels.tsv").write_text(judged)
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     if permitted:
         task.load_data()
         task.dataset["default"]["test"]["top_ranked"] = dict.fromkeys(queries, permitted)
-    found = evaluation.evaluate(searcher_of(Bm25Model(kind="bm25s"), tmp_path), task)
+    found = measured(BM25, tmp_path, task)
     assert found.scores["ndcg_at_10"] == 1
 
 
 def test_bm25_reads_each_subset_in_its_own_script(collection):
-    metadata = local_task("tiny-task", collection, collection).metadata
+    metadata = task_of(collection).metadata
     what = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "default"}
 
     def found(texts, query):
@@ -236,20 +217,19 @@ def test_bm25_reads_each_subset_in_its_own_script(collection):
 @pytest.mark.parametrize("kind", ["bm25s", "encoder", "product"])
 def test_excluded_documents_are_replaced_by_the_next_best(backbone, collection, tmp_path, kind):
     model = {
-        "bm25s": Bm25Model(kind="bm25s"),
+        "bm25s": BM25,
         "encoder": model_of(backbone),
         "product": model_of(backbone, times_bm25=True),
     }[kind]
     everything = [f"d{n}" for n in range(5)]
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     task.load_data()
     task.dataset["default"]["test"]["top_ranked"] = {
         "q0": [d for d in everything if d != "d2"],
         "q1": everything,  # and q2 without a list: all documents
     }
-    rows = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "a"), task).run)
-    plain = local_task("tiny-task", collection, collection)
-    free = rows_of(evaluation.evaluate(searcher_of(model, tmp_path / "b"), plain).run)
+    rows = rows_of(measured(model, tmp_path / "a", task).run)
+    free = rows_of(measured(model, tmp_path / "b", collection).run)
     lists = {q: [r[2] for r in rows if r[0] == q] for q in ("q0", "q1", "q2")}
     before = {q: [r[2] for r in free if r[0] == q] for q in ("q0", "q1", "q2")}
     assert before["q0"][0] == "d2" or kind == "encoder"
@@ -263,11 +243,10 @@ def test_a_product_with_bm25(backbone, collection, tmp_path):
     """Each score is that of BM25 times that of the encoder."""
 
     def scores_of(model, folder):
-        task = local_task("tiny-task", collection, collection)
-        found = evaluation.evaluate(searcher_of(model, tmp_path / folder), task)
+        found = measured(model, tmp_path / folder, collection)
         return {(row[0], row[2]): float(row[4]) for row in rows_of(found.run)}
 
-    lexical = scores_of(Bm25Model(kind="bm25s"), "a")
+    lexical = scores_of(BM25, "a")
     dense = scores_of(model_of(backbone), "b")
     product = scores_of(model_of(backbone, times_bm25=True), "c")
     assert product.keys() == lexical.keys()
@@ -281,12 +260,12 @@ def test_a_query_that_is_a_document_does_not_find_itself(backbone, collection, t
         stream.write("d1\td0\t1\n")
     other = json.dumps({"_id": "d1", "text": "Equal ids may be a coincidence."}) + "\n"
     (collection / "queries.jsonl").write_text(queries + other)
-    assert not local_task("tiny-task", collection, collection).ignore_identical_ids
+    assert not task_of(collection).ignore_identical_ids
     itself = json.dumps({"_id": "d1", "text": TEXTS[1]}) + "\n"
     (collection / "queries.jsonl").write_text(queries + itself)
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
     assert "1 queries are documents of the collection" in capsys.readouterr().out
-    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+    found = measured(model_of(backbone), tmp_path, task)
     assert "d1" not in [row[2] for row in rows_of(found.run) if row[0] == "d1"]
     queries = list(csv.DictReader(found.queries.splitlines()))
     mean = sum(float(row["ndcg_at_10"]) for row in queries) / 4
@@ -295,33 +274,23 @@ def test_a_query_that_is_a_document_does_not_find_itself(backbone, collection, t
 
 def test_unjudged_queries_are_counted_and_must_not_be_all(backbone, collection, tmp_path):
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td2\t1\n")
-    task = local_task("tiny-task", collection, collection)
-    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
-    assert found.unjudged == 2
+    task = task_of(collection)
+    task.dataset["default"]["test"]["relevant_docs"]["missing"] = {"d0": 1}  # not a query
+    assert measured(model_of(backbone), tmp_path, task).unjudged == 2
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n")
     with pytest.raises(RevelaError, match="no relevance is above 0"):
-        evaluation.evaluate(
-            searcher_of(model_of(backbone), tmp_path),
-            local_task("tiny-task", collection, collection),
-        )
-
-
-def test_a_judged_query_that_is_missing_is_not_counted(backbone, collection, tmp_path):
-    task = local_task("tiny-task", collection, tmp_path)
-    task.dataset["default"]["test"]["relevant_docs"]["missing"] = {"d0": 1}
-    found = evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
-    assert found.unjudged == 0
+        task_of(collection)
 
 
 def test_missing_fields_of_a_data_set_are_reported(backbone, collection, tmp_path, monkeypatch):
-    task = local_task("tiny-task", collection, collection)
+    task = task_of(collection)
 
     def load(**_):
         raise KeyError("corpus-id")
 
     monkeypatch.setattr(task, "load_data", load)
     with pytest.raises(RevelaError, match=r"data set '.*' lacks expected fields: 'corpus-id'"):
-        evaluation.evaluate(searcher_of(model_of(backbone), tmp_path), task)
+        measured(model_of(backbone), tmp_path, task)
 
 
 def test_the_instruction_is_that_of_the_config_of_mteb_or_a_general_one():
@@ -338,6 +307,18 @@ def test_the_instruction_is_that_of_the_config_of_mteb_or_a_general_one():
     assert instruction_of(Metadata, own) == "Given a post, answer"
     assert instruction_of(Metadata, plain) == "Represent this post:"
     assert "Retrieve text" in instruction_of(Without, own)
+
+
+def test_an_api_needs_its_key_and_its_package(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    model = ApiModel(kind="api", name="Cohere/Cohere-embed-english-v3.0", key="SOME_KEY")
+    with pytest.raises(RevelaError, match="needs the environment variable SOME_KEY"):
+        searcher_of(model, tmp_path)
+    monkeypatch.setenv("SOME_KEY", "-")
+    monkeypatch.setitem(sys.modules, "cohere", None)
+    with pytest.raises(RevelaError, match=r"^model 'tiny': .* missing .*cohere") as caught:
+        searcher_of(model, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_mteb_task_by_name(tmp_path):

@@ -7,19 +7,12 @@ import pytest
 
 from revela.config import load_config
 from revela.config.printed import read_listing
-from revela.config.report import (
-    Listing,
-)
+from revela.config.report import Listing
 from revela.config.settings import parse_settings
 from revela.report import listings
 from revela.text.batching import SCHEMA
 from revela.text.rows import write_parquet
-from tests.report.common import (
-    LISTINGS,
-    ROOT,
-    check_latex,
-    squeezed,
-)
+from tests.report.common import LISTINGS, ROOT, check_latex, squeezed
 
 
 @pytest.mark.parametrize("name", LISTINGS)

@@ -8,17 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from revela.config.report import (
-    Table,
-)
+from revela.config.report import Table
 from revela.config.settings import parse_settings
 from revela.report import commands, reported, tables
-from tests.report.common import (
-    PAPER_TABLES,
-    ROOT,
-    check_latex,
-    rows_of,
-)
+from tests.report.common import PAPER_TABLES, ROOT, check_latex, rows_of
 
 
 def test_equal_headings_are_merged_only_as_groups(paper, tmp_path):

@@ -1,7 +1,6 @@
 """The first documents of runs, as text."""
 
 import json
-import tracemalloc
 
 import pytest
 
@@ -51,18 +50,3 @@ def test_ids_may_look_like_missing_values_or_have_quotes(collection):
         "\n"
     )
     assert lines == [f"    text of {one}" for one in ids]
-
-
-def test_only_the_printed_texts_are_kept(collection, monkeypatch):
-    def rows(paths):
-        for n in range(1 if paths[0].stem == "queries" else 50):
-            yield {"id": f"{paths[0].stem[0]}{n}", "text": f"{n} " + "x" * 1_000_000, "title": ""}
-
-    monkeypatch.setattr("revela.report.ranking.read_rows", rows)
-    run = write_run(collection, "bm25", ["c7", "c1", "c2"])
-    tracemalloc.start()
-    _, _, *lines = first_ranked(collection, [run], None, 2).split("\n")
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert [line.split("x")[0].split() for line in lines] == [["7"], ["✓", "1"]]
-    assert peak < 10_000_000

@@ -5,9 +5,7 @@ import json
 import pytest
 
 from revela.common.errors import RevelaError
-from revela.config.report import (
-    Table,
-)
+from revela.config.report import Table
 from revela.report import commands, reported, tables
 from tests.report.common import check_latex, squeezed, write_score
 

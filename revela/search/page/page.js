@@ -1,45 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Revela: search</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; --line: #8884; --mark: #ffd54f80; --accent: #2563eb; }
-* { box-sizing: border-box; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 0; padding: 1rem; }
-form { display: flex; gap: .5rem; max-width: 50rem; margin: 0 auto .5rem; }
-input { flex: 1; min-width: 0; font: inherit; padding: .5rem .7rem; border: 1px solid var(--line);
-  border-radius: .4rem; }
-button { font: inherit; cursor: pointer; }
-form button { padding: .5rem 1rem; border: 0; border-radius: .4rem; background: var(--accent);
-  color: #fff; }
-#state { max-width: 50rem; min-height: 1.45em; margin: 0 auto .5rem; }
-#state.error { color: #d32f2f; }
-#lists { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); }
-section { min-width: 0; }
-h2 { font-size: 1rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-ol { list-style: none; margin: 0; padding: 0; }
-li { border-top: 1px solid var(--line); }
-li button { display: block; width: 100%; padding: .5rem .2rem; border: 0; background: none;
-  color: inherit; text-align: left; overflow-wrap: anywhere; }
-li button:hover, li button:focus-visible { background: #8882; }
-.source { display: flex; gap: .5rem; font-size: .8rem; opacity: .75; }
-.source b { flex: 1; font-weight: 600; }
-.text { white-space: pre-wrap; max-height: 9em; overflow: hidden; display: block; }
-mark { background: var(--mark); color: inherit; }
-</style>
-</head>
-<body>
-<form role="search">
-<input id="query" name="query" type="search" aria-label="Query" placeholder="What are you looking for?"
-  maxlength="1000" autocomplete="off" autofocus>
-<button>Search</button>
-</form>
-<p id="state" role="status" aria-live="polite"></p>
-<main id="lists"></main>
-<script>
 "use strict";
 const state = document.getElementById("state");
 const lists = document.getElementById("lists");
@@ -134,6 +92,3 @@ function fromAddress() {
 }
 addEventListener("popstate", fromAddress);
 fromAddress();
-</script>
-</body>
-</html>
