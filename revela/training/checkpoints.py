@@ -11,13 +11,11 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -57,7 +55,7 @@ def work_folder(
         _die_with_parent()  # otherwise processes keep training after their launcher is killed
     with contextlib.ExitStack() as stack:
         if first:
-            stack.enter_context(locked(folder, "training", own=1))
+            stack.enter_context(locked(folder, "training", innermost=1))
             outputs.check_ours(*(output / name for name in written))
             stack.enter_context(outputs.scratch(work))
         yield work
@@ -76,18 +74,8 @@ def start_loader_worker(_: int) -> None:
     before its checkpoint; a worker therefore ends only on the SIGTERM of the training itself.
     """
     _die_with_parent()
-    sys.excepthook = _show_unless_disconnected
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_wait_for_sigterm_of_parent, daemon=True).start()
-
-
-def _show_unless_disconnected(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    # When a training is killed, the thread of a worker that sends it tensors may see the end of
-    # their connection before the worker is killed too. Its traceback would end the job's log.
-    if not isinstance(error, (EOFError, ConnectionError)):
-        sys.__excepthook__(kind, error, trace)
 
 
 def _wait_for_sigterm_of_parent() -> None:
@@ -144,10 +132,10 @@ def _problem(folder: Path) -> str | None:
         expected = outputs.read_json(folder / COMPLETE)["files"]
     except (RevelaError, KeyError):
         return "is incomplete"
-    found = _hashes(folder)
+    hashes = _hashes(folder)
     for name, digest in expected.items():
-        if found.get(name) != digest:
-            return f"{name} is {'damaged' if name in found else 'missing'}"
+        if hashes.get(name) != digest:
+            return f"{name} is {'damaged' if name in hashes else 'missing'}"
     return None
 
 

@@ -37,7 +37,7 @@ REPLUG = {
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return {
-        f"{file.parent.name}/{name}": tensor
+        f"{file.parent.relative_to(folder)}/{name}": tensor
         for file in sorted(folder.rglob("*.safetensors"))
         for name, tensor in load_file(file).items()
     }
