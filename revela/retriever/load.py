@@ -87,8 +87,8 @@ def read_encoder(
             device=str(next(transformer.model.parameters()).device),
         )
     transformer.model.config.use_cache = False  # it would copy all keys and values
-    own = max_length or encoder.max_seq_length or _NO_LIMIT
-    encoder.max_seq_length = int(min(own, _NO_LIMIT, positions(transformer.model)))
+    longest = max_length or encoder.max_seq_length or _NO_LIMIT
+    encoder.max_seq_length = int(min(longest, _NO_LIMIT, positions(transformer.model)))
     known = encoder.tokenizer.get_vocab()
     # A prompt's tokens, such as UniXcoder's modes, stay whole: few models declare them.
     for token in re.findall(r"<\S+?>", "".join(filter(None, encoder.prompts.values()))):
@@ -142,7 +142,7 @@ def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
         if keys.pooling and isinstance(module, modules.Pooling):
             made[number] = modules.Pooling(width, _POOLING[keys.pooling])
     if keys.normalize is not None:
-        made = [one for one in made if not isinstance(one, modules.Normalize)]
+        made = [module for module in made if not isinstance(module, modules.Normalize)]
         made += [modules.Normalize()] if keys.normalize else []
     return made
 
@@ -153,9 +153,11 @@ def _prompts(home: Source, settings: Mapping[str, Any], keys: EncodingKeys) -> d
     if home.modules is None:
         prompts = {"query": Encoding().query_prefix, "document": Encoding().passage_prefix}
     passages = [prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)]
-    own = {"query": prompts.get("query") or "", "document": passages[0] if passages else ""}
-    given = {"query": keys.query_prefix, "document": keys.passage_prefix}
-    return prompts | own | {role: text for role, text in given.items() if text is not None}
+    query, passage = keys.query_prefix, keys.passage_prefix
+    return prompts | {
+        "query": (prompts.get("query") or "") if query is None else query,
+        "document": next(iter(passages), "") if passage is None else passage,
+    }
 
 
 # ---------------------------------------------------------------------------- weights
@@ -217,11 +219,11 @@ def load_model(source: Source, kind: Any = AutoModel, dtype: torch.dtype = torch
             if not converted:
                 raise
             model, info = kind.from_pretrained(name, revision=converted, **options)
-    own = (getattr(model.config, "auto_map", None) or {}).get("AutoModel", "")
+    code = (getattr(model.config, "auto_map", None) or {}).get("AutoModel", "")
     stock = type(model).__name__
-    if kind is type(model) and own.rpartition(".")[2] not in ("", stock):
+    if kind is type(model) and code.rpartition(".")[2] not in ("", stock):
         raise RevelaError(
-            f"model {name!r} has code of its own ({own}), which is never run; {stock} of "
+            f"model {name!r} has code of its own ({code}), which is never run; {stock} of "
             "transformers would give other vectors"
         )
     # transformers initialises them at random; a pooler is not used here.
@@ -262,9 +264,9 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     modules = {
-        name.rpartition(".")[2]: (getattr(one, "in_features", 0), getattr(one, "out_features", 0))
-        for name, one in model.named_modules()
-        if any(True for _ in one.parameters(recurse=False))
+        name.rpartition(".")[2]: (getattr(part, "in_features", 0), getattr(part, "out_features", 0))
+        for name, part in model.named_modules()
+        if any(True for _ in part.parameters(recurse=False))
     }
     for target in lora.targets:
         check_name("lora.targets", "module", target, modules)
@@ -289,12 +291,12 @@ def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
     from peft import LoraConfig
 
     with explained("adapter", source.name):
-        found = LoraConfig.from_pretrained(source.name)
-    theirs = (found.r, found.lora_alpha, found.lora_dropout, set(found.target_modules))
-    if theirs != (lora.rank, lora.alpha, lora.dropout, set(lora.targets)):
+        saved = LoraConfig.from_pretrained(source.name)
+    settings = (saved.r, saved.lora_alpha, saved.lora_dropout, set(saved.target_modules))
+    if settings != (lora.rank, lora.alpha, lora.dropout, set(lora.targets)):
         raise RevelaError(
-            f"adapter {source.name!r} has rank {found.r}, alpha {found.lora_alpha}, dropout "
-            f"{found.lora_dropout} and targets {', '.join(sorted(found.target_modules))}; set lora "
+            f"adapter {source.name!r} has rank {saved.r}, alpha {saved.lora_alpha}, dropout "
+            f"{saved.lora_dropout} and targets {', '.join(sorted(saved.target_modules))}; set lora "
             "to the same values to train it further"
         )
     return load_adapter(model, source, trained=True)
