@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from revela.common.errors import RevelaError, check_name, errors_at, unknown_name
+from revela.common.errors import RevelaError, check_name, errors_at
 from revela.common.outputs import read_json
 from revela.config import paths
 from revela.config.catalogue import (
@@ -31,7 +31,7 @@ from revela.config.local import (
     model_files,
     not_a_language_model,
 )
-from revela.config.names import ModelRef, Name, references
+from revela.config.names import Name, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
 from revela.config.text import FilesCorpus
@@ -103,9 +103,8 @@ def check_references(config: Config) -> None:
 def _check_names(where: str, value: Any, config: Config) -> None:
     """Check that the entries exist that a value names; `where` is the key that holds it."""
     if isinstance(value, Name):
-        known = getattr(config, value.section)
-        if value not in known and not (isinstance(value, ModelRef) and not value.is_entry):
-            raise RevelaError(f"{where}: {unknown_name(value.what, value, known)}")
+        if value.section:
+            check_name(where, value.what, value, getattr(config, value.section))
     elif isinstance(value, BaseModel | dict):
         for key, own in value.items() if isinstance(value, dict) else value:
             _check_names(where, key, config)

@@ -31,7 +31,7 @@ def legal_name(name: Any) -> str:
 
 
 class Name(str):
-    """The name of an entry of `section`, which is a `what`."""
+    """The name of an entry of `section`, which is a `what`; both are empty for other models."""
 
     section = what = ""
 
@@ -82,12 +82,13 @@ class ModelRef(Name):
 
 def entry_name(name: Name, section: str, what: str) -> Name:
     """Return a name as one of `section`, where `what` is; the configuration looks it up."""
+    if isinstance(name, ModelRef) and not name.is_entry:
+        return _folder_or_hub(name)
     name.section, name.what = section, what
-    return name if not isinstance(name, ModelRef) or name.is_entry else _elsewhere(name)
+    return name
 
 
-def _elsewhere(name: ModelRef) -> ModelRef:
-    """Return the name of a folder or of a repository on the hub; raise if it is neither."""
+def _folder_or_hub(name: ModelRef) -> ModelRef:
     if not name.is_folder and not _HUB_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is neither a folder nor a hub name such as org/model")
     return name
@@ -106,7 +107,7 @@ BenchmarkName = Annotated[Name, _of("benchmarks", "benchmark")]
 RetrievalTaskName = Annotated[Name, _of("retrieval_tasks", "retrieval task")]
 TableName = Annotated[Name, _of("tables", "table")]
 Weights = Annotated[
-    ModelRef, AfterValidator(_elsewhere), Field(description="a hub name or a folder")
+    ModelRef, AfterValidator(_folder_or_hub), Field(description="a hub name or a folder")
 ]
 LanguageWeights = Annotated[
     ModelRef,

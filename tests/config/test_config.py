@@ -180,7 +180,6 @@ def test_an_entry_knows_what_it_uses():
     assert used == {
         ("batches", "python-packages"),
         ("", "data/backbones/5m"),
-        ("language_models", "data/backbones/5m"),
     }
     data = "results/batches/python-packages.parquet"
     assert config.inputs("experiments", "demo-revela") == {"data": data}

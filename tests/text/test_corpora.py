@@ -458,7 +458,7 @@ def test_a_title_without_a_text_is_a_document_everywhere(tmp_path):
     chunks = pq.read_table(tmp_path / "chunks.parquet").to_pylist()
     assert all(chunk["text"] for chunk in chunks)  # nothing to train on is no chunk
     as_indexed = dict(zip((one["document"] for one in chunks), _texts(tmp_path), strict=True))
-    count, _, sample = look(corpus)
+    count, _, sample = look(corpus, Skipped())
     as_evaluated = {row["id"]: f"{row['title']} {row['text']}".strip() for row in read_rows([path])}
     assert as_indexed == as_evaluated == said
     assert {one.id: f"{one.title} {one.text}".strip() for one in sample} == said
