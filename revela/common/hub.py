@@ -38,7 +38,9 @@ def explain(what: str, name: str, error: BaseException) -> str:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
-    causes = list(_causes(error))
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
     # datasets distinguishes gated from missing data sets only in its message.
     missing = " ".join(str(cause) for cause in causes if isinstance(cause, DatasetNotFoundError))
     text = str(error).strip() or type(error).__name__
@@ -75,12 +77,6 @@ def converted_revision(name: str) -> str | None:
     requests = get_repo_discussions(name, author="SFconvertbot", discussion_type="pull_request")
     numbers = [request.num for request in requests if "safetensors" in request.title]
     return f"refs/pr/{max(numbers)}" if numbers else None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def find_file(

@@ -137,10 +137,9 @@ def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
     transformer = made[0]
     if keys.append_eos and not appends_eos(transformer.tokenizer):
         transformer.processor = standalone(transformer.tokenizer, True)
-    width = transformer.get_embedding_dimension()
-    for number, module in enumerate(made):
-        if keys.pooling and isinstance(module, modules.Pooling):
-            made[number] = modules.Pooling(width, _POOLING[keys.pooling])
+    if keys.pooling:
+        pooling = modules.Pooling(transformer.get_embedding_dimension(), _POOLING[keys.pooling])
+        made = [pooling if isinstance(module, modules.Pooling) else module for module in made]
     if keys.normalize is not None:
         made = [module for module in made if not isinstance(module, modules.Normalize)]
         made += [modules.Normalize()] if keys.normalize else []
@@ -283,7 +282,7 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
 
 
 def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
-    """Put the adapter of a folder or of the hub on its backbone, to be trained further.
+    """Put the adapter of a source on its backbone, to be trained further.
 
     Raises:
         RevelaError: as `load_adapter`, or it was trained with other settings.

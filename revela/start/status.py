@@ -32,8 +32,8 @@ _MADE = {
 }
 
 _COLOURS = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red"}
-_COLUMNS = ("model", "state", "step", "of", "loss", "tokens/s", "left", "checkpoint", "hours")
-_COLUMNS += ("GPU-hours", "last sign")
+_COLUMNS = ["model", "state", "step", "of", "loss", "tokens/s", "left", "checkpoint", "hours"]
+_COLUMNS += ["GPU-hours", "last sign"]
 
 Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 

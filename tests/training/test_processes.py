@@ -18,14 +18,19 @@ from safetensors.torch import save_file
 from revela.common.errors import RevelaError
 from revela.common.locks import locked
 from revela.config.training import Experiment
-from revela.text import batching, pairs
+from revela.text import batching
 from revela.training.callbacks import check_adapter
 from revela.training.checkpoints import check_processes, last_checkpoint, mark_complete, step_of
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
 from tests.conftest import TEXTS, tiny_llama, train_tokenizer
 from tests.training import common
-from tests.training.common import assert_same_weights, weights_of
+from tests.training.common import (
+    assert_same_weights,
+    weights_of,
+    write_batches,
+    write_pairs,
+)
 
 ROOT = Path(__file__).parents[2]
 # Large enough to be sharded by ZeRO-3.
@@ -51,26 +56,10 @@ def folder(tmp_path_factory) -> Path:
         )
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    rows = [
-        {
-            "source": "code",
-            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
-            # Every second row shares documents, so that processes have both kinds at once.
-            "documents": [f"{n}.{k // 2 if n % 2 else k}" for k in range(4)],
-        }
-        for n in range(14)  # the last step of an epoch would have two rows
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, batching.SCHEMA), folder / "batches.parquet")
-    rows = [
-        {
-            "source": "code",
-            "query": TEXTS[n % 5][:30],
-            "positive": f"{n} {TEXTS[n % 5][30:]}",
-            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
-        }
-        for n in range(66)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, pairs.SCHEMA), folder / "pairs.parquet")
+    # Of fourteen rows, the last step of an epoch would have two. Every second row shares documents,
+    # so that processes have both kinds at once.
+    write_batches(folder / "batches.parquet", 14, every=2)
+    write_pairs(folder / "pairs.parquet", 66)
     return folder
 
 

@@ -42,6 +42,7 @@ def count_forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+STOPS = ("KILL", "TERM", "INT", "USR1", "HUP")
 AS_WITH_A_GPU = """
 from revela import cli
 from revela.training import trainer
@@ -82,14 +83,7 @@ def run_until(
 
 @pytest.mark.parametrize(
     ("how", "lora"),
-    [
-        (signal.SIGKILL, None),
-        (signal.SIGKILL, LORA),
-        (signal.SIGTERM, None),
-        (signal.SIGINT, None),
-        (signal.SIGUSR1, None),
-        (signal.SIGHUP, None),
-    ],
+    [(signal.SIGKILL, LORA), *((signal.Signals[f"SIG{name}"], None) for name in STOPS)],
 )
 def test_a_killed_training_resumes_and_ends_with_the_same_weights(
     backbone, data, tmp_path, monkeypatch, how, lora
