@@ -65,23 +65,26 @@ def read_encoder(
         RevelaError: the files are missing, gated or broken, or describe what cannot be computed.
     """
     home = source if source.modules or not source.base else source.base
+    if not home.modules:
+        keys = Encoding(**keys.model_dump(exclude_none=True))
     with explained("model", home.name):
         with unsharded():
-            transformer, *rest = (_own_modules if home.modules else _paper_modules)(home, keys)
+            made = _own_modules(home) if home.modules else _paper_modules(home, keys)
+            transformer, *rest = _changed(made, keys)
         settings = home.read("config_sentence_transformers.json") or {}
         for key in settings:
             check_name(f"model {home.name!r}", "setting of sentence-transformers", key, _SETTINGS)
         kind = settings.get("model_type", "SentenceTransformer")
         check_name(f"model {home.name!r}", "type of model", kind, ["SentenceTransformer"])
         similarity: Any = settings.get("similarity_fn_name") or "cosine"
-        if keys.normalize is not None or not home.modules:
-            similarity = "dot" if keys.normalize is False else "cosine"
+        if keys.normalize is not None:
+            similarity = "cosine" if keys.normalize else "dot"
         check_name(f"model {home.name!r}", "similarity", similarity, ("cosine", "dot"))
         if load:
             transformer.model = load(type(transformer.model))
         encoder = SentenceTransformer(
             modules=[transformer, *rest],
-            prompts=_prompts(home, settings, keys),
+            prompts=_prompts(settings.get("prompts") or {}, keys),
             similarity_fn_name=similarity,
             truncate_dim=settings.get("truncate_dim"),
             device=str(next(transformer.model.parameters()).device),
@@ -101,7 +104,6 @@ def read_encoder(
 
 def _paper_modules(source: Source, keys: EncodingKeys) -> list[Any]:
     """Return the modules around a backbone without sentence-transformers files."""
-    encoding = Encoding(**keys.model_dump(exclude_none=True))
     revision = {"revision": source.revision}
     transformer = modules.Transformer(
         source.name,
@@ -112,13 +114,12 @@ def _paper_modules(source: Source, keys: EncodingKeys) -> list[Any]:
         modality_config=_TEXT,
         module_output_name="token_embeddings",
     )
-    transformer.processor = standalone(load_tokenizer(source), encoding.append_eos)
-    pooling = modules.Pooling(transformer.get_embedding_dimension(), _POOLING[encoding.pooling])
-    return [transformer, pooling, *([modules.Normalize()] if encoding.normalize else [])]
+    transformer.processor = standalone(load_tokenizer(source), bool(keys.append_eos))
+    return [transformer, modules.Pooling(transformer.get_embedding_dimension())]
 
 
-def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
-    """Return the modules of a model's sentence-transformers files, changed by keys that are set."""
+def _own_modules(source: Source) -> list[Any]:
+    """Return the modules of a model's sentence-transformers files."""
     made: list[Any] = []
     for entry in source.modules or []:
         if not entry["type"].startswith("sentence_transformers."):
@@ -134,6 +135,11 @@ def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
         made.append(
             kind.load(source.name, subfolder=entry["path"], revision=source.revision, **options)
         )
+    return made
+
+
+def _changed(made: list[Any], keys: EncodingKeys) -> list[Any]:
+    """Return modules with the settings of keys that are set."""
     transformer = made[0]
     if keys.append_eos and not appends_eos(transformer.tokenizer):
         transformer.processor = standalone(transformer.tokenizer, True)
@@ -146,17 +152,15 @@ def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
     return made
 
 
-def _prompts(home: Source, settings: Mapping[str, Any], keys: EncodingKeys) -> dict[str, str]:
+def _prompts(prompts: Mapping[str, str], keys: EncodingKeys) -> dict[str, str]:
     """Return the prompts of both roles, as `encode_query` and `encode_document` look for them."""
-    prompts = dict(settings.get("prompts") or {})
-    if home.modules is None:
-        prompts = {"query": Encoding().query_prefix, "document": Encoding().passage_prefix}
-    passages = [prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)]
     query, passage = keys.query_prefix, keys.passage_prefix
-    return prompts | {
-        "query": (prompts.get("query") or "") if query is None else query,
-        "document": next(iter(passages), "") if passage is None else passage,
-    }
+    if query is None:
+        query = prompts.get("query") or ""
+    if passage is None:
+        passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
+        passage = next(filter(None, passages), "")
+    return {**prompts, "query": query, "document": passage}
 
 
 # ---------------------------------------------------------------------------- weights

@@ -54,16 +54,13 @@ def train(
 ) -> None:
     """Train a retriever on a batch file (for Contriever, a pair file) and write it to a folder.
 
-    The processes of a launcher train together. A step has the same batches and dropout on any
-    number of processes, so that their number changes the result by rounding only.
+    The arguments are the options of `revela train`. The processes of a launcher train together: a
+    step has the same batches and dropout on any number of processes, so that their number changes
+    the result by rounding only.
 
-    Writes `retriever/` (a model of sentence-transformers: adapter or weights in safetensors,
-    tokenizer, encoding), `language_model/` if one is trained, `log.jsonl` (one line per step) and
-    `manifest.json`. While it runs, checkpoints are saved every `checkpoint_minutes` in
-    `output/checkpoints/`, in a folder for these settings and data: another call resumes from the
-    last one.
-
-    The other arguments are the options of `revela train`.
+    Writes `retriever/` (a sentence-transformers model), `language_model/` if one is trained,
+    `log.jsonl` (one line per step) and `manifest.json`. Another call with the same settings and
+    data resumes from the last checkpoint in `output/checkpoints/`.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
