@@ -69,22 +69,22 @@ def step(app: typer.Typer) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def recorded(**given: Any) -> None:
-            output = given["output"]
+        def recorded(**arguments: Any) -> None:
+            output = arguments["output"]
             with atomic_output(output) as temporary:
                 check_ours(output.with_suffix(".manifest.json"))
-                made: Made = function(**given | {"output": temporary})
+                made: Made = function(**arguments | {"output": temporary})
                 if output.resolve() in [path.resolve() for path in made.inputs]:
                     raise RevelaError(f"--output {output}: is read by this step")
             settings = {
                 name: value.model_dump(mode="json")
-                for name, value in given.items()
+                for name, value in arguments.items()
                 if isinstance(value, Settings)
             }
             write_manifest(
                 output,
                 settings.get("settings", settings),
-                [*given.get("inputs", {}).values(), *made.inputs],
+                [*arguments.get("inputs", {}).values(), *made.inputs],
                 stage_version=STAGE_VERSIONS[function.__name__],
                 **made.facts,
             )
@@ -112,23 +112,23 @@ def command(app: typer.Typer) -> Callable[[Function], Function]:
         }
 
         @functools.wraps(function)
-        def parsed(**given: Any) -> None:
-            inputs = given.get("inputs", [])
-            if "inputs" in given:
-                given["inputs"] = _Inputs(inputs)
-                if len(given["inputs"]) < len(inputs):
+        def parsed(**arguments: Any) -> None:
+            inputs = arguments.get("inputs", [])
+            if "inputs" in arguments:
+                arguments["inputs"] = _Inputs(inputs)
+                if len(arguments["inputs"]) < len(inputs):
                     raise RevelaError("--input: a name is given twice")
-            paths = [path for path in given.values() if isinstance(path, Path)]
+            paths = [path for path in arguments.values() if isinstance(path, Path)]
             paths += {path: None for _, path in inputs}
             resolved = [path.resolve() for path in paths]
             for path, place in zip(paths, resolved, strict=True):
                 if resolved.count(place) > 1:
                     raise RevelaError(f"{path}: is given twice, but an output is a file of its own")
-            function(**given)
+            function(**arguments)
 
         class WithKeys(TyperCommand):
-            def format_help(self, *arguments: Any) -> None:
-                super().format_help(*arguments)
+            def format_help(self, *context: Any) -> None:
+                super().format_help(*context)
                 for name, kind in kinds.items():
                     print_keys(f"--{name}", kind)
 

@@ -80,20 +80,6 @@ def encoding_of(encoder: SentenceTransformer) -> Encoding:
     )
 
 
-def count_host_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that records every operation that copies a value to the host."""
-    reads: list[str] = []
-    for name in ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__"):
-        original = getattr(torch.Tensor, name)
-
-        def counted(self, *args, name=name, original=original, **kwargs):
-            reads.append(name)
-            return original(self, *args, **kwargs)
-
-        monkeypatch.setattr(torch.Tensor, name, counted)
-    return reads
-
-
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention as on a GPU: on packed rows, with plain loops instead of the kernel."""

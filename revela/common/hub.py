@@ -38,24 +38,26 @@ def explain(what: str, name: str, error: BaseException) -> str:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
-    causes = list(_causes(error))
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
     # datasets distinguishes gated from missing data sets only in its message.
     missing = " ".join(str(cause) for cause in causes if isinstance(cause, DatasetNotFoundError))
+    text = str(error).strip() or type(error).__name__
 
     def caused_by(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in causes)
 
     it = f"{what} {name!r}"
     if caused_by(errors.GatedRepoError) or "gated" in missing:
-        page = f"https://huggingface.co/{name}"
-        return f"{it} is gated: accept its terms on {page} and set HF_TOKEN in the environment"
+        advice = f"accept its terms on https://huggingface.co/{name} and set HF_TOKEN"
+        return f"{it} is gated: {advice} in the environment"
     if caused_by(errors.RepositoryNotFoundError) or "doesn't exist on the Hub" in missing:
         advice = "check the spelling, or set HF_TOKEN in the environment"
         return f"{it} does not exist on the hub, or is private: {advice}"
     if caused_by(ConnectionError, errors.LocalEntryNotFoundError, httpx.TransportError):
         advice = "connect, or download it beforehand with `hf download`"
         return f"{it} is not in the local cache and the hub cannot be reached: {advice}"
-    text = str(error).strip() or type(error).__name__
     if "does not appear to have a file named" in text and "safetensors" in text:
         url = "https://huggingface.co/spaces/safetensors/convert"
         advice = f"request a conversion at {url} or convert them yourself"
@@ -75,12 +77,6 @@ def converted_revision(name: str) -> str | None:
     requests = get_repo_discussions(name, author="SFconvertbot", discussion_type="pull_request")
     numbers = [request.num for request in requests if "safetensors" in request.title]
     return f"refs/pr/{max(numbers)}" if numbers else None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def find_file(
@@ -127,5 +123,5 @@ def commit(name: str, revision: str | None) -> str | None:
     """
     if Path(name).is_dir():
         return None
-    found = (find_file(name, file, revision) for file in ("config.json", "adapter_config.json"))
-    return next((path.parent.name for path in found if path), None)
+    files = (find_file(name, file, revision) for file in ("config.json", "adapter_config.json"))
+    return next((path.parent.name for path in files if path), None)

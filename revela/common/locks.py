@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 from collections.abc import Iterator
+from glob import iglob
 from pathlib import Path
 
 from revela.common.errors import RevelaError
@@ -12,16 +13,16 @@ _LOCK = f"{LEDGER}.lock"
 
 
 @contextlib.contextmanager
-def locked(folder: Path, what: str, own: int = 0) -> Iterator[None]:
+def locked(folder: Path, what: str, innermost: int = 0) -> Iterator[None]:
     """Hold the lock of a folder, made if needed, for a `what` such as a training.
 
-    Folders that are empty at the end are removed: those made here, and the `own` innermost ones.
+    Folders that are empty at the end are removed: those made here, and the `innermost` ones.
 
     Raises:
         RevelaError: another process holds the lock, or the folder cannot be written or locked.
     """
     places = [folder, *folder.parents]
-    made = places[:own] + [place for place in places[own:] if not place.exists()]
+    made = places[:innermost] + [place for place in places[innermost:] if not place.exists()]
     lock = folder / _LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,12 +49,12 @@ def locked(folder: Path, what: str, own: int = 0) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process holds the lock of a folder."""
-    try:
-        with (folder / _LOCK).open("r+") as stream:  # over NFS, a lock needs write access
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
+    """Return whether a process holds the lock of a folder, or of a folder within it."""
+    for lock in iglob(f"**/{_LOCK}", root_dir=folder, recursive=True):
+        # Over NFS, a lock needs write access.
+        with contextlib.suppress(FileNotFoundError), (folder / lock).open("r+") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
     return False

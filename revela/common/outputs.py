@@ -29,7 +29,7 @@ The line `*` alone claims the whole folder, which is then one of the package's o
 STARTED = time.time()  # of this process
 _UMASK = os.umask(0)
 os.umask(_UMASK)
-_OWN = {LEDGER, f"{LEDGER}.lock", ".snakemake_timestamp"}
+_INTERNAL = {LEDGER, f"{LEDGER}.lock", ".snakemake_timestamp"}
 _TEMPORARY = re.compile(r"\..+\.\d+\.part")
 _WRITE_ERRORS = {errno.EPERM, errno.EACCES, errno.EFBIG, errno.ENOSPC, errno.EROFS, errno.EDQUOT}
 
@@ -42,49 +42,40 @@ def check_ours(*paths: Path) -> None:
             changed since.
     """
     for path in paths:
-        if foreign := next(_foreign(path), None):
-            raise RevelaError(
-                f"{foreign}: not written by revela, or changed since; move it away or give another "
-                "output"
-            )
+        if _is_ours(path):
+            continue
+        for file in (path, *sorted(path.rglob("*"))):
+            folder = file.is_dir() and not file.is_symlink()
+            if os.path.lexists(file) and not folder and not _is_ours(file):
+                raise RevelaError(
+                    f"{file}: not written by revela, or changed since; move it away or give "
+                    "another output"
+                )
 
 
-def _foreign(path: Path) -> Iterator[Path]:
-    if _is_claimed(path) or not os.path.lexists(path):
-        return
-    known, files = _listed(path.parent), [path]
-    if path.is_dir() and not path.is_symlink():
-        files = []
-        for parent, folders, names in os.walk(path):
-            folder = Path(parent)
-            if _is_claimed(folder):
-                folders.clear()
-                continue
-            known |= _listed(folder)
-            links = [name for name in folders if (folder / name).is_symlink()]
-            files += [folder / name for name in (*links, *names)]
-    for file in sorted(file for file in files if not _is_internal(file)):
-        if file.is_symlink() or not file.is_file() or (file, sha256(file)) not in known:
-            yield file
+def _is_ours(path: Path) -> bool:
+    """Return whether a path is in a claimed folder, or a file as it is listed in a ledger."""
+    path = path.absolute()
+    is_plain = path.is_file() and not path.is_symlink()
+    for folder in (path, *path.parents):
+        lines = _ledger(folder)
+        if _is_internal(folder) or "*" in lines:
+            return True
+        if is_plain and lines and f"{sha256(path)}  {path.relative_to(folder)}" in lines:
+            return True
+    return False
 
 
-def _listed(folder: Path) -> set[tuple[Path, str]]:
-    """Return the files of a folder's ledger, each with its digest."""
-    with contextlib.suppress(OSError):
+def _is_internal(path: Path) -> bool:
+    return path.name in _INTERNAL or bool(_TEMPORARY.fullmatch(path.name))
+
+
+def _ledger(folder: Path) -> list[str]:
+    try:
         text = (folder / LEDGER).read_text(encoding="utf-8", errors="surrogateescape")
-        return {(folder / line[66:], line[:64]) for line in text.splitlines()}
-    return set()
-
-
-def _list(files: Mapping[str, Path], folder: Path) -> None:
-    """Add files, by their names in a folder, to its ledger."""
-    lines = [f"{sha256(file)}  {name}\n" for name, file in files.items()]
-    # If it cannot be written, as in another user's folder, the output will just not be replaced.
-    with (
-        contextlib.suppress(OSError),
-        (folder / LEDGER).open("a", encoding="utf-8", errors="surrogateescape") as stream,
-    ):
-        stream.write("".join(lines))
+    except OSError:
+        return []
+    return text.splitlines()
 
 
 def claim(folder: Path) -> None:
@@ -94,21 +85,9 @@ def claim(folder: Path) -> None:
         RevelaError: it contains a file that this package did not write.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not _is_claimed(folder):
+    if not _is_ours(folder):
         check_ours(folder)
         (folder / LEDGER).write_text("*\n", encoding="utf-8")
-
-
-def _is_claimed(path: Path) -> bool:
-    """Return whether a path is, or is within, a folder of our own making or a temporary."""
-    path = path.absolute()
-    return any(
-        _is_internal(place) or (place, "*") in _listed(place) for place in (path, *path.parents)
-    )
-
-
-def _is_internal(path: Path) -> bool:
-    return path.name in _OWN or bool(_TEMPORARY.fullmatch(path.name))
 
 
 def remove(path: Path) -> None:
@@ -133,12 +112,18 @@ def replace(source: Path, path: Path) -> None:
     check_ours(path)
     if path.is_dir():
         remove(path)
-    if not _is_claimed(path):  # listed first: a kill must not leave a file that seems foreign
-        if source.is_file():
-            _list({path.name: source}, path.parent)
-        elif not (source / LEDGER).exists():
-            files = [file for file in source.rglob("*") if file.is_file()]
-            _list({str(file.relative_to(source)): file for file in files}, source)
+    if not _is_ours(path.parent) and not (source / LEDGER).exists():
+        folder = source if source.is_dir() else path.parent
+        files = [file for file in (source, *source.rglob("*")) if file.is_file()]
+        names = [path.name if file == source else file.relative_to(source) for file in files]
+        lines = [f"{sha256(file)}  {name}\n" for file, name in zip(files, names, strict=True)]
+        # Before the file is there: a kill must not leave one that seems foreign. If the ledger
+        # cannot be written, as in another user's folder, the output will just not be replaced.
+        with (
+            contextlib.suppress(OSError),
+            (folder / LEDGER).open("a", encoding="utf-8", errors="surrogateescape") as stream,
+        ):
+            stream.writelines(lines)
     os.replace(source, path)
 
 
@@ -156,7 +141,7 @@ def scratch(folder: Path) -> Iterator[Path]:
         done = True
     finally:
         with contextlib.suppress(OSError):  # over NFS, a file that is still open
-            if done or _OWN.issuperset(file.name for file in folder.iterdir()):
+            if done or _INTERNAL.issuperset(file.name for file in folder.iterdir()):
                 remove(folder)
 
 
@@ -188,17 +173,16 @@ def atomic_output(path: Path) -> Iterator[Path]:
                     remove(stale)  # left by a killed process
         yield temporary
         # safetensors makes its files readable by their owner only.
-        for file in (temporary, *temporary.rglob("*")):
-            if file.is_file():
-                file.chmod(0o666 & ~_UMASK)
+        for file in filter(Path.is_file, (temporary, *temporary.rglob("*"))):
+            file.chmod(0o666 & ~_UMASK)
         if path.exists() and path.is_dir() != temporary.is_dir():
             kind = "folder" if path.is_dir() else "file"
             raise RevelaError(f"cannot write {path}: a {kind} with this name exists")
         replace(temporary, path)
     except OSError as error:
-        # Only errors of this output: an unreadable input keeps its own message.
-        own = error.filename is None or str(error.filename).startswith(str(path.parent))
-        if own and could_not_write(error):
+        # An unreadable input keeps its own message.
+        is_output = error.filename is None or str(error.filename).startswith(str(path.parent))
+        if is_output and could_not_write(error):
             raise RevelaError(f"cannot write {path}: {error.strerror}") from error
         raise
     finally:
@@ -213,11 +197,10 @@ def could_not_write(error: BaseException | None) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno in _WRITE_ERRORS
-    text = str(error).lower()
-    reasons = [os.strerror(number).lower() for number in _WRITE_ERRORS]
+    reasons = [os.strerror(number) for number in _WRITE_ERRORS]
     if isinstance(error, RuntimeError):  # torch's writer does not give the reason
-        reasons += ["streamwriter", "unexpected pos"]
-    return any(reason in text for reason in reasons)
+        reasons += ["StreamWriter", "unexpected pos"]
+    return any(reason.lower() in str(error).lower() for reason in reasons)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -251,10 +234,10 @@ def read_json(path: Path) -> dict[str, Any]:
         RevelaError: it cannot be read, or is not a JSON object.
     """
     with reading(path, "a JSON object"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it starts with {json.dumps(found)[:20]}")
-    return found
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it starts with {json.dumps(content)[:20]}")
+    return content
 
 
 def write_manifest(
@@ -262,11 +245,7 @@ def write_manifest(
 ) -> None:
     """Record how `output` was made, in `manifest.json` of a folder or `.manifest.json` of a file.
 
-    Args:
-        output: the finished file or folder.
-        settings: the settings that the step was given.
-        inputs: files and folders that the step read; each is hashed.
-        facts: recorded by the step itself (counts, device, tokens per second, …).
+    The `inputs` are hashed; `facts` are those of the step itself (counts, device, …).
     """
     seconds = time.time() - STARTED
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
@@ -283,9 +262,8 @@ def write_manifest(
         "peak_memory_gb": round(memory_gb, 3),
         **_gpu_facts(seconds),
     }
-    folder = output.is_dir()
-    path = output / "manifest.json" if folder else output.with_suffix(".manifest.json")
-    write_json(path, manifest | facts)
+    beside = output.with_suffix(".manifest.json")
+    write_json(output / "manifest.json" if output.is_dir() else beside, manifest | facts)
 
 
 def _gpu_facts(seconds: float) -> dict[str, Any]:

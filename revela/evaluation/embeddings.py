@@ -5,6 +5,7 @@ import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def encode_corpus(
     in a process of its own. `made_by` says what the embeddings depend on besides the texts.
 
     Raises:
-        RevelaError: an embedding is not finite, or the folder contains other files.
+        RevelaError: an embedding is not finite, a device's process died, or the folder contains
+            other files.
     """
     outputs.claim(folder)
     numbers = range(len(passages))
@@ -90,8 +92,14 @@ def encode_corpus(
     elif count:
         shares = [missing[place::count] for place in range(count)]
         spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(count, spawn, end_with_parent) as pool:
-            list(pool.map(job.encode, shares, devices, range(count)))
+        try:
+            with ProcessPoolExecutor(count, spawn, end_with_parent) as pool:
+                list(pool.map(job.encode, shares, devices, range(count)))
+        except BrokenProcessPool as error:
+            raise RevelaError(
+                "an encoding process was killed (out of memory?); "
+                f"finished shards are kept in {folder}"
+            ) from error
     return shards
 
 

@@ -89,7 +89,7 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     experiment = Experiment.model_validate(settings)
     root = _working_folder(home, manifest)
     sources = list(_sources(root, next(iter(manifest["inputs"]))))
-    data_sets = sorted({one["dataset"] for one in sources if "dataset" in one})
+    data_sets = sorted({source["dataset"] for source in sources if "dataset" in source})
     scores = list(_scores(home.parents[1] / "scores" / name, Source(str(folder)).fingerprint()))
     base, encoder = str(experiment.retriever), read_encoder(Source(str(folder)), EncodingKeys())
     relation = "adapter" if experiment.lora and not merged else "finetune"
@@ -126,8 +126,8 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     licences = [f"- The backbone: {_named(licence)}."]
     if must_be_called_llama(licence):
         licences.append("- Built with Llama: the name of a derived model must begin with Llama.")
-    for one in data_sets:
-        licences.append(f"- The data set {one}: {_named(licence_of(one, 'data set'))}.")
+    for data_set in data_sets:
+        licences.append(f"- The data set {data_set}: {_named(licence_of(data_set, 'data set'))}.")
     return _TEXT.format(
         data=data.to_yaml(),
         name=name,
@@ -139,7 +139,7 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
         version=version("sentence-transformers"),
         prompts=f"`{encoder.prompts['query']}` and `{encoder.prompts['document']}`",
         trained=f"{manifest['steps']} steps, {spent}; revela {manifest['revela']}{commit}.",
-        corpora="; ".join(f"{one['name']} ({one['what']})" for one in sources) or "not recorded",
+        corpora="; ".join(f"{c['name']} ({c['what']})" for c in sources) or "not recorded",
         settings=yaml.safe_dump({"experiments": {home.name: dumped}}, sort_keys=False).strip(),
         scores="".join([head, *rows] if rows else []),
         licences="\n".join(licences),
@@ -163,12 +163,12 @@ def _sources(root: Path, name: str) -> Iterator[dict[str, Any]]:
     manifest = read_json(file)
     settings = manifest["settings"]
     if "source" in settings and "corpora" not in settings:
-        found = {"name": path.stem, "what": settings.get("dataset") or settings["source"]}
-        yield found | ({"dataset": settings["dataset"]} if settings.get("dataset") else {})
+        corpus = {"name": path.stem, "what": settings.get("dataset") or settings["source"]}
+        yield corpus | ({"dataset": settings["dataset"]} if settings.get("dataset") else {})
     elif settings.get("hub"):
         yield {"name": path.stem, "what": settings["hub"], "dataset": settings["hub"]}
-    for one in manifest["inputs"]:
-        yield from _sources(root, one)
+    for path in manifest["inputs"]:
+        yield from _sources(root, path)
 
 
 def _scores(folder: Path, revision: str) -> Iterator[tuple[str, float, str]]:
@@ -184,7 +184,7 @@ def _scores(folder: Path, revision: str) -> Iterator[tuple[str, float, str]]:
         if subsets.size().min() > 1:
             low, high = bootstrap(
                 [queries.to_numpy() for _, queries in subsets],
-                lambda *subsets, axis: np.mean([one.mean(axis=axis) for one in subsets], axis=0),
+                lambda *subsets, axis: np.mean([ndcg.mean(axis=axis) for ndcg in subsets], axis=0),
                 method="percentile",
                 batch=100,
                 rng=0,

@@ -65,30 +65,33 @@ def read_encoder(
         RevelaError: the files are missing, gated or broken, or describe what cannot be computed.
     """
     home = source if source.modules or not source.base else source.base
+    if not home.modules:
+        keys = Encoding(**keys.model_dump(exclude_none=True))
     with explained("model", home.name):
         with unsharded():
-            transformer, *rest = (_own_modules if home.modules else _paper_modules)(home, keys)
+            made = _own_modules(home) if home.modules else _paper_modules(home, keys)
+            transformer, *rest = _changed(made, keys)
         settings = home.read("config_sentence_transformers.json") or {}
         for key in settings:
             check_name(f"model {home.name!r}", "setting of sentence-transformers", key, _SETTINGS)
         kind = settings.get("model_type", "SentenceTransformer")
         check_name(f"model {home.name!r}", "type of model", kind, ["SentenceTransformer"])
         similarity: Any = settings.get("similarity_fn_name") or "cosine"
-        if keys.normalize is not None or not home.modules:
-            similarity = "dot" if keys.normalize is False else "cosine"
+        if keys.normalize is not None:
+            similarity = "cosine" if keys.normalize else "dot"
         check_name(f"model {home.name!r}", "similarity", similarity, ("cosine", "dot"))
         if load:
             transformer.model = load(type(transformer.model))
         encoder = SentenceTransformer(
             modules=[transformer, *rest],
-            prompts=_prompts(home, settings, keys),
+            prompts=_prompts(settings.get("prompts") or {}, keys),
             similarity_fn_name=similarity,
             truncate_dim=settings.get("truncate_dim"),
             device=str(next(transformer.model.parameters()).device),
         )
     transformer.model.config.use_cache = False  # it would copy all keys and values
-    own = max_length or encoder.max_seq_length or _NO_LIMIT
-    encoder.max_seq_length = int(min(own, _NO_LIMIT, positions(transformer.model)))
+    longest = max_length or encoder.max_seq_length or _NO_LIMIT
+    encoder.max_seq_length = int(min(longest, _NO_LIMIT, positions(transformer.model)))
     known = encoder.tokenizer.get_vocab()
     # A prompt's tokens, such as UniXcoder's modes, stay whole: few models declare them.
     for token in re.findall(r"<\S+?>", "".join(filter(None, encoder.prompts.values()))):
@@ -101,7 +104,6 @@ def read_encoder(
 
 def _paper_modules(source: Source, keys: EncodingKeys) -> list[Any]:
     """Return the modules around a backbone without sentence-transformers files."""
-    encoding = Encoding(**keys.model_dump(exclude_none=True))
     revision = {"revision": source.revision}
     transformer = modules.Transformer(
         source.name,
@@ -112,13 +114,12 @@ def _paper_modules(source: Source, keys: EncodingKeys) -> list[Any]:
         modality_config=_TEXT,
         module_output_name="token_embeddings",
     )
-    transformer.processor = standalone(load_tokenizer(source), encoding.append_eos)
-    pooling = modules.Pooling(transformer.get_embedding_dimension(), _POOLING[encoding.pooling])
-    return [transformer, pooling, *([modules.Normalize()] if encoding.normalize else [])]
+    transformer.processor = standalone(load_tokenizer(source), bool(keys.append_eos))
+    return [transformer, modules.Pooling(transformer.get_embedding_dimension())]
 
 
-def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
-    """Return the modules of a model's sentence-transformers files, changed by keys that are set."""
+def _own_modules(source: Source) -> list[Any]:
+    """Return the modules of a model's sentence-transformers files."""
     made: list[Any] = []
     for entry in source.modules or []:
         if not entry["type"].startswith("sentence_transformers."):
@@ -134,28 +135,32 @@ def _own_modules(source: Source, keys: EncodingKeys) -> list[Any]:
         made.append(
             kind.load(source.name, subfolder=entry["path"], revision=source.revision, **options)
         )
+    return made
+
+
+def _changed(made: list[Any], keys: EncodingKeys) -> list[Any]:
+    """Return modules with the settings of keys that are set."""
     transformer = made[0]
     if keys.append_eos and not appends_eos(transformer.tokenizer):
         transformer.processor = standalone(transformer.tokenizer, True)
-    width = transformer.get_embedding_dimension()
-    for number, module in enumerate(made):
-        if keys.pooling and isinstance(module, modules.Pooling):
-            made[number] = modules.Pooling(width, _POOLING[keys.pooling])
+    if keys.pooling:
+        pooling = modules.Pooling(transformer.get_embedding_dimension(), _POOLING[keys.pooling])
+        made = [pooling if isinstance(module, modules.Pooling) else module for module in made]
     if keys.normalize is not None:
-        made = [one for one in made if not isinstance(one, modules.Normalize)]
+        made = [module for module in made if not isinstance(module, modules.Normalize)]
         made += [modules.Normalize()] if keys.normalize else []
     return made
 
 
-def _prompts(home: Source, settings: Mapping[str, Any], keys: EncodingKeys) -> dict[str, str]:
+def _prompts(prompts: Mapping[str, str], keys: EncodingKeys) -> dict[str, str]:
     """Return the prompts of both roles, as `encode_query` and `encode_document` look for them."""
-    prompts = dict(settings.get("prompts") or {})
-    if home.modules is None:
-        prompts = {"query": Encoding().query_prefix, "document": Encoding().passage_prefix}
-    passages = [prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)]
-    own = {"query": prompts.get("query") or "", "document": passages[0] if passages else ""}
-    given = {"query": keys.query_prefix, "document": keys.passage_prefix}
-    return prompts | own | {role: text for role, text in given.items() if text is not None}
+    query, passage = keys.query_prefix, keys.passage_prefix
+    if query is None:
+        query = prompts.get("query") or ""
+    if passage is None:
+        passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
+        passage = next(filter(None, passages), "")
+    return {**prompts, "query": query, "document": passage}
 
 
 # ---------------------------------------------------------------------------- weights
@@ -217,11 +222,11 @@ def load_model(source: Source, kind: Any = AutoModel, dtype: torch.dtype = torch
             if not converted:
                 raise
             model, info = kind.from_pretrained(name, revision=converted, **options)
-    own = (getattr(model.config, "auto_map", None) or {}).get("AutoModel", "")
+    code = (getattr(model.config, "auto_map", None) or {}).get("AutoModel", "")
     stock = type(model).__name__
-    if kind is type(model) and own.rpartition(".")[2] not in ("", stock):
+    if kind is type(model) and code.rpartition(".")[2] not in ("", stock):
         raise RevelaError(
-            f"model {name!r} has code of its own ({own}), which is never run; {stock} of "
+            f"model {name!r} has code of its own ({code}), which is never run; {stock} of "
             "transformers would give other vectors"
         )
     # transformers initialises them at random; a pooler is not used here.
@@ -262,9 +267,9 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     modules = {
-        name.rpartition(".")[2]: (getattr(one, "in_features", 0), getattr(one, "out_features", 0))
-        for name, one in model.named_modules()
-        if any(True for _ in one.parameters(recurse=False))
+        name.rpartition(".")[2]: (getattr(part, "in_features", 0), getattr(part, "out_features", 0))
+        for name, part in model.named_modules()
+        if any(True for _ in part.parameters(recurse=False))
     }
     for target in lora.targets:
         check_name("lora.targets", "module", target, modules)
@@ -281,7 +286,7 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
 
 
 def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
-    """Put the adapter of a folder or of the hub on its backbone, to be trained further.
+    """Put the adapter of a source on its backbone, to be trained further.
 
     Raises:
         RevelaError: as `load_adapter`, or it was trained with other settings.
@@ -289,12 +294,12 @@ def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
     from peft import LoraConfig
 
     with explained("adapter", source.name):
-        found = LoraConfig.from_pretrained(source.name)
-    theirs = (found.r, found.lora_alpha, found.lora_dropout, set(found.target_modules))
-    if theirs != (lora.rank, lora.alpha, lora.dropout, set(lora.targets)):
+        saved = LoraConfig.from_pretrained(source.name)
+    settings = (saved.r, saved.lora_alpha, saved.lora_dropout, set(saved.target_modules))
+    if settings != (lora.rank, lora.alpha, lora.dropout, set(lora.targets)):
         raise RevelaError(
-            f"adapter {source.name!r} has rank {found.r}, alpha {found.lora_alpha}, dropout "
-            f"{found.lora_dropout} and targets {', '.join(sorted(found.target_modules))}; set lora "
+            f"adapter {source.name!r} has rank {saved.r}, alpha {saved.lora_alpha}, dropout "
+            f"{saved.lora_dropout} and targets {', '.join(sorted(saved.target_modules))}; set lora "
             "to the same values to train it further"
         )
     return load_adapter(model, source, trained=True)

@@ -74,13 +74,13 @@ def check_folder(folder: Path, original: Path | None = None) -> float:
             raise RevelaError(
                 f"{folder}: sentence-transformers cannot load it: {reason}"
             ) from error
-    found = {
+    vectors = {
         "query": theirs.encode_query(texts, convert_to_tensor=True),
         "passage": theirs.encode_document(texts, convert_to_tensor=True),
     }
     if theirs.similarity_fn_name == "cosine":  # as `encode` here does
-        found = {role: F.normalize(vectors_ND, dim=1) for role, vectors_ND in found.items()}
-    smallest = min(float(_alike(expected[role], found[role]).min()) for role in found)
+        vectors = {role: F.normalize(vectors_ND, dim=1) for role, vectors_ND in vectors.items()}
+    smallest = min(float(_alike(expected[role], vectors[role]).min()) for role in vectors)
     if not smallest >= _SAME:  # also for NaN
         raise RevelaError(
             f"{folder}: sentence-transformers gives a text another vector (cosine {smallest:.5f})"

@@ -61,7 +61,7 @@ class Source:
         if modules is None:
             return None
         with reading(f"{self.name}/modules.json", "a list of modules"):
-            return [{key: one[key] for key in ("name", "path", "type")} for one in modules]
+            return [{key: module[key] for key in ("name", "path", "type")} for module in modules]
 
     @property
     def subfolder(self) -> str:
@@ -98,18 +98,18 @@ class Source:
         if not self.folder:
             check_model_folder(self.name)  # it may be written as a folder
             return commit(self.name, self.revision) or self.revision or "main"
-        own = digest(tuple(model_files(self.folder)))
-        below = self.base
-        return f"{own}-{below.fingerprint()}" if below and (self.below or below.folder) else own
+        files = digest(tuple(model_files(self.folder)))
+        base = self.base
+        return f"{files}-{base.fingerprint()}" if base and (self.below or base.folder) else files
 
     def folders(self) -> list[Path]:
         """Return its folder and that of its base, as far as they are on this machine."""
-        return [one.folder for one in (self, self.base) if one and one.folder]
+        return [source.folder for source in (self, self.base) if source and source.folder]
 
     def commits(self) -> dict[str, str | None]:
         """Return the commits of the repositories that it is read from, by their names."""
         return {
-            one.name: commit(one.name, one.revision)
-            for one in (self.base, self)
-            if one and not one.folder
+            source.name: commit(source.name, source.revision)
+            for source in (self.base, self)
+            if source and not source.folder
         }

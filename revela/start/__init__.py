@@ -1,1 +1,1 @@
-"""Plans and monitors runs: what jobs need, what they will cost, and their progress."""
+"""What a user types first: `revela new`, `check`, `run`, `status`."""

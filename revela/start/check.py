@@ -147,8 +147,8 @@ def _weights(entry: Any) -> Iterator[Repository]:
     revision, adapter = getattr(entry, "revision", None), getattr(entry, "adapter", None)
     for model in references(entry):
         if isinstance(model, ModelRef) and model.is_hub_name:
-            own = None if adapter and model != adapter else revision
-            yield Repository("model", model, own, "*.safetensors")
+            of_base = adapter and model != adapter
+            yield Repository("model", model, None if of_base else revision, "*.safetensors")
 
 
 def _needs_of_task(suite: Any, task: str) -> Iterator[Repository | str]:
@@ -189,8 +189,7 @@ def _look_up(repository: Repository) -> int | str:
         if what == "model" and not kept and (revision or not converted_revision(name)):
             return f"model {name!r} has no safetensors weights"
         new = [f for f in kept if not try_to_load_from_cache(**at, filename=f, revision=info.sha)]
-        # datasets keeps a data set as it was sent and as Arrow files.
-        return sum(files[file] for file in new) * (2 if pattern == "*" else 1)
+        return sum(files[file] for file in new)
     except (ConnectionError, httpx.TransportError) as error:
         folder = Path(constants.HF_HUB_CACHE, file_download.repo_folder_name(**at))
         commit = revision if revision and len(revision) == 40 else "*"

@@ -34,7 +34,7 @@ def look(corpus: FilesCorpus, skipped: Skipped) -> tuple[float, float, list[Docu
     documents: float = len(sample)
     if len(sample) == _SAMPLE:
         documents = sum(map(_rows_of, text_files(Path(corpus.path))))
-    words = sum(len(word_pattern(one.text).findall(one.text)) for one in sample)
+    words = sum(len(word_pattern(doc.text).findall(doc.text)) for doc in sample)
     return documents, words / len(sample), sample
 
 

@@ -13,6 +13,7 @@ from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
 from revela.config.formats import is_plain
 from revela.config.local import text_files
+from revela.config.names import ModelRef
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
@@ -99,14 +100,9 @@ def write_config(
     collection: Path | None,
     field: str | None = None,
 ) -> str:
-    """Write a configuration that trains on texts; return a line of summary.
+    """Write a configuration that trains on texts, with entries named after its file.
 
-    Args:
-        texts: a folder or file.
-        output: the file to write; the entries are named after it.
-        backbone: a folder or hub name; by default one that this machine can train.
-        collection: folder of an additional test collection in BEIR layout.
-        field: field of the rows that holds the text; judged by them if None.
+    The arguments are the options of `revela new`; return a line of summary.
 
     Raises:
         RevelaError: the texts or the collection cannot be read, the texts are too few for a batch
@@ -125,17 +121,18 @@ def write_config(
     small = not backbone and not gpus
     backbone = backbone or (_small_backbone() if small else _BACKBONE)
     machine: dict[str, Any] = _ON_CPU if small else _ON_GPU
-    if (model := Source(backbone)).folder:
-        model.check_is_language_model()
+    if ModelRef(backbone).is_folder:
+        Source(backbone).check_is_language_model()
     kept = 1 - _HELD_OUT
     chunks = chunks_of(kept * documents, each, machine["max_words"])
     batches = int(chunks / 16)
     devices = max(1, gpus)  # each takes the same number of batches in a step
     if batches < devices:
         at_once = f", and a step has a batch for each of {gpus} GPUs" if gpus > 1 else ""
-        found = f"{words:.0f} words give about {chunks:.0f} chunks"
-        raise RevelaError(f"{texts}: {found}; a batch has 16{at_once}")
-    if len({place(one.id) < kept for one in sample}) < 2:
+        raise RevelaError(
+            f"{texts}: {words:.0f} words give about {chunks:.0f} chunks; a batch has 16{at_once}"
+        )
+    if len({place(document.id) < kept for document in sample}) < 2:
         raise RevelaError(
             f"{texts}: too few documents to hold out a tenth ({len(sample)}); split them into more "
             "files"
@@ -144,8 +141,8 @@ def write_config(
     epoch = batches // batches_per_step
     steps = max(epoch, min(_MIN_STEPS, _MAX_EPOCHS * epoch))
     steps = min(steps, _CPU_STEPS) if small else steps
-    language = guess_language(one.text for one in sample)
-    titled = sum(bool(one.title or all(split_title(one.text))) for one in sample)
+    language = guess_language(document.text for document in sample)
+    titled = sum(bool(doc.title or all(split_title(doc.text))) for doc in sample)
     tasks = columns = ["halves", "titles"] if titled > len(sample) / 2 else ["halves"]
     brought = ""
     if collection:
@@ -188,8 +185,8 @@ def write_config(
     if not is_plain(files[0]):
         made_of += f" in field {fields.text!r}"
     made_of += f"; language of BM25: {language}"
-    if found := skipped.summary():
-        made_of += f"; {found}"
+    if bad_rows := skipped.summary():
+        made_of += f"; {bad_rows}"
     return f"{texts}: {made_of}; {steps} steps from {backbone}"
 
 

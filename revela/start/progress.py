@@ -14,7 +14,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from revela.start.status import duration, last_line, reason
 
-_LONG = ("chunk", "batch", "pair", "pretrain", "train", "evaluate", "evaluate_language_model")
+_LONG = ("chunk", "batch", "pair", "train", "evaluate", "evaluate_language_model")
 _SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer
 _ENDED = "At least one job did not complete successfully"
 

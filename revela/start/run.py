@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -61,16 +60,10 @@ def run(
     print(shlex.join(["snakemake", *options, *arguments]), file=sys.stderr)
     parser = get_argument_parser()
     vars(parser)["error"] = _refuse  # in place of a hundred lines of usage
-    given = parser.parse_args([*options, *arguments])
-    if [Path(file) for file in given.configfile] != [config]:
-        raise RevelaError(f"--configfile {given.configfile[-1]}: the config is {config}")
-    files = [_SNAKEFILE, *_SNAKEFILE.parent.glob("workflow/rules/*.smk")]
-    rules = re.findall(r"^rule (\w+):", "".join(map(Path.read_text, files)), re.MULTILINE)
-    named = [given.until, given.omit_from, given.forcerun, given.set_threads, given.set_resources]
-    for rule in chain.from_iterable(named):
-        if not Path(rule).suffix:  # of a file
-            check_name("Snakemake", "rule", rule, rules)
-    makes = not any(getattr(given, option) for option in _MAKES_NOTHING)
+    parsed = parser.parse_args([*options, *arguments])
+    if [Path(file) for file in parsed.configfile] != [config]:
+        raise RevelaError(f"--configfile {parsed.configfile[-1]}: the config is {config}")
+    makes = not any(getattr(parsed, option) for option in _MAKES_NOTHING)
     if makes and not verbose:
         LoggerPluginRegistry().register_plugin("snakemake_logger_plugin_revela", progress)
         options += ["--logger", "revela"]
@@ -81,8 +74,11 @@ def run(
         if stop.code:
             print(*progress.FAILED, sep="\n", file=sys.stderr)
             # Without the logger, the exception's name is not known.
-            if given.dryrun or "MissingRuleException" in progress.ERRORS:
-                for target in given.targets:
+            if parsed.dryrun or "MissingRuleException" in progress.ERRORS:
+                files = [_SNAKEFILE, *_SNAKEFILE.parent.glob("workflow/rules/*.smk")]
+                text = "".join(map(Path.read_text, files))
+                rules = re.findall(r"^rule (\w+):", text, re.MULTILINE)
+                for target in parsed.targets:
                     check_name(str(config), "target", target, [*checked.targets(), *rules])
             raise
     if makes:
@@ -97,7 +93,7 @@ def run(
         for name in checked.experiments:
             if (path := Path(retriever(name))).exists():
                 trained.append(path)
-            elif not given.targets:
+            elif not parsed.targets:
                 print(f"{name}: not trained, because nothing requested it: {path}")
         for kind, files in (("figures", drawn), ("retrievers", trained)):
             if files:

@@ -5,12 +5,12 @@ Imports nothing heavy, so that `revela status` is fast.
 
 import contextlib
 import json
-import os
 import re
 import statistics
 import sys
 import time
 from collections import defaultdict
+from glob import iglob
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +20,6 @@ from revela.common.errors import RevelaError
 from revela.common.locks import is_locked
 from revela.common.outputs import check_ours, read_json, remove
 
-_QUIET = 300  # seconds (or steps, below) without activity until a training counts as stalled
-_QUIET_STEPS = 10
 _TAIL = 64 * 1024  # bytes read from the end of a log
 _STEPS_AVERAGED = 50
 _ERROR = re.compile(r"^revela: error: (?!stopped by )|^[\w.]+(Error|Exception)\b")
@@ -33,13 +31,9 @@ _MADE = {
     "tables": "tables/*.tex",  # analyses of tables have none
 }
 
-_COLOURS = {
-    "done": "green",
-    "running": "cyan",
-    "stopped": "yellow",
-    "stalled": "red",
-    "failed": "red",
-}
+_COLOURS = {"done": "green", "running": "cyan", "stopped": "yellow", "failed": "red"}
+_COLUMNS = ["model", "state", "step", "of", "loss", "tokens/s", "left", "checkpoint", "hours"]
+_COLUMNS += ["GPU-hours", "last sign"]
 
 Results = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 
@@ -154,17 +148,9 @@ def clean(results: Path, model: str) -> int:
     folders = [folder for folder in (*left, shards) if folder.is_dir()]
     if not folders:
         raise RevelaError(f"{results}: no checkpoints and no shards of {model!r}")
-    now = time.time()
-    running = [row["model"] for row in trainings(results, now) if row["state"] == "running"]
-    # A training that hangs, or that saves and checks its model after the last step, has its lock.
-    if model in running or is_locked(left[0]):
+    # A training that saves and checks its model after the last step has its lock still.
+    if any(map(is_locked, folders)):
         raise RevelaError(f"{model!r} is running")
-    last = max(map(_written, shards.rglob("*.safetensors")), default=0)
-    if now - last < _QUIET:
-        raise RevelaError(
-            f"{model!r} is being evaluated: a shard was written {_ago(now, last)}; if the "
-            f"evaluation has ended, try again in {duration(last + _QUIET - now)}"
-        )
     size = sum(map(_size, folders))
     check_ours(*folders)
     for folder in folders:
@@ -173,21 +159,22 @@ def clean(results: Path, model: str) -> int:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of a folder's files; a training may remove some meanwhile."""
-    size = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                size += Path(parent, name).stat().st_size
-    return size
+    """Return the bytes of a folder's files."""
+    # Unlike `rglob`, which fails if a folder disappears meanwhile.
+    return sum(_stat(folder / name)[0] for name in iglob("**", root_dir=folder, recursive=True))
 
 
 def _written(path: Path) -> float:
-    """Return the time of a file's last write, 0 if a running job has just removed it."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0
+    """Return the time of a file's last write."""
+    return _stat(path)[1]
+
+
+def _stat(path: Path) -> tuple[int, float]:
+    """Return a file's size and time, zeros if a running job has just removed it."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_size, status.st_mtime
+    return 0, 0
 
 
 def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
@@ -204,16 +191,14 @@ def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
 def _finished(folder: Path, now: float) -> dict[str, Any]:
     path = folder / "manifest.json"
     manifest, lines = read_json(path), _last_steps(folder / "log.jsonl")
-    return {
+    return dict.fromkeys(_COLUMNS) | {
         "model": folder.name,
         "state": "done",
         "step": manifest.get("steps"),
         "of": manifest.get("steps"),
         "loss": lines[-1]["loss"] if lines else None,
         "tokens/s": manifest.get("tokens_per_second"),
-        "left": None,
-        "checkpoint": None,
-        "hours": manifest.get("hours", manifest.get("seconds", 0) / 3600),
+        "hours": manifest.get("hours"),
         "GPU-hours": manifest.get("gpu_hours"),
         "last sign": _ago(now, path.stat().st_mtime),
     }
@@ -227,22 +212,17 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
     rates = [line["tokens_per_second"] for line in recent if "tokens_per_second" in line]
     times = [line["seconds"] for line in recent if "seconds" in line]
     seconds = statistics.median_high(times) if times else 0
-    seen = _last_sign(work)
-    quiet = now - seen > max(_QUIET, _QUIET_STEPS * seconds)
-    alive = is_locked(work.parent)
     saved = [int(file.parent.name.rpartition("-")[2]) for file in work.glob("*/complete.json")]
-    return {
+    return dict.fromkeys(_COLUMNS) | {
         "model": name,
-        "state": "stopped" if not alive else "stalled" if quiet else "running",
+        "state": "running" if is_locked(work.parent) else "stopped",
         "step": step,
         "of": of,
         "loss": last.get("loss"),
         "tokens/s": statistics.median_high(rates) if rates else None,
         "left": duration(seconds * (of - step)) if seconds and of else None,
         "checkpoint": max(saved, default=None),
-        "hours": None,
-        "GPU-hours": None,
-        "last sign": _ago(now, seen),
+        "last sign": _ago(now, _last_sign(work)),
     }
 
 

@@ -42,9 +42,9 @@ def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
     Raises:
         RevelaError: a weight in the file is missing, differs, or is not finite.
     """
-    found = load_file(file)
+    weights = load_file(file)
     for name, weight in expected.items():
-        saved = found.get(name.replace(".default", ""))
+        saved = weights.get(name.replace(".default", ""))
         if saved is None or not torch.equal(saved, weight.cpu()):  # NaN equals nothing
             raise RevelaError(
                 f"{file}: {name} is missing, not finite, or differs from the trained weights"

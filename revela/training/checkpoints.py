@@ -57,7 +57,7 @@ def work_folder(
         _die_with_parent()  # otherwise processes keep training after their launcher is killed
     with contextlib.ExitStack() as stack:
         if first:
-            stack.enter_context(locked(folder, "training", own=1))
+            stack.enter_context(locked(folder, "training", innermost=1))
             outputs.check_ours(*(output / name for name in written))
             stack.enter_context(outputs.scratch(work))
         yield work
@@ -144,10 +144,10 @@ def _problem(folder: Path) -> str | None:
         expected = outputs.read_json(folder / COMPLETE)["files"]
     except (RevelaError, KeyError):
         return "is incomplete"
-    found = _hashes(folder)
+    hashes = _hashes(folder)
     for name, digest in expected.items():
-        if found.get(name) != digest:
-            return f"{name} is {'damaged' if name in found else 'missing'}"
+        if hashes.get(name) != digest:
+            return f"{name} is {'damaged' if name in hashes else 'missing'}"
     return None
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import datasets
 import pyarrow.compute as pc
-import torch
 from sentence_transformers import SentenceTransformer
 
 from revela.common import outputs
@@ -46,8 +45,10 @@ class BatchCollator:
         order = list(range(len(row["texts"])))
         Random(f"{self.experiment.seed} {row['index']}").shuffle(order)
         documents = row.get("documents") or [None] * len(order)
-        lists = {"texts": row["texts"], "documents": documents}
-        return row | {name: [values[n] for n in order] for name, values in lists.items()}
+        return row | {
+            "texts": [row["texts"][n] for n in order],
+            "documents": [documents[n] for n in order],
+        }
 
     def tensors(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
@@ -65,20 +66,20 @@ class BatchCollator:
             bare += self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)[
                 "input_ids"
             ]
-        ids = queries + passages
-        lists: dict[str, list[Any]] = {"retriever_lengths": list(map(len, ids))}
+        ids, mask = pad(bare, self.language_model_tokenizer.pad_token_id)
+        tensors = _padded("retriever", queries + passages, encoder.tokenizer)
+        tensors |= {"language_model_ids": ids, "language_model_mask": mask}
         if len(rows) > 1:
-            lists["sizes"] = [len(row["texts"]) for row in rows]
+            tensors["sizes"] = [len(row["texts"]) for row in rows]
         objective, seed = self.experiment.objective, self.experiment.seed
         if objective.name == "revela" and objective.similarity == "documents":
-            lists["reads"] = [
+            tensors["reads"] = [
                 chunks_to_read(
                     row["documents"], objective.wrong_share, Random(f"reads {seed} {row['index']}")
                 )
                 for row in rows
             ]
-        bare_tensors = _padded("language_model", bare, self.language_model_tokenizer)
-        return _padded("retriever", ids, encoder.tokenizer) | bare_tensors | lists
+        return tensors
 
 
 class PairCollator:
@@ -95,17 +96,13 @@ class PairCollator:
         passages = [text for row in rows for text in (row["positive"], *row["negatives"])]
         query_ids = tokenize(encoder, queries, "query", length)
         passage_ids = tokenize(encoder, passages, "passage", length)
-        lists = {
-            "query_lengths": list(map(len, query_ids)),
-            "passage_lengths": list(map(len, passage_ids)),
-        }
         query = _padded("query", query_ids, encoder.tokenizer)
-        return query | _padded("passage", passage_ids, encoder.tokenizer) | lists
+        return query | _padded("passage", passage_ids, encoder.tokenizer)
 
 
-def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, torch.Tensor]:
+def _padded(name: str, ids: list[list[int]], tokenizer: Any) -> dict[str, Any]:
     padded, mask = pad(ids, tokenizer.pad_token_id)
-    return {f"{name}_ids": padded, f"{name}_mask": mask}
+    return {f"{name}_ids": padded, f"{name}_mask": mask, f"{name}_lengths": list(map(len, ids))}
 
 
 def load_batches(data: Path) -> Any:
@@ -135,8 +132,8 @@ def load_pairs(data: Path) -> Any:
 
 def _lengths(rows: Any, column: str) -> tuple[int, int]:
     """Return the minimum and maximum length of a column of lists."""
-    found = pc.min_max(pc.list_value_length(rows.data.column(column)))
-    return found["min"].as_py(), found["max"].as_py()
+    lengths = pc.min_max(pc.list_value_length(rows.data.column(column)))
+    return lengths["min"].as_py(), lengths["max"].as_py()
 
 
 def _load(data: Path, schema: Any, columns: Sequence[str]) -> Any:

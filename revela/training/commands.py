@@ -1,8 +1,6 @@
 """`revela train`."""
 
-import contextlib
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -44,32 +42,16 @@ def train(
     On several GPUs: python -m revela.training.launch --standalone --nproc_per_node GPUS
     -m revela train …
     """
-    from revela.training.trainer import train as run
-
-    with _left_process_group():
-        run(
-            settings,
-            data,
-            folder,
-            checkpoint_minutes,
-            zero,
-            batches_per_forward,
-            gradient_checkpointing,
-            loader_workers,
-        )
-
-
-@contextlib.contextmanager
-def _left_process_group() -> Iterator[None]:
-    """Destroy the process group at the end, which frees NCCL's resources."""
     from accelerate import PartialState
 
     from revela.training.checkpoints import Stopped
+    from revela.training.trainer import train as run
 
+    options = (batches_per_forward, gradient_checkpointing, loader_workers)
     try:
-        yield
+        run(settings, data, folder, checkpoint_minutes, zero, *options)
+        gc.collect()  # a model that is freed after its process group may wait for gloo forever
     except Stopped:
-        PartialState().destroy_process_group()
+        PartialState().destroy_process_group()  # frees NCCL's resources
         raise
-    gc.collect()  # a model that is freed after its process group may wait for gloo forever
     PartialState().destroy_process_group()

@@ -2,20 +2,27 @@
 
 import functools
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import set_seed
 from transformers.trainer_pt_utils import get_model_param_count
 
 from revela.common import outputs
 from revela.common.errors import RevelaError, reading
-from revela.common.memory import return_freed_memory
+from revela.common.memory import keep_freed_memory, return_freed_memory
+from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
 from revela.retriever.card import make_card
-from revela.retriever.encode import devices, native_dtype, positions, prompt_tokens
+from revela.retriever.encode import (
+    devices,
+    native_dtype,
+    never_plan_shapes,
+    positions,
+    prompt_tokens,
+)
 from revela.retriever.load import (
     add_lora,
     continue_lora,
@@ -27,14 +34,15 @@ from revela.retriever.load import (
 from revela.retriever.save import check_folder, limit_length, save_encoder
 from revela.retriever.source import Source
 from revela.retriever.tokenizer import check_vocabulary
-from revela.training.base import BaseTrainer, finish, start, training_arguments
 from revela.training.callbacks import AtSteps, record_similarities, save_model
+from revela.training.checkpoints import work_folder
 from revela.training.collators import BatchCollator, PairCollator, load_batches, load_pairs
 from revela.training.fused import fuse, without_casts
+from revela.training.loop import Trainer, training_arguments
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
-from revela.training.schedule import warmup_decay
+from revela.training.trainlog import LOG
 
 MADE = ("retriever", "language_model", "steps")
 """Folders written by a training."""
@@ -52,16 +60,13 @@ def train(
 ) -> None:
     """Train a retriever on a batch file (for Contriever, a pair file) and write it to a folder.
 
-    The processes of a launcher train together. A step has the same batches and dropout on any
-    number of processes, so that their number changes the result by rounding only.
+    The arguments are the options of `revela train`. The processes of a launcher train together: a
+    step has the same batches and dropout on any number of processes, so that their number changes
+    the result by rounding only.
 
-    Writes `retriever/` (a model of sentence-transformers: adapter or weights in safetensors,
-    tokenizer, encoding), `language_model/` if one is trained, `log.jsonl` (one line per step) and
-    `manifest.json`. While it runs, checkpoints are saved every `checkpoint_minutes` in
-    `output/checkpoints/`, in a folder for these settings and data: another call resumes from the
-    last one.
-
-    The other arguments are the options of `revela train`.
+    Writes `retriever/` (a sentence-transformers model), `language_model/` if one is trained,
+    `log.jsonl` (one line per step) and `manifest.json`. Another call with the same settings and
+    data resumes from the last checkpoint in `output/checkpoints/`.
 
     Raises:
         RevelaError: a model cannot be loaded, the loss is not finite, the folder cannot be
@@ -75,22 +80,15 @@ def train(
     workers = loader_workers if devices()[0] != "cpu" else 0
     if workers:  # which are forked: they would wait for threads of tokenizers in this process
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with start(output, experiment, inputs, (*MADE, "retriever-unchecked")) as work:
+    written = (*MADE, "retriever-unchecked", LOG, "manifest.json")
+    with work_folder(output, experiment.dump(), inputs, written) as work:
+        keep_freed_memory()
+        never_plan_shapes()
+        set_seed(experiment.seed)
+        _name_run(output, work)
         # Before the models: ZeRO-3 shards weights while they are loaded.
-        arguments = training_arguments(
-            experiment,
-            work,
-            _rows_per_forward(experiment, batches_per_forward),
-            zero_stage,
-            max_steps=experiment.steps or -1,
-            num_train_epochs=1,
-            weight_decay=experiment.weight_decay,
-            max_grad_norm=experiment.max_gradient_norm,
-            save_steps=0,  # the guard saves every few minutes, the Trainer after the last step
-            dataloader_num_workers=workers,
-            label_names=[],
-            average_tokens_across_devices=False,
-        )
+        at_once = _rows_per_forward(experiment, batches_per_forward)
+        arguments = training_arguments(experiment, work, at_once, zero_stage, workers)
         rows = _rows(experiment, data)
         unchecked, final = output / "retriever-unchecked", output / "retriever"
         facts = _fit(
@@ -101,10 +99,20 @@ def train(
             return
         check_folder(unchecked)
         outputs.replace(unchecked, final)
-        found = [file for folder in MADE for file in (output / folder).rglob("[!.]*")]
-        facts["files"] = sorted(str(one.relative_to(output)) for one in found if one.is_file())
-        finish(output, work, experiment, inputs, facts)
+        files = [file for folder in MADE for file in (output / folder).rglob("[!.]*")]
+        facts["files"] = sorted(str(file.relative_to(output)) for file in files if file.is_file())
+        facts["stage_version"] = STAGE_VERSIONS["train"]
+        outputs.write_text(output / LOG, (work / LOG).read_text())
+        outputs.write_manifest(output, experiment.model_dump(mode="json"), inputs, **facts)
         outputs.write_text(final / "README.md", make_card(final, str(final)) or "")
+
+
+def _name_run(output: Path, work: Path) -> None:
+    """Name this run for trackers: as settings they would make it a different training."""
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
+    run = {"NAME": output.name, "RUN_ID": f"{output.name}-{work.name}", "RESUME": "allow"}
+    for key, value in (run | {"DIR": str(output), "PROJECT": "revela"}).items():
+        os.environ.setdefault(f"WANDB_{key}", value)
 
 
 def _rows(experiment: Experiment, data: Path) -> Any:
@@ -143,7 +151,7 @@ def _fit(
 ) -> dict[str, Any] | None:
     """Train and save the models; return facts for the manifest in one process."""
     module, collate = _build(experiment, bool(arguments.deepspeed), gradient_checkpointing)
-    trainer = _Trainer(
+    trainer = Trainer(
         experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
     )
     retriever, writes = module.retriever, trainer.is_world_process_zero()
@@ -234,71 +242,3 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
     language_model = load(reads, lambda one: load_language_model(one, weights), trained)
     kind: Any = Replug if objective.name == "replug" else Revela
     return kind(retriever, language_model, objective), collate
-
-
-class _Trainer(BaseTrainer):
-    """Trains an objective and logs its measures; each batch has its own dropout seed."""
-
-    def __init__(self, experiment: Experiment, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.model_accepts_loss_kwargs = False  # each micro-batch's mean has equal weight
-        self.experiment = experiment
-        self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step
-        self.pulse: dict[str, torch.Tensor] = {}  # of this step's first batch
-
-    def processes(self) -> dict[str, int]:
-        """Return the number of processes, and what ties a checkpoint to it."""
-        gathers = getattr(self.experiment.objective, "gather_across_devices", False)
-        return super().processes() | ({"gathered": 1} if gathers else {})
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the schedule of the learning rate."""
-        kind, warmup = self.experiment.warmup, self.experiment.warmup_steps
-        if isinstance(warmup, float):
-            warmup = round(warmup * num_training_steps)
-        optimizer = optimizer or self.optimizer
-        self.lr_scheduler: Any = warmup_decay(optimizer, kind, warmup, num_training_steps)
-        return self.lr_scheduler
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
-    ) -> Any:
-        """Return the objective's loss and keep its measures for the log."""
-        # Dropout is seeded by a batch's place in its step, independent of its process.
-        place = len(self.measures) * self.args.world_size + self.args.process_index
-        key = f"{self.experiment.seed} {self.state.global_step} {place}"
-        documents = inputs.pop("documents", None)  # for the pulse only
-        torch.manual_seed(random.Random(key).getrandbits(63))
-        result = model(**inputs)
-        loss = result["loss"].detach()
-        tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
-        every = getattr(self.experiment.objective, "plain_loss_every", 0)
-        if every and self.state.global_step % every == 0 and not self.measures:
-            ids, mask = inputs["language_model_ids"], inputs["language_model_mask"]
-            devices = [self.args.device] if self.args.device.type == "cuda" else []
-            # Measuring must not change the training: dropout uses a copy of the random state.
-            with self.accelerator.autocast(), torch.random.fork_rng(devices):
-                self.pulse = self.model.pulse(ids, mask, documents, inputs.get("sizes"))
-            plain = self.pulse["plain_loss"]
-            if getattr(self.experiment.objective, "language_model_loss", False):
-                loss = loss - plain  # the dual loss contains it
-            # Both on the same chunks: their difference is the gain from in-batch attention.
-            self.pulse["plain_loss_gain"] = plain - loss
-        self.measures.append(
-            {"tokens": tokens, "loss": result["loss"].detach(), **result["measures"]}
-        )
-        return result["loss"]
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log one step: means over all processes, in one transfer from the device."""
-        if "loss" not in logs or not self.measures:
-            return
-        rows = [torch.stack([value.float() for value in m.values()]) for m in self.measures]
-        means = self.accelerator.reduce(torch.stack(rows).mean(0), "mean").tolist()
-        measures = dict(zip(self.measures[0], means, strict=True))
-        tokens = round(measures.pop("tokens") * len(rows) * self.args.world_size)
-        if self.pulse:
-            values = torch.stack(list(self.pulse.values())).tolist()
-            measures |= dict(zip(self.pulse, values, strict=True))
-        self.measures, self.pulse = [], {}
-        self.log_step(logs, tokens, **measures)

@@ -5,9 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
-from urllib.error import HTTPError
 
 import peft
 import pytest
@@ -163,23 +161,6 @@ def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
 def test_what_cannot_be_had_is_told_in_one_line(loaded, what, message):
     assert loaded[what].startswith(message)
     assert "\n" not in loaded[what]
-
-
-def test_a_part_of_a_file(address):
-    url = f"{address}/datasets/some/texts/resolve/main/train.jsonl"
-    asked = urllib.request.Request(url, headers={"Range": "bytes=10-14"})
-    with urllib.request.urlopen(asked) as answer:
-        assert answer.status == 206
-        assert answer.headers["Content-Range"] == "bytes 10-14/34"
-        assert answer.read() == b'One."'
-    asked.add_header("Range", "bytes=99-")
-    with pytest.raises(HTTPError, match="416"):
-        urllib.request.urlopen(asked)
-
-
-def test_nothing_outside_the_repository_is_served(address):
-    with pytest.raises(HTTPError, match="404"):
-        urllib.request.urlopen(f"{address}/datasets/some/texts/resolve/main/..%2fgated%2f.gated")
 
 
 def not_found():

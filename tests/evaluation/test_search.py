@@ -134,6 +134,16 @@ def test_an_embedding_that_is_not_finite_is_an_error_with_its_text(backbone, tmp
     assert not list(tmp_path.glob("[!.]*"))
 
 
+class Killed(Loader):
+    def __call__(self, device):
+        os._exit(9)
+
+
+def test_a_killed_process_is_reported(backbone, tmp_path):
+    with pytest.raises(RevelaError, match="an encoding process was killed"):
+        encoded(Killed(backbone), tmp_path, devices=("cpu", "cpu"))
+
+
 def test_half_precision_is_stored_in_float16(backbone, tmp_path):
     class Half(Loader):
         def __call__(self, device):

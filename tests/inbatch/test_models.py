@@ -98,24 +98,6 @@ def test_a_prepared_model_behaves_as_before(both_ways):
     assert torch.equal(*found_losses)
 
 
-def test_compiled_layers_change_nothing():
-    cosine = torch.rand(4, 4, generator=torch.Generator().manual_seed(4))
-    gradients = []
-    for compiled in (False, True):
-        model = tiny_llama(vocab_size=50)
-        if compiled:
-            for layer in model.model.layers:
-                layer.compile(dynamic=True, backend="aot_eager")
-        for lengths in ([9, 8, 12, 4], [3, 5, 2, 7]):
-            ids, mask = pad(random_chunks(lengths), 0)
-            scores = cosine.clone().requires_grad_()
-            similarity = in_batch_similarity(scores, 0.2)
-            in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
-            gradients.append(scores.grad)
-    for plain, other in zip(gradients[:2], gradients[2:], strict=True):
-        torch.testing.assert_close(other, plain, rtol=1e-4, atol=1e-6)
-
-
 def test_a_saved_model_has_its_own_attention(tmp_path):
     ids, mask = pad(random_chunks([5, 4]), 0)
     model = tiny_llama(vocab_size=50)

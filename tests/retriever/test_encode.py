@@ -96,26 +96,23 @@ def test_a_model_with_code_of_its_own_is_an_error(backbone, tmp_path):
             encoder_of(folder)
 
 
-def test_a_cpu_computes_in_bfloat16_only_where_that_is_asked_for(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("revela.retriever.encode._cpu_has_bfloat16", lambda: True)
-    monkeypatch.delenv("REVELA_CPU_BFLOAT16", raising=False)
-    assert native_dtype("bfloat16") == torch.float32
-    monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
-    assert native_dtype("bfloat16") == torch.bfloat16
-    assert native_dtype("float32") == torch.float32
-    monkeypatch.setattr("revela.retriever.encode._cpu_has_bfloat16", lambda: False)
-    assert native_dtype("bfloat16") == torch.float32
-
-
 @pytest.mark.parametrize("native", [True, False])
-def test_a_gpu_that_emulates_bfloat16_does_not_count(monkeypatch, native):
+def test_bfloat16_is_for_devices_that_do_not_emulate_it(monkeypatch, native):
     def is_bf16_supported(including_emulation: bool = True) -> bool:
         return native or including_emulation
 
+    expected = torch.bfloat16 if native else torch.float32
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
-    assert native_dtype("bfloat16") == (torch.bfloat16 if native else torch.float32)
+    assert native_dtype("bfloat16") == expected
+    # A CPU also has to be asked for it.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("revela.retriever.encode._cpu_has_bfloat16", lambda: native)
+    monkeypatch.delenv("REVELA_CPU_BFLOAT16", raising=False)
+    assert native_dtype("bfloat16") == torch.float32
+    monkeypatch.setenv("REVELA_CPU_BFLOAT16", "1")
+    assert native_dtype("bfloat16") == expected
+    assert native_dtype("float32") == torch.float32
 
 
 def test_token_ids_end_with_one_eos_and_keep_to_the_length(backbone):

@@ -140,13 +140,13 @@ def test_repositories_are_looked_up_on_the_hub_and_offline_in_its_cache(folder, 
 
 
 def test_what_is_to_be_downloaded(folder, hub, monkeypatch):
-    """Weights and the file of a corpus once, other data sets twice, what is streamed not at all."""
+    """Weights and the files of a data set, but not what is streamed."""
     size = 2 * 1024**2
     (folder / "hub/datasets/some/texts/other.jsonl").write_bytes(bytes(size))
     api = HfApi(endpoint=hub)
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for pattern, expected in {"rows.jsonl": size, "": 0, "*": 2 * 2 * size}.items():
+    for pattern, expected in {"rows.jsonl": size, "": 0, "*": 2 * size}.items():
         assert check._look_up(Repository("data set", "some/texts", None, pattern)) == expected
     weights = (folder / "hub/models/some/model/model.safetensors").stat().st_size
     assert check._look_up(Repository("model", "some/model", None, "*.safetensors")) == weights

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import lzma
 import random
 from pathlib import Path
 
@@ -54,8 +53,7 @@ def test_corpora_of_the_paper_yield_what_is_asked_of_them(monkeypatch):
     assert first == pytest.approx(320_000, rel=0.01)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path, suffix):
+def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path):
     draw = random.Random(0)
     vocabulary = ["river", "water", "stone", "field", "winter", "harvest", "bridge", "market"]
 
@@ -63,9 +61,8 @@ def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path, suffix
         return " ".join(draw.choices(vocabulary, k=draw.randint(8, 32))).capitalize() + "."
 
     texts = [" ".join(sentence() for _ in range(draw.randint(5, 12))) for _ in range(2_500)]
-    content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-    path = tmp_path / f"mine.jsonl{suffix}"
-    path.write_bytes(gzip.compress(content) if suffix else content)
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     corpus = FilesCorpus(source="files", path=str(path))
     documents, words, sample = look(corpus, Skipped())
     assert len(sample) == 1000
@@ -79,14 +76,14 @@ def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path, suffix
     assert estimate // 16 == pytest.approx(batches.batches, rel=0.15)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_rows_of_a_long_file_are_estimated_from_its_beginning(tmp_path, suffix):
     draw = random.Random(0)
     lines = [
         json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n"
         for _ in range(40_000)
     ]
-    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    compress = gzip.compress if suffix else bytes
     path = tmp_path / f"long.jsonl{suffix}"
     path.write_bytes(compress("".join(lines).encode()))
     estimate = _rows_of(path)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import load_config
-from revela.text.corpora import Document, Skipped, read_documents
+from revela.text.corpora import Document
 from tests.conftest import TEXTS
 
 
@@ -81,14 +81,6 @@ def test_entries_are_named_after_the_folder_as_far_as_names_allow(backbone, fold
     config = load_config(file)
     assert list(config.corpora) == [name, f"{name}-aside"]
     assert config.experiments[f"{name}-revela"].data == name
-
-
-def test_an_empty_file_does_not_stop_a_run(backbone):
-    folder = notes(20)
-    (folder / "empty.md").touch()
-    new(folder, "--backbone", backbone)
-    corpus = load_config(Path("my-notes.yaml")).corpora["my-notes"]
-    assert len(list(read_documents(corpus, Skipped()))) > 9
 
 
 def test_a_config_in_a_checkout_names_its_schema(backbone):

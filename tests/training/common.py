@@ -1,12 +1,16 @@
-"""Settings of small trainings, and what they are compared by."""
+"""Settings and data of small trainings, and what they are compared by."""
 
 import signal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 
 from revela.config.training import Experiment
+from revela.text import batching, pairs
+from tests.conftest import TEXTS
 
 
 def experiment(backbone, **changes) -> Experiment:
@@ -20,10 +24,39 @@ def experiment(backbone, **changes) -> Experiment:
         "batches_per_step": 1,
         "steps": 8,
         "learning_rate": 5e-3,
-        "warmup_steps": min(2, changes.get("steps", 8) - 1),
+        "warmup_steps": min(2, (changes.get("steps") or 8) - 1),
         "precision": "float32",
     }
     return Experiment.model_validate(settings | changes)
+
+
+def write_batches(path: Path, count: int, every: int = 1) -> Path:
+    """Write batches of four chunks; in each `every`-th one pairs of chunks share a document."""
+    rows = [
+        {
+            "source": "code" if n % 2 else "wiki",
+            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
+            "documents": [f"{n}.{k if n % every else k // 2}" for k in range(4)],
+        }
+        for n in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=batching.SCHEMA), path)
+    return path
+
+
+def write_pairs(path: Path, count: int) -> Path:
+    """Write pairs with two negatives."""
+    rows = [
+        {
+            "source": "code",
+            "query": TEXTS[n % 5][:30],
+            "positive": f"{n} {TEXTS[n % 5][30:]}",
+            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
+        }
+        for n in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pairs.SCHEMA), path)
+    return path
 
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
@@ -37,7 +70,7 @@ REPLUG = {
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return {
-        f"{file.parent.name}/{name}": tensor
+        f"{file.parent.relative_to(folder)}/{name}": tensor
         for file in sorted(folder.rglob("*.safetensors"))
         for name, tensor in load_file(file).items()
     }

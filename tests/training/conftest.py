@@ -4,46 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from revela.text import batching, pairs
-from tests.conftest import TEXTS
-from tests.training.common import LORA, REPLUG
+from tests.training.common import LORA, REPLUG, write_batches, write_pairs
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """Eighty batches of four chunks."""
-    path = tmp_path_factory.mktemp("data") / "batches.parquet"
-    rows = [
-        {
-            "source": "code" if n % 2 else "wiki",
-            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
-            "documents": [f"{n}.{k // 2}" for k in range(4)],
-        }
-        for n in range(80)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=batching.SCHEMA), path)
-    return path
+    return write_batches(tmp_path_factory.mktemp("data") / "batches.parquet", 80)
 
 
 @pytest.fixture(scope="module")
 def pair_data(tmp_path_factory) -> Path:
     """Sixty pairs with two negatives."""
-    path = tmp_path_factory.mktemp("data") / "pairs.parquet"
-    rows = [
-        {
-            "source": "code",
-            "query": TEXTS[n % 5][:30],
-            "positive": TEXTS[n % 5][30:],
-            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
-        }
-        for n in range(60)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=pairs.SCHEMA), path)
-    return path
+    return write_pairs(tmp_path_factory.mktemp("data") / "pairs.parquet", 60)
 
 
 @pytest.fixture(params=["revela", "replug", "contriever"])

@@ -13,18 +13,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from revela.common.errors import RevelaError
 from revela.common.locks import locked
 from revela.config.training import Experiment
-from revela.text import batching, pairs
+from revela.text import batching
 from revela.training.callbacks import check_adapter
 from revela.training.checkpoints import check_processes, last_checkpoint, mark_complete, step_of
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
-from revela.training.zero import deepspeed_config
 from tests.conftest import TEXTS, tiny_llama, train_tokenizer
+from tests.training import common
+from tests.training.common import (
+    assert_same_weights,
+    weights_of,
+    write_batches,
+    write_pairs,
+)
 
 ROOT = Path(__file__).parents[2]
 # Large enough to be sharded by ZeRO-3.
@@ -50,44 +56,16 @@ def folder(tmp_path_factory) -> Path:
         )
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    rows = [
-        {
-            "source": "code",
-            "texts": [f"{n} {TEXTS[(n + k) % 5]}" for k in range(4)],
-            # Every second row shares documents, so that processes have both kinds at once.
-            "documents": [f"{n}.{k // 2 if n % 2 else k}" for k in range(4)],
-        }
-        for n in range(14)  # the last step of an epoch would have two rows
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, batching.SCHEMA), folder / "batches.parquet")
-    rows = [
-        {
-            "source": "code",
-            "query": TEXTS[n % 5][:30],
-            "positive": f"{n} {TEXTS[n % 5][30:]}",
-            "negatives": [TEXTS[(n + 1) % 5], TEXTS[(n + 2) % 5]],
-        }
-        for n in range(66)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, pairs.SCHEMA), folder / "pairs.parquet")
+    # Of fourteen rows, the last step of an epoch would have two. Every second row shares documents,
+    # so that processes have both kinds at once.
+    write_batches(folder / "batches.parquet", 14, every=2)
+    write_pairs(folder / "pairs.parquet", 66)
     return folder
 
 
 def experiment(folder: Path, **changes: object) -> Experiment:
-    settings = {
-        "objective": {"name": "revela", "temperature": 0.1, "plain_loss_every": 2},
-        "data": "x",
-        "retriever": str(folder / "tied"),
-        "language_model": str(folder / "tied"),
-        "lora": None,
-        "max_length": 33,
-        "batches_per_step": 4,
-        "steps": 3,
-        "learning_rate": 5e-3,
-        "warmup_steps": 2,
-        "precision": "float32",
-    }
-    return Experiment.model_validate(settings | changes)
+    settings = {"batches_per_step": 4, "steps": 3, "warmup_steps": 2} | changes
+    return common.experiment(folder / "tied", **settings)
 
 
 def experiments(folder: Path) -> dict[str, Experiment]:
@@ -167,14 +145,6 @@ def together(folder: Path, processes: int, jobs: list[dict]) -> None:
     process = launch(processes, "tests.training.train_all", str(folder / "jobs.json"))
     printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return {
-        f"{file.parent.relative_to(folder)}/{name}": tensor
-        for file in sorted(folder.rglob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
 
 
 NUMBERS = {"loss", "plain_loss", "gradient_norm", "learning_rate", "top_similarity", "accuracy"}
@@ -310,9 +280,7 @@ def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained
     process = start(folder, settings, output, stage)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
-    expected, found = weights_of(undisturbed), weights_of(output)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert_same_weights(undisturbed, output)
     logs = [read_log(path / "log.jsonl") for path in (undisturbed, output)]
     for number in {"step", *NUMBERS}:
         assert [entry.get(number) for entry in logs[0]] == [entry.get(number) for entry in logs[1]]
@@ -358,15 +326,6 @@ def test_a_sharded_checkpoint_needs_as_many_processes(tmp_path):
     for now, written in (((3, 4), (3, 2)), ((0, 2), (3, 2)), ((2, 2), (0, 2))):
         with pytest.raises(RevelaError, match=rf"written with --zero {written[0]} on 2 processes"):
             check(now, written)
-
-
-def test_zero_needs_a_launcher_and_a_known_stage(monkeypatch):
-    assert deepspeed_config(0) is None
-    with pytest.raises(RevelaError, match=r"--zero 1: allowed are 0 \(DDP\), 2 and 3"):
-        deepspeed_config(1)
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(RevelaError, match="--zero 3 needs a launcher, also for one process"):
-        deepspeed_config(3)
 
 
 ONES, NAN = torch.ones(2, 3), torch.full((2, 3), torch.nan)

@@ -5,14 +5,12 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
-from revela.common.locks import locked
 from revela.config.training import Lora
 from revela.retriever.load import add_lora, load_model
 from revela.retriever.source import Source
@@ -77,14 +75,6 @@ def test_too_few_rows_for_a_step(backbone, data, tmp_path, steps):
         train(settings, data, tmp_path / "m")
 
 
-def test_two_trainings_in_one_folder(backbone, data, tmp_path):
-    with (
-        locked(tmp_path / "m" / "checkpoints", "training"),
-        pytest.raises(RevelaError, match="another training is using this folder"),
-    ):
-        train(experiment(backbone), data, tmp_path / "m")
-
-
 def test_a_disk_without_locks_is_an_error(backbone, data, tmp_path, monkeypatch):
     def flock(stream, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -92,31 +82,6 @@ def test_a_disk_without_locks_is_an_error(backbone, data, tmp_path, monkeypatch)
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(RevelaError, match=r"cannot lock .*No locks available; .* with flock"):
         train(experiment(backbone), data, tmp_path / "m")
-
-
-def test_models_that_cannot_be_loaded(backbone, data, tmp_path, monkeypatch):
-    def message(name: str) -> str:
-        with pytest.raises(RevelaError) as caught:
-            train(experiment(name), data, tmp_path / "m")
-        return str(caught.value)
-
-    def raising(name: str):
-        import huggingface_hub.errors as errors
-        import requests
-
-        def load(*_, **__):
-            response = requests.Response()
-            response.status_code = 403 if name == "GatedRepoError" else 404
-            response.request = requests.Request("GET", "https://huggingface.co").prepare()
-            raise getattr(errors, name)("Access denied", response=response)
-
-        return load
-
-    assert "hub cannot be reached" in message("somebody/model")
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising("GatedRepoError"))
-    assert "is gated: accept its terms" in message("somebody/model")
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising("RepositoryNotFoundError"))
-    assert "check the spelling" in message("somebody/model")
 
 
 def test_an_adapter_of_another_model_is_refused(backbone, data, tmp_path):
@@ -127,14 +92,3 @@ def test_an_adapter_of_another_model_is_refused(backbone, data, tmp_path):
     save_file(head, folder / "adapter_model.safetensors")
     with pytest.raises(RevelaError, match=r"adapter '.*retriever' does not fit LlamaModel"):
         load_model(Source(str(folder)))
-
-
-def test_a_read_only_folder(backbone, data, tmp_path):
-    if os.geteuid() == 0:
-        folder = Path("/proc/revela")  # not writable even by root
-    else:
-        folder = tmp_path / "sealed"
-        folder.mkdir(mode=0o500)
-    with pytest.raises((RevelaError, FileNotFoundError)) as caught:
-        train(experiment(backbone), data, folder / "m")
-    assert "cannot write" in str(caught.value)

@@ -1,6 +1,5 @@
 """REPLUG: distils a frozen language model's preferences into a retriever (paper, appendix B.3)."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,8 +24,6 @@ from revela.inbatch.packing import (
     to_device,
 )
 from revela.retriever.encode import embed
-
-_IDENTITY = 0.99  # weight of targets on the chunks themselves: nothing to learn
 
 
 class Replug(nn.Module):
@@ -79,14 +76,6 @@ class Replug(nn.Module):
             "top_similarity": predicted_BB.detach().exp().max(dim=1).values.mean(),
             "top_target": target_BB.max(dim=1).values.mean(),
         }
-        if self.settings.include_self:
-            measures["own_target"] = target_BB.diagonal().mean()
-            if measures["own_target"] > _IDENTITY:
-                warnings.warn(
-                    "REPLUG's targets are the chunks themselves, whatever the language model "
-                    "predicts: set `include_self: false`, or a higher language_model_temperature",
-                    stacklevel=1,
-                )
         return {"loss": divergence, "measures": measures}
 
 

@@ -118,9 +118,9 @@ class Revela(nn.Module):
             )
             for share in (0, 1)
         )
-        found = {"plain_loss": plain_loss(model, ids, mask, sizes)}
+        measures = {"plain_loss": plain_loss(model, ids, mask, sizes)}
         known = [name for batch in documents for name in batch if name is not None]
-        return found | ({"contrast": wrong - right} if len(set(known)) < len(known) else {})
+        return measures | ({"contrast": wrong - right} if len(set(known)) < len(known) else {})
 
 
 def _one_hot(reads: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -137,14 +137,14 @@ def chunks_to_read(
     It is another chunk of the same document or, with probability `wrong_share`, one of another
     document; if there is none, any other chunk.
     """
-    found = []
-    for own, document in enumerate(documents):
-        rest = [other for other in range(len(documents)) if other != own]
+    reads = []
+    for chunk, document in enumerate(documents):
+        rest = [other for other in range(len(documents)) if other != chunk]
         wrong = random.random() < wrong_share
         known = document is not None
         chosen = [other for other in rest if (known and documents[other] == document) != wrong]
-        found.append(random.choice(chosen or rest))
-    return found
+        reads.append(random.choice(chosen or rest))
+    return reads
 
 
 def similarity_measures(similarity_BB: Tensor) -> dict[str, Tensor]:

@@ -1,10 +1,9 @@
-"""HF's Trainer as all objectives use it: arguments, log, checkpoints and manifest."""
+"""The training loop: HF's Trainer, with a log, checkpoints and facts for the manifest."""
 
-import contextlib
 import math
 import os
+import random
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,64 +16,19 @@ from tqdm.auto import tqdm
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import SAFE_WEIGHTS_NAME, SCHEDULER_NAME
 
-from revela.common import outputs
 from revela.common.errors import RevelaError
-from revela.common.memory import keep_freed_memory, memory_gb
-from revela.common.versions import STAGE_VERSIONS
+from revela.common.memory import memory_gb
 from revela.config.training import Experiment
-from revela.retriever.encode import devices, native_dtype, never_plan_shapes
+from revela.retriever.encode import devices, native_dtype
 from revela.training import checkpoints, zero
+from revela.training.schedule import warmup_decay
 from revela.training.trainlog import LOG, append_line, keep_log_until, read_log
 
 
-@contextlib.contextmanager
-def start(
-    output: Path, settings: Experiment, inputs: list[Path], written: Iterable[str]
-) -> Iterator[Path]:
-    """Lock a model's folder, seed, and yield the folder of this training's checkpoints.
-
-    Raises:
-        RevelaError: a file or folder to be `written` is there and is not of a training.
-    """
-    written = (*written, LOG, "manifest.json")
-    with checkpoints.work_folder(output, settings.dump(), inputs, written) as work:
-        keep_freed_memory()
-        never_plan_shapes()
-        transformers.set_seed(settings.seed)
-        # Trackers: as settings of an experiment they would make it a different training.
-        os.environ["TENSORBOARD_LOGGING_DIR"] = str(output / "tensorboard")
-        run = {"NAME": output.name, "RUN_ID": f"{output.name}-{work.name}", "RESUME": "allow"}
-        for key, value in (run | {"DIR": str(output), "PROJECT": "revela"}).items():
-            os.environ.setdefault(f"WANDB_{key}", value)
-        yield work
-
-
-def finish(
-    output: Path,
-    work: Path,
-    settings: Experiment,
-    inputs: list[Path],
-    facts: dict[str, Any],
-) -> None:
-    """Write a training's log and manifest, which mark it as finished."""
-    outputs.write_text(output / LOG, (work / LOG).read_text())
-    outputs.write_manifest(
-        output,
-        settings.model_dump(mode="json"),
-        inputs,
-        stage_version=STAGE_VERSIONS["train"],
-        **facts,
-    )
-
-
 def training_arguments(
-    settings: Experiment,
-    work: Path,
-    rows: int,
-    zero_stage: int = 0,
-    **own: Any,
+    settings: Experiment, work: Path, rows: int, zero_stage: int = 0, loader_workers: int = 0
 ) -> transformers.TrainingArguments:
-    """Return HF's arguments for a training in the launcher's processes, `own` ones added.
+    """Return HF's arguments for a training in the launcher's processes.
 
     `work` is the folder for checkpoints; `rows` are those of a forward pass.
 
@@ -96,18 +50,25 @@ def training_arguments(
         deepspeed=zero.deepspeed_config(zero_stage),
         # DDP then keeps its buckets, so that a resumed training sums gradients in the same order.
         ddp_find_unused_parameters=True,
+        max_steps=settings.steps or -1,
+        num_train_epochs=1,
         learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_gradient_norm,
         bf16=bfloat16,
         use_cpu=device == "cpu",
         seed=settings.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
+        save_steps=0,  # the guard saves every few minutes, the Trainer after the last step
         save_total_limit=2,
         remove_unused_columns=False,
+        label_names=[],
+        average_tokens_across_devices=False,
         dataloader_pin_memory=device != "cpu",
+        dataloader_num_workers=loader_workers,
         report_to=_trackers(),
         disable_tqdm=True,
-        **own,
     )
     # One process uses one GPU: with several visible ones the Trainer would use DataParallel.
     arguments._n_gpu = min(1, arguments.n_gpu)
@@ -129,20 +90,25 @@ def _trackers() -> list[str]:
     return names
 
 
-class BaseTrainer(transformers.Trainer):
-    """HF's Trainer with one log line per step, which resumes from complete checkpoints only.
+class Trainer(transformers.Trainer):
+    """Trains an objective and logs its measures at each step.
 
-    A checkpoint contains the trained weights only. With ZeRO each process writes and reads its own
-    shard of weights and optimizer states, through DeepSpeed's engine.
+    It resumes from complete checkpoints only. A checkpoint contains the trained weights only; with
+    ZeRO each process writes and reads its own shard of weights and optimizer states, through
+    DeepSpeed's engine.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, experiment: Experiment, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.remove_callback(transformers.PrinterCallback)
+        self.model_accepts_loss_kwargs = False  # each micro-batch's mean has equal weight
+        self.experiment = experiment
         self.work = Path(str(self.args.output_dir))
         self.clock = time.monotonic()
         accumulated = self.args.train_batch_size * self.args.gradient_accumulation_steps
         self.rows_per_step = accumulated * self.args.world_size
+        self.measures: list[dict[str, torch.Tensor]] = []  # of each forward pass of this step
+        self.pulse: dict[str, torch.Tensor] = {}  # of this step's first batch
 
     def get_train_dataloader(self) -> DataLoader:
         """Load complete steps only: a shorter last one would depend on the number of processes."""
@@ -173,8 +139,8 @@ class BaseTrainer(transformers.Trainer):
         self.add_callback(guard)
         main = self.is_world_process_zero()
         # One process finds it and removes damaged ones; all resume from it.
-        found = [checkpoints.last_checkpoint(self.work) if main else None]
-        (checkpoint,) = broadcast_object_list(found)
+        newest = [checkpoints.last_checkpoint(self.work) if main else None]
+        (checkpoint,) = broadcast_object_list(newest)
         step = checkpoints.step_of(checkpoint)
         if main:
             keep_log_until(self.work / LOG, step)
@@ -223,12 +189,60 @@ class BaseTrainer(transformers.Trainer):
             "gpu_hours": round(seconds / 3600 * self.args.world_size, 5) if on_gpu else 0.0,
         }
 
-    def log_step(self, logs: dict[str, float], step_tokens: int, **measures: float) -> None:
-        """Log one step: its own measures, and those shared by all trainings.
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the schedule of the learning rate."""
+        kind, warmup = self.experiment.warmup, self.experiment.warmup_steps
+        if isinstance(warmup, float):
+            warmup = round(warmup * num_training_steps)
+        optimizer = optimizer or self.optimizer
+        self.lr_scheduler: Any = warmup_decay(optimizer, kind, warmup, num_training_steps)
+        return self.lr_scheduler
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """Return the objective's loss and keep its measures for the log."""
+        # Dropout is seeded by a batch's place in its step, independent of its process.
+        place = len(self.measures) * self.args.world_size + self.args.process_index
+        key = f"{self.experiment.seed} {self.state.global_step} {place}"
+        documents = inputs.pop("documents", None)  # for the pulse only
+        torch.manual_seed(random.Random(key).getrandbits(63))
+        result = model(**inputs)
+        loss = result["loss"].detach()
+        tokens = sum(tensor.sum() for name, tensor in inputs.items() if name.endswith("_mask"))
+        every = getattr(self.experiment.objective, "plain_loss_every", 0)
+        if every and self.state.global_step % every == 0 and not self.measures:
+            ids, mask = inputs["language_model_ids"], inputs["language_model_mask"]
+            devices = [self.args.device] if self.args.device.type == "cuda" else []
+            # Measuring must not change the training: dropout uses a copy of the random state.
+            with self.accelerator.autocast(), torch.random.fork_rng(devices):
+                self.pulse = self.model.pulse(ids, mask, documents, inputs.get("sizes"))
+            plain = self.pulse["plain_loss"]
+            if getattr(self.experiment.objective, "language_model_loss", False):
+                loss = loss - plain  # the dual loss contains it
+            # Both on the same chunks: their difference is the gain from in-batch attention.
+            self.pulse["plain_loss_gain"] = plain - loss
+        self.measures.append(
+            {"tokens": tokens, "loss": result["loss"].detach(), **result["measures"]}
+        )
+        return result["loss"]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log one step: means over all processes, in one transfer from the device.
 
         Raises:
             Stopped: the loss is not finite; raised in all processes.
         """
+        if "loss" not in logs or not self.measures:
+            return
+        rows = [torch.stack([value.float() for value in m.values()]) for m in self.measures]
+        means = self.accelerator.reduce(torch.stack(rows).mean(0), "mean").tolist()
+        measures = dict(zip(self.measures[0], means, strict=True))
+        tokens = round(measures.pop("tokens") * len(rows) * self.args.world_size)
+        if self.pulse:
+            values = torch.stack(list(self.pulse.values())).tolist()
+            measures |= dict(zip(self.pulse, values, strict=True))
+        self.measures, self.pulse = [], {}
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
         entry = {
@@ -237,9 +251,9 @@ class BaseTrainer(transformers.Trainer):
             **measures,
             "learning_rate": logs["learning_rate"],
             "gradient_norm": float(logs.get("grad_norm", math.nan)),
-            "tokens": step_tokens,
+            "tokens": tokens,
             "seconds": round(seconds, 3),
-            "tokens_per_second": round(step_tokens / max(seconds, 1e-9), 1),
+            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
             "memory_gb": round(memory_gb(), 3),
         }
         self.write_line(entry)
@@ -264,9 +278,11 @@ class BaseTrainer(transformers.Trainer):
             append_line(self.work / LOG, entry)
 
     def processes(self) -> dict[str, int]:
-        """Return the number of processes, and how they shard."""
+        """Return the number of processes, and what ties a checkpoint to it."""
         stage = self.args.deepspeed["zero_optimization"]["stage"] if self.args.deepspeed else 0
-        return {"zero": stage, "processes": self.args.world_size}
+        gathers = getattr(self.experiment.objective, "gather_across_devices", False)
+        kind = {"zero": stage, "processes": self.args.world_size}
+        return kind | ({"gathered": 1} if gathers else {})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -304,8 +320,8 @@ class BaseTrainer(transformers.Trainer):
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> Any:
         engine = self.is_deepspeed_enabled and resume_from_checkpoint is not None
-        own = None if engine else resume_from_checkpoint
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, own)
+        of_trainer = None if engine else resume_from_checkpoint
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, of_trainer)
         if engine:  # not strict: the checkpoint has no frozen weights
             self.deepspeed.load_checkpoint(resume_from_checkpoint, load_module_strict=False)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
