@@ -137,12 +137,3 @@ def write_choices(folder: Path, name: str, rows: list[dict]) -> Path:
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
     return folder
-
-
-@pytest.fixture
-def corpus_file(tmp_path: Path) -> Path:
-    """Forty short documents as JSON lines."""
-    path = tmp_path / "corpus.jsonl"
-    rows = [{"id": str(n), "text": f"{TEXTS[n % 5]} Note {n}.\n\nEnd of {n}."} for n in range(40)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path

@@ -1,7 +1,7 @@
 """Bad input of every kind gives one line with the problem and its location; nothing is written.
 
 `bad_input/project.yaml` is a small valid project, `bad_input/cases.yaml` a table of changes to it,
-each with the line that it gives.
+each with how the line that it gives begins.
 """
 
 import json
@@ -30,42 +30,41 @@ DELETE = object()
 yaml.SafeLoader.add_constructor("!delete", lambda *_: DELETE)
 PROJECT = yaml.safe_load((HERE / "project.yaml").read_text())
 TABLE = yaml.safe_load((HERE / "cases.yaml").read_text())
+MADE = {"chunk rows": "chunks", "batch": "batches", "pair": "pairs", "index": "index"}
 
 
-PT = {"format": "pt"}
-
-
-def _token(number: int) -> str:
+def token(number: int) -> str:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    return json.dumps({"id": number, "content": "parser", **flags}) + ","
+    return '"added_tokens": [' + json.dumps({"id": number, "content": "parser", **flags}) + ","
+
+
+def zeros(path: Path, _: None) -> None:
+    weights = {name: torch.zeros_like(weight) for name, weight in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
 
 
 # Changes other than a new text of a file.
 CHANGES: dict[str, Callable[[Path, Any], Any]] = {
-    "cut": lambda path, size: path.write_bytes(path.read_bytes()[:size]),
     "copy": lambda path, name: shutil.copy(name, path),
-    "set": lambda path, own: path.write_text(json.dumps(json.loads(path.read_text()) | own)),
+    "set": lambda path, new: path.write_text(json.dumps(json.loads(path.read_text()) | new)),
     "token": lambda path, number: path.write_text(
-        path.read_text().replace('"added_tokens": [', '"added_tokens": [' + _token(number), 1)
+        path.read_text().replace('"added_tokens": [', token(number), 1)
     ),
-    "zeros": lambda path, _: save_file(
-        {name: torch.zeros_like(weight) for name, weight in load_file(path).items()}, path, PT
-    ),
+    "zeros": zeros,
     "rows": lambda path, rows: pq.write_table(pa.Table.from_pylist(rows), path),
-    "rename": lambda path, name: path.rename(path.with_name(name)),
+    "rename": lambda path, names: (path / names[0]).rename(path / names[1]),
     "without": lambda path, pattern: [file.unlink() for file in path.glob(pattern)],
-    "as file": lambda path, text: (shutil.rmtree(path), path.write_text(text)),
 }
 
 
 def cases() -> list[Any]:
     """Return (change, command, line), a change being the name of a file or key and its value."""
-    found: list[Any] = [(("mine.yaml", text), "check", line) for text, line in TABLE["yaml"]]
+    rows: list[Any] = [("mine.yaml", text, "check", line) for text, line in TABLE["yaml"]]
     for kind, sign in (("config", "mine.yaml:"), ("files", ""), ("environment", "$")):
-        for command, rows in TABLE[kind].items():
-            found += [((sign + name, value), command, line) for name, value, line in rows]
-    found += [(("", None), command, line) for command, line in TABLE["calls"]]
-    return [pytest.param(*case, id=f"{case[1]} {case[0][0]}") for case in found]
+        for command, changes in TABLE[kind].items():
+            rows += [(sign + name, value, command, line) for name, value, line in changes]
+    rows += [("", None, command, line) for command, line in TABLE["calls"]]
+    return [pytest.param(*row, id=f"{row[2]} {row[0]}") for row in rows]
 
 
 def call(command: str, monkeypatch: pytest.MonkeyPatch) -> str | int | None:
@@ -95,12 +94,11 @@ def project(tmp_path_factory, backbone) -> Path:
     (folder / "mine.yaml").write_text(yaml.safe_dump(PROJECT["config"], sort_keys=False))
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
-        for name, output in (("chunk rows", "chunks"), ("batch", "batches"), ("pair", "pairs")):
-            made = PROJECT["commands"][name].replace("out.", f"{output}.")
-            assert call(made, monkeypatch) is None
         shutil.copytree("model", "retriever")
         make_encoder(Path("retriever"))
-        assert call(PROJECT["commands"]["index"].replace(" out", " index"), monkeypatch) is None
+        for name, output in MADE.items():
+            command = PROJECT["commands"][name].replace(" out", f" {output}")
+            assert call(command, monkeypatch) is None
     return folder
 
 
@@ -112,56 +110,56 @@ def copied(project, tmp_path, monkeypatch) -> Path:
 
 
 def change(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(name)
+    path, key = Path(name.partition(":")[0]), name.partition(":")[2]
     if name.startswith("$"):
         monkeypatch.setenv(name[1:], value)
-    elif ":" in name:
+    elif key:
         config = json.loads(json.dumps(PROJECT["config"]))
-        *parents, last = name.partition(":")[2].split(".")
+        *parents, last = key.split(".")
         entry = config
-        for key in parents:
-            entry = entry[int(key)] if isinstance(entry, list) else entry[key]
+        for parent in parents:
+            entry = entry[int(parent)] if isinstance(entry, list) else entry[parent]
+        entry[last] = value
         if value is DELETE:
             del entry[last]
-        else:
-            entry[last] = value
-        Path("mine.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
     elif isinstance(value, dict):
         ((how, argument),) = value.items()
         CHANGES[how](path, argument)
-    elif value is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(value.encode("utf-8", "surrogateescape"))
     elif name:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if value is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(value.encode("utf-8", "surrogateescape"))
 
 
 def there() -> dict[str, int]:
-    return {str(path): path.stat().st_size for path in Path().rglob("*")}
+    """Return all files and folders, with their sizes, except those of a cache."""
+    paths = (path for path in Path().rglob("*") if path.parts[0] != "cache")
+    return {str(path): path.stat().st_size for path in paths}
 
 
-def test_there_are_enough():
-    assert len(cases()) >= 145
-
-
-@pytest.mark.parametrize("name", [name for name in PROJECT["commands"] if name != "collection"])
+@pytest.mark.parametrize("name", [n for n in PROJECT["commands"] if n not in MADE])
 def test_all_is_well_without_a_change(copied, monkeypatch, name):
     assert call(PROJECT["commands"][name], monkeypatch) is None
 
 
-@pytest.mark.parametrize(("changed", "command", "line"), cases())
-def test_one_line_and_nothing_half_written(copied, monkeypatch, changed, command, line):
-    change(*changed, monkeypatch)
+@pytest.mark.parametrize(("name", "value", "command", "line"), cases())
+def test_one_line_and_nothing_half_written(copied, monkeypatch, name, value, command, line):
+    change(name, value, monkeypatch)
     before = there()
-    message = call(PROJECT["commands"].get(command, command), monkeypatch)
-    pattern = ".*".join(map(re.escape, f"revela: error: {line}".split("…")))
-    assert re.fullmatch(pattern, str(message)), message
+    message = str(call(PROJECT["commands"].get(command, command), monkeypatch))
+    assert re.match(".*".join(map(re.escape, f"revela: error: {line}".split("…"))), message)
+    assert "\n" not in message
     assert there() == before
 
 
 # A call of each command; of these, one that ends early, as a path is the matter here.
 LINES = {line.split()[0]: line for line in PROJECT["commands"].values()} | {
     "clean": "clean old --results results",
+    "collection": "collection docstring-to-function --settings @tasks/docstring-to-function "
+    "--output out",
     "new": "new rows.jsonl --output out.yaml",
     "push": "push model some/model --dry-run",
     "report": "report mine.yaml",
@@ -174,15 +172,15 @@ COMMANDS = typer.main.get_command(app).commands
 def with_paths(line: str, path: str) -> Iterator[tuple[str, str]]:
     """Yield each option or argument of a command that is a path, and the call with `path` there."""
     name, *words = shlex.split(line)
-    known = {key: one for one in COMMANDS[name].params for key in one.opts}
-    arguments = [key for key, one in known.items() if one.param_type_name == "argument"]
+    known = {key: option for option in COMMANDS[name].params for key in option.opts}
+    arguments = [key for key, its in known.items() if its.param_type_name == "argument"]
     places, position = {}, 0
     while position < len(words):
         option = known[words[position]] if words[position].startswith("--") else None
         places[words[position] if option else arguments.pop(0)] = position + bool(option)
         position += 2 if option and not option.is_flag else 1
-    for key, one in known.items():
-        if "Path" in str(one.type_descriptor.annotation):
+    for key, option in known.items():
+        if "Path" in str(option.type_descriptor.annotation):
             changed = [*words] if key in places else [*words, key, ""]
             changed[places.get(key, -1)] = path
             yield key, shlex.join([name, *changed])

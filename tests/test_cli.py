@@ -1,17 +1,17 @@
 """How the `revela` command ends."""
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from revela.cli import app
 from tests.conftest import revela
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("launched", [True, False])
@@ -34,21 +34,10 @@ leave("the reason")
     assert (ran.returncode, ran.stdout, ran.stderr) == (1, expected, "the reason\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["check", str(ROOT / "config.yaml")],
-            "coir.csv: No such file",
-        ),  # relative to the current folder
-        (["chek"], "No such command 'chek'. Did you mean 'check'"),
-    ],
-)
-def test_errors_are_one_line_and_exit_with_one(tmp_path, arguments, message):
-    result = revela(*arguments, cwd=tmp_path)
+def test_an_error_is_one_line_and_exits_with_one(tmp_path):
+    result = revela("check", "none.yaml", cwd=tmp_path)
     assert result.returncode == 1
-    assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr == "revela: error: none.yaml: No such file or directory\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -69,20 +58,20 @@ main()
     assert json.loads(subprocess.check_output(command, **options)) == printed
     wrong = revela("check", "é–.yaml", **options)
     assert wrong.stderr == f"revela: error: {shown}.yaml: No such file or directory\n"
-    assert revela("--help", **options).returncode == 0
 
 
 def test_every_command_has_help():
-    shown = revela("--help").stdout
-    panels = [re.findall(r"^│ ([a-z][a-z-]+) ", one, re.MULTILINE) for one in shown.split("╭─")]
-    assert [panel[:3] for panel in panels[2:]] == [
+    def shown(*words: str) -> str:
+        result = CliRunner().invoke(app, [*words, "--help"])
+        assert result.exit_code == 0
+        return result.stdout
+
+    panels = shown().split("╭─")
+    commands = [re.findall(r"^│ ([a-z][a-z-]+) ", panel, re.MULTILINE) for panel in panels[2:]]
+    assert [panel[:3] for panel in commands] == [
         ["new", "check", "run"],
         ["index", "search", "serve"],
         ["chunk", "batch", "export-batches"],
     ]
-    commands = [command for panel in panels for command in panel]
-    assert {"pair", "train", "evaluate", "table", "figure", "schema"} <= {*commands}
-    for command in commands:
-        result = revela(command, "--help")
-        assert result.returncode == 0
-        assert "Usage" in result.stdout
+    for command in itertools.chain(*commands):
+        assert "Usage" in shown(command)

@@ -1,6 +1,5 @@
 """Every command in the documentation runs: long ones as a dry run, the others on small data."""
 
-import json
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from revela.cli import app
 from revela.common.outputs import write_json
 from revela.config import load_config
 from revela.config.training import Experiment
+from revela.evaluation.benchmarks import write_collection
 from tests.conftest import TEXTS, make_encoder
 
 ROOT = Path(__file__).parents[1]
@@ -112,15 +112,6 @@ def yaml_block(page: str, title: str) -> str:
     return block
 
 
-def write_collection(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for name, head in (("corpus", "d"), ("queries", "q")):
-        rows = [{"_id": f"{head}{n}", "title": "", "text": text} for n, text in enumerate(TEXTS)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(len(TEXTS)))]
-    (folder / "qrels.tsv").write_text("\n".join(lines) + "\n")
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, backbone) -> Path:
     """A checkout's configs and data, and the files that a reader has at each command."""
@@ -132,24 +123,40 @@ def prepared(tmp_path_factory, backbone) -> Path:
         (folder / f"texts/{n}.md").write_text(f"# Note {n}\n\n{TEXTS[n % 5]} This is note {n}.\n")
     (folder / "mine.yaml").write_text(yaml_block("own-text.md", "mine.yaml"))
     (folder / "queries.tsv").write_text("1\thow to close a socket\n")
-    for task in ("my-task", "scifact"):
-        write_collection(folder / "collections" / task)
-    write_collection(folder / "results/benchmarks/pydocs/docstring-to-function")
-    made_of = {"settings": {"corpora": ["mine"]}, "inputs": {"results/chunks/mine.parquet": "0"}}
-    write_json(folder / "results/batches/mine.manifest.json", made_of)
-    made_of = {"settings": {"source": "files", "path": "texts/"}, "inputs": {}}
-    write_json(folder / "results/chunks/mine.manifest.json", made_of)
+    names = range(len(TEXTS))
+    documents = [(f"d{n}", "", TEXTS[n]) for n in names]
+    queries, judged = [(f"q{n}", TEXTS[n]) for n in names], [(f"q{n}", f"d{n}", 1) for n in names]
+    for task in (
+        "collections/my-task",
+        "collections/scifact",
+        "results/benchmarks/pydocs/docstring-to-function",
+    ):
+        write_collection(folder / task, documents, queries, judged)
+    for path, settings, inputs in (
+        ("batches/mine", {"corpora": ["mine"]}, {"results/chunks/mine.parquet": "0"}),
+        ("chunks/mine", {"source": "files", "path": "texts/"}, {}),
+    ):
+        made_of = {"settings": settings, "inputs": inputs}
+        write_json(folder / f"results/{path}.manifest.json", made_of)
     settings = {"objective": {"name": "revela"}, "data": "mine", "retriever": "data/backbones/5m"}
     trained = Experiment.model_validate(settings | {"language_model": "data/backbones/5m"})
     for name in ("my-retriever", "demo-revela"):
         model = folder / "results/models" / name / "retriever"
         shutil.copytree(backbone, model)
         make_encoder(model)
-        manifest = {"settings": trained.model_dump(mode="json"), "steps": 1}
-        manifest |= {"inputs": {"results/batches/mine.parquet": "0"}}
-        manifest |= {"output": f"results/models/{name}"}
-        manifest |= {"gpus": 0, "gpu_hours": 0.1, "revela": "0", "git_commit": "0", "files": []}
+        manifest = {
+            "settings": trained.model_dump(mode="json"),
+            "inputs": {"results/batches/mine.parquet": "0"},
+            "output": f"results/models/{name}",
+            "files": [],
+            "steps": 1,
+            "gpus": 0,
+            "gpu_hours": 0.1,
+            "revela": "0",
+            "git_commit": "0",
+        }
         write_json(model.parent / "manifest.json", manifest)
+    (folder / "results/.revela").write_text("*\n")  # as the workflow does
     unfinished = folder / "results/models/revela-code-1b/checkpoints/0/checkpoint-1"
     unfinished.mkdir(parents=True)
     (unfinished / "model.safetensors").write_bytes(bytes(1000))

@@ -106,21 +106,6 @@ def test_each_option_of_settings_has_its_own_name(files):
     assert str(without.exception) == "--model: kind: missing"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--input", "a"], "--input 'a': expected NAME=PATH"),
-        (["--input", "a=nowhere"], "--input 'a=nowhere': no such file"),
-        ([], "--input a=PATH is missing"),
-    ],
-)
-def test_inputs_that_are_wrong_or_missing_are_one_line(files, given, message):
-    result = call(files, *given)
-    assert isinstance(result.exception, RevelaError)
-    assert str(result.exception) == message
-    assert not (files / "out").exists()
-
-
 def test_help_answers_at_once():
     code = (
         "import sys; from revela.cli import app; "
@@ -136,7 +121,7 @@ def test_help_answers_at_once():
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ("report.training_figures, report.dynamics_figure, plan.run", {"torch", "transformers"}),
+        ("report.training_figures, report.dynamics_figure, start.run", {"torch", "transformers"}),
         ("evaluation.measure, evaluation.bm25", {"transformers", "revela.retriever.encode"}),
     ],
 )

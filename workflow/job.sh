@@ -6,7 +6,7 @@
 # training can save its checkpoint and log it: Slurm kills a job once its shell has ended.
 set -euo pipefail
 trap : INT TERM USR1 HUP
-export REVELA_PYTHON=${REVELA_PYTHON:-$1} # the rehearsal has one of its own
+export REVELA_PYTHON=$1
 REVELA_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH=$REVELA_ROOT${PYTHONPATH:+:$PYTHONPATH}
 

@@ -139,9 +139,7 @@ def report(
 @app.command()
 def usage(
     results: Annotated[Path, typer.Argument(exists=True, file_okay=False)] = Path("results"),
-    files: Annotated[
-        Path | None, typer.Option("--output", help="Files to write: CSV and Markdown.")
-    ] = None,
+    files: Annotated[Path | None, files_option(".csv", ".md")] = None,
     paper: Annotated[Path | None, typer.Option(help="CSV of reported figures.")] = None,
 ) -> None:
     """Summarise data, GPU-hours and peak memory of trainings, from the manifests in `results/`."""

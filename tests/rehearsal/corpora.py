@@ -74,14 +74,11 @@ def _wikipedia(folder: Path) -> None:
         rows += [{"title": title, "text": passage} for passage in passages]
     numbered = ({"docid": str(number), **row} for number, row in enumerate(rows))
     write_jsonl(folder / "corpus.jsonl.gz", numbered)
-    (folder / "README.md").write_text("A miniature.\n")
 
 
 def _library_documentation(folder: Path) -> None:
-    rows = [
-        {"doc_id": title, "doc_content": text}
-        for title, text in _texts("code-rag-bench/library-documentation")
-    ]
+    texts = _texts("code-rag-bench/library-documentation")
+    rows = [{"doc_id": title, "doc_content": text} for title, text in texts]
     write_parquet(folder / "data" / "train-00000-of-00001.parquet", rows)
     write_card(folder, {"default": {"train": "data/train-*"}})
 
@@ -92,7 +89,6 @@ def _online_tutorials(folder: Path) -> None:
         for title, text in _texts("code-rag-bench/online-tutorials")
     ]
     write_jsonl(folder / "online_tutorials.json", rows)
-    (folder / "README.md").write_text("A miniature.\n")
 
 
 def _stackoverflow(folder: Path) -> None:
@@ -104,33 +100,22 @@ def _stackoverflow(folder: Path) -> None:
     ]
     for shard in range(10):
         write_jsonl(folder / f"stackoverflow_{shard:04}.jsonl", rows[shard::10])
-    (folder / "README.md").write_text("A miniature.\n")
 
 
 def _fineweb(folder: Path) -> None:
+    same = {"dump": "CC-MAIN-2024-10", "file_path": "s3://example", "language": "en"}
+    same |= {"language_score": 0.9, "score": 3.1, "int_score": 3}
     rows = [
-        {
-            "text": text,
-            "id": f"<urn:uuid:{number}>",
-            "dump": "CC-MAIN-2024-10",
-            "url": f"https://example.org/{number}",
-            "file_path": "s3://example",
-            "language": "en",
-            "language_score": 0.9,
-            "token_count": len(text) // 4,
-            "score": 3.1,
-            "int_score": 3,
-        }
+        {"text": text, "id": f"<urn:uuid:{number}>", "url": f"https://example.org/{number}"}
+        | {"token_count": len(text) // 4, **same}
         for number, (_, text) in enumerate(_texts("HuggingFaceFW/fineweb-edu"))
     ]
     half = len(rows) // 2
     write_parquet(folder / "data" / "CC-MAIN-2024-10" / "000_00000.parquet", rows[:40])
     write_parquet(folder / "sample" / "10BT" / "000_00000.parquet", rows[:half])
     write_parquet(folder / "sample" / "10BT" / "001_00000.parquet", rows[half:])
-    write_card(
-        folder,
-        {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}},
-    )
+    sample = {"train": "sample/10BT/*"}
+    write_card(folder, {"default": {"train": "data/*/*"}, "sample-10BT": sample})
 
 
 def _published_batches(folder: Path) -> None:

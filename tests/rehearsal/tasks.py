@@ -50,12 +50,7 @@ def _collection(name: str) -> _Collection:
 
 
 def write_task(folder: Path, name: str) -> None:
-    """Write the data set of an mteb retrieval task in the format of mteb's loader.
-
-    Args:
-        folder: folder of data sets.
-        name: name of the task.
-    """
+    """Write the data set of an mteb retrieval task, by its name, in a folder of data sets."""
     import mteb
 
     task = mteb.get_task(name)
@@ -120,13 +115,9 @@ def _write_bright(folder: Path) -> None:
 # ---------------------------------------------------------------------------- multiple choice
 
 
-def _labelled(answers: list[str]) -> dict[str, Any]:
-    return {"text": answers, "label": [chr(ord("A") + n) for n in range(len(answers))]}
-
-
 def _ai2(number: int, question: str, answers: list[str]) -> dict[str, Any]:
-    key = chr(ord("A") + number % len(answers))
-    choices = _labelled(answers)
+    labels = [chr(ord("A") + n) for n in range(len(answers))]
+    choices, key = {"text": answers, "label": labels}, labels[number % len(labels)]
     return {"id": str(number), "question": question, "choices": choices, "answerKey": key}
 
 

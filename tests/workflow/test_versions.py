@@ -33,6 +33,7 @@ from revela.config.text import Batches, FilesCorpus, Pairs
 from revela.config.training import Experiment
 from revela.evaluation import commands as evaluation
 from revela.evaluation import pydocs
+from revela.evaluation.benchmarks import write_collection
 from revela.report import commands as report
 from revela.text import chunking
 from revela.text import commands as text
@@ -57,22 +58,14 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def write_lines(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 # ---------------------------------------------------------------------------- the stages
 
 
 def chunk(folder: Path) -> dict[str, str]:
-    path = write_lines(
-        folder / "rows.jsonl",
-        [
-            {"id": str(n), "title": f"T{n // 2}", "text": f"{TEXTS[n % 5]} So {n}.\n\nAn end."}
-            for n in range(20)
-        ],
-    )
+    path = folder / "rows.jsonl"
+    texts = [f"{TEXTS[n % 5]} So {n}.\n\nAn end." for n in range(20)]
+    rows = [{"id": str(n), "title": f"T{n // 2}", "text": text} for n, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {"id": "id", "title": "title"}
     made = {}
     for name, changes in {
@@ -151,38 +144,30 @@ def contents(folder: Path) -> str:
 def evaluate(folder: Path) -> dict[str, Any]:
     """Return the best documents and measures of BM25, a tiny encoder, and both together."""
     task = folder / "mine/task"
-    task.mkdir(parents=True)
-    documents = [f"{TEXTS[n % 5]} Number {n}." for n in range(12)]
-    write_lines(
-        task / "corpus.jsonl", [{"_id": f"d{n}", "text": t} for n, t in enumerate(documents)]
-    )
-    queries = ["mud of rivers", "a matrix number 4", "jobs"]
-    write_lines(
-        task / "queries.jsonl", [{"_id": f"q{n}", "text": t} for n, t in enumerate(queries)]
-    )
-    (task / "qrels.tsv").write_text("query-id\td\ts\nq0\td2\t1\nq1\td4\t2\nq1\td9\t1\nq2\td3\t1\n")
+    documents = [(f"d{n}", "", f"{TEXTS[n % 5]} Number {n}.") for n in range(12)]
+    queries = [("q0", "mud of rivers"), ("q1", "a matrix number 4"), ("q2", "jobs")]
+    judged = [("q0", "d2", 1), ("q1", "d4", 2), ("q1", "d9", 1), ("q2", "d3", 1)]
+    write_collection(task, documents, queries, judged)
     suite = FolderBenchmark(
         source="folder", path=str(folder / "mine"), tasks=["task"], precision="float32"
     )
-    models = {"bm25s": Bm25Model(kind="bm25s")} | {
-        pooling: EncoderModel(
+    models = {"bm25s": Bm25Model(kind="bm25s")}
+    for pooling in ("last", "mean"):
+        models[pooling] = EncoderModel(
             kind="encoder",
             retriever=BACKBONE,
             encoding=Encoding(pooling=pooling),
             times_bm25=pooling == "mean",
         )
-        for pooling in ("last", "mean")
-    }
     made = {}
     for name, model in models.items():
         scores, run = folder / f"{name}.json", folder / f"{name}.trec"
         evaluation.evaluate(
             "task", model, suite, scores, folder / "cache", run, folder=task, name=name
         )
-        found = [line.split() for line in run.read_text().splitlines()]
         made[name] = {
             f"{query} {document}": float(score)
-            for query, _, document, rank, score, _ in found
+            for query, _, document, rank, score, _ in map(str.split, run.open())
             if int(rank) <= 3
         }
         measures = json.loads(scores.read_text())
@@ -192,22 +177,11 @@ def evaluate(folder: Path) -> dict[str, Any]:
 
 def train(folder: Path) -> dict[str, list[float]]:
     """Return the losses of two steps of each objective."""
-    batches = [
-        {
-            "source": "c",
-            "texts": [f"{TEXTS[(n + k) % 5]} And {n * k}." for k in range(4)],
-            "documents": ["d"] * 4,
-        }
-        for n in range(8)
-    ]
+    texts = [[f"{TEXTS[(n + k) % 5]} And {n * k}." for k in range(4)] for n in range(8)]
+    batches = [{"source": "c", "texts": row, "documents": ["d"] * 4} for row in texts]
     pairs = [
-        {
-            "source": "c",
-            "query": row["texts"][0],
-            "positive": row["texts"][1],
-            "negatives": row["texts"][2:],
-        }
-        for row in batches
+        {"source": "c", "query": query, "positive": positive, "negatives": negatives}
+        for query, positive, *negatives in texts
     ]
     data = {"batches": write_rows(folder / "batches", batches)}
     data["pairs"] = write_rows(folder / "pairs", pairs)
@@ -234,26 +208,23 @@ def train(folder: Path) -> dict[str, list[float]]:
         )
         with mock.patch("revela.training.trainer.check_folder"):
             training.train(settings, data["pairs" if contriever else "batches"], folder / name)
-        lines = (folder / name / "log.jsonl").read_text().splitlines()
-        made[name] = [json.loads(line)["loss"] for line in lines]
+        made[name] = [json.loads(line)["loss"] for line in (folder / name / "log.jsonl").open()]
         assert len(made[name]) == 2
     return made
 
 
-def write_scores(folder: Path) -> Path:
-    queries = {"one": [0.5, 0.25, 0.75], "two": [0.4, 0.2, 0.9], "three": [1, 0, 0]}
-    for model, values in queries.items():
+def table_of(step: Callable[..., Any], folder: Path) -> dict[str, str]:
+    """Return what a step makes of the scores of three models, one of which is not printed."""
+    for model, values in {
+        "one": [0.5, 0.25, 0.75],
+        "two": [0.4, 0.2, 0.9],
+        "three": [1, 0, 0],
+    }.items():
         path = folder / "scores" / model / "task.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"task": "task", "ndcg_at_10": sum(values) / 3}))
-        lines = [f",q{n},{value}" for n, value in enumerate(values)]
-        path.with_suffix(".queries.csv").write_text(
-            "\n".join(["subset,query,ndcg_at_10", *lines]) + "\n"
-        )
-    return folder / "scores"
-
-
-def table_settings(folder: Path) -> Table:
+        lines = [f",q{n},{value}\n" for n, value in enumerate(values)]
+        path.with_suffix(".queries.csv").write_text("".join(["subset,query,ndcg_at_10\n", *lines]))
     printed = folder / "printed.csv"
     printed.write_text("task,One,Other\ntask,49.5,60.0\nMean,49.5,61.0\n")
     rows = [
@@ -261,41 +232,34 @@ def table_settings(folder: Path) -> Table:
         {"label": "Two", "size": "2B", "group": "g", "model": ["two", "three"]},
         {"label": "Other", "reported": "Other", "shaded": True},
     ]
-    return Table.model_validate(
-        {"caption": "C & D", "columns": {"task": "task"}, "reported": str(printed), "rows": rows}
-    )
+    settings = {"caption": "C & D", "columns": {"task": "task"}, "reported": str(printed)}
+    step(Table.model_validate(settings | {"rows": rows}), folder / "scores", folder / "out.csv")
+    return texts_of(folder)
 
 
-def texts_of(folder: Path, stem: str) -> dict[str, str]:
-    return {path.name: digest(path.read_text()) for path in sorted(folder.glob(f"{stem}*.*"))}
+def texts_of(folder: Path) -> dict[str, str]:
+    return {path.name: digest(path.read_text()) for path in sorted(folder.glob("out*.*"))}
 
 
 def table(folder: Path) -> dict[str, str]:
-    report.table(table_settings(folder), write_scores(folder), folder / "out.csv")
-    return texts_of(folder, "out")
+    return table_of(report.table, folder)
 
 
 def compare(folder: Path) -> dict[str, str]:
-    report.compare(table_settings(folder), write_scores(folder), folder / "out.csv")
-    return texts_of(folder, "out")
+    return table_of(report.compare, folder)
 
 
 def listing(folder: Path) -> dict[str, str]:
     (folder / "list.csv").write_text("Name,License,url\na,MIT,http://x\nb_c,GPL,http://y\n")
-    settings = Listing(
-        caption="Listed",
-        file=str(folder / "list.csv"),
-        columns=["Name", "License"],
-        links={"Name": "url"},
-        group="License",
-    )
+    chosen = {"columns": ["Name", "License"], "links": {"Name": "url"}, "group": "License"}
+    settings = Listing(caption="Listed", file=str(folder / "list.csv"), **chosen)
     report.listing(settings, {}, folder / "out.csv")
     (folder / "printed.csv").write_text(f"Position,Printed\n1,{TEXTS[2]}\n2,“More” of it\n")
     beside = Listing(caption="Beside", file=str(folder / "printed.csv"), batches="b")
     rows = {"source": "c", "documents": ["d", "e"]}
     batches = [rows | {"texts": [text, f"{text} | " * 9]} for text in TEXTS]
     report.listing(beside, {"b": write_rows(folder / "b", batches)}, folder / "out_beside.csv")
-    return texts_of(folder, "out")
+    return texts_of(folder)
 
 
 STAGES: dict[str, Callable[[Path], Any]] = {
