@@ -6,14 +6,15 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.workflow.test_workflow import CONFIG, ROOT, TEXTS
+from tests.conftest import revela
+from tests.workflow.test_workflow import CONFIG, ROOT, jobs, snakemake, write_inputs
 
 LAUNCH = ROOT / "workflow" / "launch.sh"
 
@@ -27,11 +28,21 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def program(tmp_path, monkeypatch) -> Callable[[str, str], None]:
+    """A function that puts a shell script of a name before all programs of this name."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def write(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
 def plan(folder: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        ["snakemake", "--dry-run", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    command = ["snakemake", "--dry-run", *arguments]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr
 
@@ -45,8 +56,7 @@ def asked(printed: str, rule: str) -> dict[str, str]:
 
 def test_the_paper_is_planned_on_a_cluster(clone):
     printed = plan(clone, "--profile", "slurm", "results/tables/coir.csv")
-    counts = dict(re.findall(r"^(\w+) +(\d+)$", printed, re.MULTILINE))
-    assert {"chunk", "batch", "train", "evaluate", "table"} < set(counts)
+    assert {"chunk", "batch", "train", "evaluate", "table"} < set(jobs(printed))
     train = asked(printed, "train")
     expected = {"nodes": "1", "gpu": "4", "runtime": "1440", "mem_mb": "256000", "threads": "32"}
     expected |= {"gradient_checkpointing": "True", "loader_workers": "2"}
@@ -68,11 +78,9 @@ def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
 
 
 @pytest.mark.parametrize(("visible", "threads"), [(None, "8"), ("", "1")])
-def test_one_job_at_a_time_computes_on_the_gpus(clone, tmp_path, monkeypatch, visible, threads):
+def test_one_job_at_a_time_computes_on_the_gpus(clone, program, monkeypatch, visible, threads):
     """Without a profile; `CUDA_VISIBLE_DEVICES=` hides the GPUs."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU 0: A100\\nGPU 1: A100\\n'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program("nvidia-smi", "printf 'GPU 0: A100\\nGPU 1: A100\\n'")
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     printed = plan(clone, "--cores", "8", "results/tables/coir.csv")
@@ -88,14 +96,13 @@ def test_a_reworded_command_makes_nothing_stale(clone, tmp_path):
     (tmp_path / "notes.jsonl").write_text('{"text": "a note"}\n')
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"corpora": CONFIG["corpora"]}))
     target = "results/chunks/notes.parquet"
-    subprocess.run(["snakemake", "--cores", "1", target], cwd=tmp_path, timeout=120, check=True)
+    assert snakemake(tmp_path, target).returncode == 0
     rules = tmp_path / "workflow/rules/text.smk"
     rules.write_text(rules.read_text().replace("revela chunk ", "revela  chunk "))
     local = ("--profile", "workflow/profiles/local", "--workflow-profile", "none")
     for options in ((), local):
         assert "Nothing to be done" in plan(tmp_path, *options, target)
-    run = [sys.executable, "-m", "revela", "run", "config.yaml", target]
-    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=120, check=True, text=True)
+    ran = revela("run", "config.yaml", target, cwd=tmp_path)
     assert "\nNothing to be done" in ran.stderr
 
 
@@ -111,65 +118,49 @@ def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
     printed = plan(clone, "--profile", "workflow/profiles/local", "results/tables/coir.csv")
     assert "gpu=1" in printed
     assert asked(printed, "train")["gpu"] == "1"
-    limits = yaml.safe_load((clone / "workflow/profiles/local/config.yaml").read_text())[
-        "resources"
-    ]
-    assert limits == {"gpu": 1}
+    profile = yaml.safe_load((clone / "workflow/profiles/local/config.yaml").read_text())
+    assert profile["resources"] == {"gpu": 1}
+
+
+TORCHRUN = "python -m revela.training.launch"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "visible", "called"),
+    ("nodes", "visible", "threads", "called"),
     [
-        (1, None, "python OMP=8 -m revela train --x"),
-        (1, "", "python OMP=8 -m revela train --x"),
-        (1, "3", "python OMP=8 -m revela train --x"),
-        (
-            1,
-            "0,1,2,3",
-            "python OMP=2 -m revela.training.launch --nproc-per-node=4 --standalone "
-            "-m revela train --x",
-        ),
+        (1, None, 8, "python -m revela train --x"),
+        (1, "", 8, "python -m revela train --x"),
+        (1, "3", 8, "python -m revela train --x"),
+        (1, "0,1,2,3", 2, f"{TORCHRUN} --nproc-per-node=4 --standalone -m revela train --x"),
         (
             2,
             "0,1",
-            "srun OMP=4 --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 "
-            "--cpus-per-task=8 python -m revela.training.launch --nproc-per-node=2 --nnodes=2 "
-            "--rdzv-id=7 .*:20007 -m revela train --x",
+            4,
+            "srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 "
+            f"{TORCHRUN} --nproc-per-node=2 --nnodes=2 --rdzv-id=7 .*:20007 -m revela train --x",
         ),
     ],
 )
-def test_a_process_for_each_gpu(tmp_path, nodes, visible, called):
+def test_a_process_for_each_gpu(program, monkeypatch, nodes, visible, threads, called):
     """Of those that are visible; of all (None), which here is one GPU with a MIG instance."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU 0: A100\\n  MIG 1g.5gb\\n'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    program("nvidia-smi", "printf 'GPU 0: A100\\n  MIG 1g.5gb\\n'")
     for name in ("python", "srun"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} OMP=$OMP_NUM_THREADS "$@"\n')
-        (tmp_path / name).chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "8",
-        "SLURM_JOB_ID": "7",
-    } | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        program(name, f'echo OMP=$OMP_NUM_THREADS {name} "$@"')
+    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "8", "SLURM_JOB_ID": "7"}
+    environment |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     command = ["bash", LAUNCH, str(nodes), "revela", "train", "--x"]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert re.fullmatch(called, printed.stdout.strip()), printed.stdout
+    assert re.fullmatch(f"OMP={threads} {called}", printed.stdout.strip()), printed.stdout
 
 
 def test_signals_to_a_whole_job_save_a_checkpoint(clone, backbone, tmp_path):
     # As scancel and Ctrl-C do. torchrun's processes have their own sessions.
     for name in ("Snakefile", "workflow", "envs", "revela", "data"):
         (tmp_path / name).symlink_to(clone / name)
-    rows = [{"text": f"{TEXTS[n % 5]} This is note number {n}."} for n in range(60)]
-    (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     training = CONFIG["experiments"]["tiny-revela"] | {"batches_per_step": 2, "steps": 150}
-    training |= {
-        "similarity_snapshot_steps": [],
-        "save_retriever_steps": [],
-    }
-    (tmp_path / "tiny").symlink_to(backbone)
+    training |= {"similarity_snapshot_steps": [], "save_retriever_steps": []}
     config = {name: CONFIG[name] for name in ("corpora", "batches")}
-    config["experiments"] = {"tiny-revela": training}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    write_inputs(tmp_path, backbone, config | {"experiments": {"tiny-revela": training}})
     work = tmp_path / "results/models/tiny-revela"
 
     def steps() -> int:
