@@ -237,7 +237,8 @@ def test_a_training_whose_snakemake_was_killed_keeps_a_second_one_out(cluster):
         return next((other for other in others if name in other["Comment"]), None)
 
     slurm.wait_for(refused, 120, "the end of a second training")
-    assert f"models/{name}: another training is using this folder" in cluster.said(refused())
+    message = f"models/{name}/checkpoints: another training is using this folder"
+    assert message in cluster.said(refused())
     subprocess.run(["scontrol", "resume", job], check=True)
     slurm.wait_for(lambda: cluster.seen(name) > held, 60, "the first one's next step")
     cluster.cancel(job, name)
