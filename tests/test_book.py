@@ -106,7 +106,7 @@ def test_the_version_is_one():
         for pattern, file in (
             (r'^version = "(.+)"', "pyproject.toml"),
             (r"^version: (.+)", "CITATION.cff"),
-            (r"^## (\S+)", "CHANGELOG.md"),
+            (r"^## (\d\S+)", "CHANGELOG.md"),
         )
     ]
     assert len(set(found)) == 1
