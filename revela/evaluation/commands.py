@@ -104,7 +104,7 @@ def evaluate(
                     shutil.move(shards, place)
     summary = f"{name} on {task}: nDCG@10 {100 * measured.scores['ndcg_at_10']:.1f}"
     if measured.unjudged:
-        summary += f"; {measured.unjudged} queries without judgements are excluded"
+        summary += f"; queries without judgements, excluded: {measured.unjudged}"
     facts = {
         "task": task,
         "revision": revision,

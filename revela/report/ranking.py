@@ -14,7 +14,7 @@ def first_ranked(
 ) -> str:
     """Return a query and each run's top documents, relevant ones marked, as lines of text.
 
-    TREC runs are labelled by their folder and show `depth` documents; the query is the id of one,
+    TREC runs show `depth` documents; the query is the id of one,
     or None for the first with a judgement.
 
     Raises:
@@ -28,7 +28,7 @@ def first_ranked(
     check_name(str(queries[0]), "query", query, asked)
     lines = [f"query: {_short(asked[query])}"]
     for path in runs:
-        lines.append(f"{path.parent.name}:")
+        lines.append(f"{path}:")
         with reading(path, f"a TREC run of {folder}"):
             rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
             ranked = [document for name, _, document, _, _, _ in rows if name == query]

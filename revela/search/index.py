@@ -10,6 +10,7 @@ is exact, as in evaluation.
 """
 
 import functools
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,13 +29,13 @@ from revela.common.locks import locked
 from revela.common.outputs import atomic_output, read_json, remove, write_json
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.evaluation import EncoderModel, Language
-from revela.config.names import ModelRef
+from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus
 from revela.evaluation.bm25 import guess_language, tokenizer
 from revela.evaluation.embeddings import SHARD_SIZE, encode_corpus
 from revela.evaluation.search import exact_search
 from revela.retriever.encode import devices, encode, native_dtype
-from revela.retriever.load import load_encoder
+from revela.retriever.load import load_encoder, read_encoder
 from revela.retriever.source import Source
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
 from revela.text.chunking import chunk_corpus
@@ -78,6 +79,8 @@ def build(
         raise RevelaError(f"{folder}: is in the folder of the texts; give another --output")
     models = [str(Path(name).resolve()) if Path(name).is_dir() else name for name in models]
     with locked(folder, "revela index"):
+        for name in models:  # before the texts are read: it is there, and can be computed
+            read_encoder(Source(name), _encoder(name).encoding)
         described: dict[str, Any] = {
             "version": VERSION,
             "models": [{"name": name, "revision": Source(name).fingerprint()} for name in models],
@@ -262,7 +265,9 @@ class Index:
 
 
 def _encoder(name: str) -> EncoderModel:
-    return EncoderModel(kind="encoder", retriever=ModelRef(name))
+    settings = json.dumps({"kind": "encoder", "retriever": name})
+    entry: EncoderModel = parse_settings(EncoderModel, settings, "--model")
+    return entry
 
 
 def _settings(described: dict[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 import csv
 import io
-import itertools
 import json
 import lzma
 import random
 import sys
 import zlib
 from collections.abc import Container, Iterable, Iterator
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from revela.common.errors import RevelaError, reading
 from revela.config.formats import ALLOWED, OPENERS, delimiter, encoding_of, row_format
 from revela.config.text import First
 
+_HEAD = 200  # lines of a table that tell whether its cells have quotes
 _ROWS = 1024  # read or written at a time
 
 T = TypeVar("T")
@@ -50,16 +50,19 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]
 def csv_rows(path: Path, kind: str, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
     """Yield (`path:line`, row) of a .csv or .tsv file with a header; errors as `json_lines`.
 
-    Cells of .csv may have quotes, those of .tsv are taken as they are.
+    Cells of .csv may have quotes; those of .tsv are taken as they are unless all of them that begin
+    with a quote end with one.
     """
     csv.field_size_limit(sys.maxsize)  # a cell may hold a book; the library's limit is 131,072
     stream = (str(line, "utf-8-sig") for line in _lines(path, encoding))
     try:
-        header = next(stream)
+        head = list(islice(stream, _HEAD))
+        between = delimiter(head[0], kind)
+        quoted = kind == "csv" or _has_quotes(head, between)
         reader = csv.reader(
-            itertools.chain([header], stream),
-            delimiter=delimiter(header, kind),
-            quoting=csv.QUOTE_NONE if kind == "tsv" else csv.QUOTE_MINIMAL,
+            chain(head, stream),
+            delimiter=between,
+            quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         )
         names = [name.strip() for name in next(reader)]
         for cells in filter(None, reader):
@@ -71,6 +74,20 @@ def csv_rows(path: Path, kind: str, encoding: str = "utf-8") -> Iterator[tuple[s
         raise RevelaError(f"{path}: not UTF-8: {error.reason}; {REMEDY}") from error
     except csv.Error as error:
         raise RevelaError(f"{path}:{reader.line_num}: broken: {error}") from error
+
+
+def _has_quotes(head: list[str], between: str) -> bool:
+    """Return whether the first lines are rows of equal width if quotes enclose cells."""
+    reader, widths, end = csv.reader(head, delimiter=between, strict=True), set(), 0
+    try:
+        for cells in reader:
+            end = reader.line_num
+            if cells:
+                widths.add(len(cells))
+    except csv.Error:  # a quote that is a mark of the text, or a cell that goes on
+        pass
+    whole = len(head) < _HEAD
+    return len(widths) == 1 and (end == reader.line_num if whole else end > _HEAD // 2)
 
 
 def _lines(path: Path, encoding: str) -> Iterator[bytes]:

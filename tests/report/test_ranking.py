@@ -30,10 +30,10 @@ def test_ranking_prints_the_first_documents_and_marks_relevant_ones(collection):
     paths = [write_run(collection, *run) for run in runs.items()]
     assert first_ranked(collection, paths, None, 2).split("\n") == [
         "query: mud?",
-        "bm25:",
+        f"{paths[0]}:",
         f"    {'x' * 88} …",
         "    a mountain",
-        "dense:",
+        f"{paths[1]}:",
         "  ✓ a river with mud",
         f"    {'x' * 88} …",
     ]

@@ -122,6 +122,16 @@ def test_a_retriever_s_own_maximum_length_holds(texts, backbone, tmp_path):
     assert found == pytest.approx(dict(enumerate((expected @ query).tolist())), abs=1e-5)
 
 
+def test_a_model_that_is_not_there_is_told_before_the_texts_are_read(texts, tmp_path):
+    for name, message in (
+        ("nosuch", r"--model: retriever: 'nosuch' is neither a folder nor a hub name"),
+        ("org/nosuch", "model 'org/nosuch' is not in the local cache"),
+    ):
+        with pytest.raises(RevelaError, match=message):
+            build(corpus_of(texts), [name], tmp_path / "index", 64, None, 1)
+        assert not (tmp_path / "index").exists()
+
+
 def test_texts_without_words_have_no_index(backbone, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "the.txt").write_text("The a of and.")

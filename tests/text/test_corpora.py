@@ -329,6 +329,9 @@ def test_tables_of_tabs(tmp_path):
     found = documents(skipped, source="files", path=str(path), on_bad_row="skip")
     assert [d.text for d in found] == ['"To be', book, "More of it."]
     assert skipped.examples == [f"{path}:5: 1 cells below 2 names"]
+    path.write_text('id\ttitle\ttext\n1\tT\t"To be\n or ""not"""\n2\tT\tto be\n\n')
+    quoted = documents(source="files", path=str(path))
+    assert [d.text for d in quoted] == ['To be\n or "not"', "to be"]
     path.write_text("1\tTo be\n2\tor not\n")
     with pytest.raises(RevelaError, match=r"rows\.tsv: unknown format; allowed: .*with a header"):
         documents(source="files", path=str(path))
