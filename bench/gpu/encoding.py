@@ -11,11 +11,7 @@ from sentence_transformers.sentence_transformer import modules
 from transformers import AutoTokenizer
 
 from bench.gpu.steps import model_of, synchronize
-from revela.config.encoding import EncodingKeys
-from revela.config.evaluation import EncoderModel
-from revela.config.names import ModelRef
-from revela.retriever.encode import encode
-from revela.retriever.load import load_encoder
+from revela.retriever.encode import encode, pack_where_possible
 
 BACKBONE = Path(__file__).parents[2] / "data/backbones/5m"  # for its tokenizer
 MAX_LENGTH = 512
@@ -33,20 +29,21 @@ def measure(device: torch.device, tiny: bool) -> list[dict[str, str]]:
         round(5 * (10 if tiny else 60) ** random.random()) for _ in range(16 if tiny else 8192)
     ]
     texts = [" ".join(random.choices(words, k=length)) for length in lengths]
-    keys = EncodingKeys(
-        pooling="mean", append_eos=False, query_prefix="", passage_prefix="", normalize=True
-    )
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        entry = EncoderModel(kind="encoder", retriever=ModelRef(folder), encoding=keys)
-        ours = load_encoder(entry, "bfloat16", str(device))
-        stages = [
-            modules.Transformer(folder, max_seq_length=MAX_LENGTH),
-            modules.Pooling(model.config.hidden_size, "mean"),
-            modules.Normalize(),
-        ]
-    theirs = SentenceTransformer(modules=stages, device=str(device)).bfloat16()
+        ours, theirs = (
+            SentenceTransformer(
+                modules=[
+                    modules.Transformer(folder, max_seq_length=MAX_LENGTH),
+                    modules.Pooling(model.config.hidden_size, "mean"),
+                    modules.Normalize(),
+                ],
+                device=str(device),
+            ).bfloat16()
+            for _ in range(2)
+        )
+    pack_where_possible(ours)
     runs = {
         "ours": lambda: encode(ours, texts, "passage", MAX_LENGTH),
         "sentence-transformers": lambda: (
