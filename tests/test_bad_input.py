@@ -135,9 +135,8 @@ def change(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def there() -> dict[str, int]:
-    """Return all files and folders, with their sizes, except those of a cache."""
-    paths = (path for path in Path().rglob("*") if path.parts[0] != "cache")
-    return {str(path): path.stat().st_size for path in paths}
+    """Return all files and folders, with their sizes."""
+    return {str(path): path.stat().st_size for path in Path().rglob("*")}
 
 
 @pytest.mark.parametrize("name", [n for n in PROJECT["commands"] if n not in MADE])

@@ -44,7 +44,7 @@ def locked(folder: Path, what: str, innermost: int = 0) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):  # one is not empty
                 remove(lock)
-                for place in made:
+                for place in filter(Path.exists, made):
                     place.rmdir()
 
 

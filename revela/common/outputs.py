@@ -61,7 +61,8 @@ def _is_ours(path: Path) -> bool:
         lines = _ledger(folder)
         if _is_internal(folder) or "*" in lines:
             return True
-        if is_plain and lines and f"{sha256(path)}  {path.relative_to(folder)}" in lines:
+        digests = {line[:64] for line in lines if line[64:] == f"  {path.relative_to(folder)}"}
+        if is_plain and digests and sha256(path) in digests:
             return True
     return False
 
@@ -128,8 +129,10 @@ def replace(source: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    """Yield a folder of our own for files that a restart reuses; remove it on success or if empty.
+def scratch(folder: Path, reused: str) -> Iterator[Path]:
+    """Yield a folder of our own, removed on success or if it has none of the files `reused`.
+
+    These are a pattern for the files that a restart goes on from.
 
     Raises:
         RevelaError: it contains a file that this package did not write.
@@ -141,7 +144,7 @@ def scratch(folder: Path) -> Iterator[Path]:
         done = True
     finally:
         with contextlib.suppress(OSError):  # over NFS, a file that is still open
-            if done or _INTERNAL.issuperset(file.name for file in folder.iterdir()):
+            if done or not any(folder.glob(reused)):
                 remove(folder)
 
 

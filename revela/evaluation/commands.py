@@ -82,7 +82,7 @@ def evaluate(
     files = list(itertools.chain(*collection_files(folder, split))) if folder else []
     check_ours(*filter(None, (run, queries, mteb, embeddings)))
     work = cache / re.sub(r"[^\w.@+-]", "-", f"{name}-{task}")
-    with locked(work, "evaluation", innermost=1), scratch(work):
+    with locked(work, "evaluation", innermost=1), scratch(work, "*/*.safetensors"):
         loaded_task = load_task(benchmark, task, folder, work)
         source = Source.of(model) if model.kind == "encoder" else None
         revision = source.fingerprint() if source else ""

@@ -32,7 +32,7 @@ def run_packed(model: Any, ids_T: Tensor, position_T: Tensor, rows: Rows) -> Ten
 
     The model must come from `causal_lm`.
     """
-    with _packed_attention(model):
+    with packed_attention(model):
         return model.get_decoder()(
             input_ids=ids_T[None],
             position_ids=position_T[None],
@@ -114,7 +114,7 @@ def causal_lm(language_model: Any, length: int) -> Any:
 
 
 @contextlib.contextmanager
-def _packed_attention(model: Any) -> Iterator[None]:
+def packed_attention(model: Any) -> Iterator[None]:
     """Give a model the attention of packed rows.
 
     Afterwards it has its own again, unless the backward pass will compute its layers once more

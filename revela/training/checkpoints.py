@@ -59,7 +59,7 @@ def work_folder(
         if first:
             stack.enter_context(locked(folder, "training", innermost=1))
             outputs.check_ours(*(output / name for name in written))
-            stack.enter_context(outputs.scratch(work))
+            stack.enter_context(outputs.scratch(work, "[!.]*"))
         yield work
         PartialState().wait_for_everyone()
 

@@ -83,7 +83,11 @@ def test_punkt_sees_texts_of_any_size_in_bounded_pieces(monkeypatch):
 
     def spy(kind, name):
         plain = getattr(kind, name)
-        record = lambda self, text: seen.append(len(text)) or plain(self, text)  # noqa: E731
+
+        def record(self, text):
+            seen.append(len(text))
+            return plain(self, text)
+
         monkeypatch.setattr(kind, name, record)
 
     spy(PunktSentenceTokenizer, "span_tokenize")

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from revela.config.training import ReplugObjective
-from revela.inbatch.decoder import causal_lm, run_packed
+from revela.inbatch.decoder import causal_lm, packed_attention, run_packed
 from revela.inbatch.losses import token_losses
 from revela.inbatch.packing import (
     Packing,
@@ -109,11 +109,12 @@ def cross_losses(language_model: Any, input_ids: Tensor, attention_mask: Tensor)
     real_T = packing.pack(attention_mask[:, 1 : max(lengths) + 1])
     (row_T,) = to_device([np.repeat(np.arange(len(lengths)), lengths)], device)
     columns = []
-    for number, length in enumerate(prefixes.packing.lengths):
-        after = AfterPrefix(packing, prefixes, number)
-        hidden_TD = run_packed(model, ids_T, packing.position_T + length, after)
-        losses_T = token_losses(hidden_TD, head, targets_T) * real_T
-        columns.append(losses_T.new_zeros(len(lengths)).index_add(0, row_T, losses_T))
+    with packed_attention(model):  # set once for all prefixes
+        for number, length in enumerate(prefixes.packing.lengths):
+            after = AfterPrefix(packing, prefixes, number)
+            hidden_TD = run_packed(model, ids_T, packing.position_T + length, after)
+            losses_T = token_losses(hidden_TD, head, targets_T) * real_T
+            columns.append(losses_T.new_zeros(len(lengths)).index_add(0, row_T, losses_T))
     return first_BB + torch.stack(columns, dim=1)
 
 
