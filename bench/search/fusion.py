@@ -15,10 +15,10 @@ import pandas as pd
 import pytrec_eval
 
 from bench.common import report
-from revela.config.local import collection_files
 from revela.config.names import ModelName
 from revela.config.report import Row, Table
 from revela.evaluation.benchmarks import read_qrels, read_rows
+from revela.evaluation.collections import collection_files
 from revela.report.significance import analyse
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, fuse
 

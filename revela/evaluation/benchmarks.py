@@ -11,8 +11,8 @@ from revela.common.errors import RevelaError, check_name, reading
 from revela.common.outputs import atomic_output
 from revela.config.catalogue import mteb_task_names
 from revela.config.evaluation import MtebBenchmark, RetrievalBenchmark
-from revela.config.local import collection_files
 from revela.config.text import FieldNames
+from revela.evaluation.collections import collection_files
 from revela.text.corpora import document_of
 from revela.text.rows import numbered_rows
 

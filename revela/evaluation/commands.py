@@ -74,8 +74,8 @@ def evaluate(
     """Evaluate a retriever on a task."""
     from mteb import ResultCache
 
-    from revela.config.local import collection_files
     from revela.evaluation import measure
+    from revela.evaluation.collections import collection_files
     from revela.retriever.source import Source
 
     split = getattr(benchmark, "split", "test")

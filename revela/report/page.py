@@ -13,9 +13,9 @@ from revela.common.errors import RevelaError
 from revela.common.outputs import read_json
 from revela.config import paths
 from revela.config.file import Config
-from revela.config.local import collection_files
 from revela.config.report import Table
 from revela.evaluation.benchmarks import read_queries
+from revela.evaluation.collections import collection_files
 from revela.report import significance, tables
 
 _QUERIES = 8  # at each end of a comparison

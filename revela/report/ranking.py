@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from revela.common.errors import check_name, reading
-from revela.config.local import collection_files
 from revela.evaluation.benchmarks import read_qrels, read_queries, read_rows
+from revela.evaluation.collections import collection_files
 
 _WIDTH = 90  # characters of a text
 

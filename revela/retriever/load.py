@@ -18,10 +18,9 @@ from revela.common.errors import RevelaError, check_name
 from revela.common.hub import converted_revision, explained
 from revela.config.encoding import Encoding, EncodingKeys
 from revela.config.evaluation import EncoderModel
-from revela.config.local import check_model_folder
 from revela.config.training import Lora
 from revela.retriever.encode import native_dtype, pack_where_possible, positions
-from revela.retriever.source import Source
+from revela.retriever.source import Source, check_model_folder
 from revela.retriever.tokenizer import appends_eos, check_vocabulary, standalone
 
 _TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}

@@ -1,14 +1,25 @@
 """What a model is: a folder or a repository of the hub, its files, and what identifies it."""
 
 import functools
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from revela.common.errors import RevelaError, reading
+from revela.common.errors import RevelaError, errors_at, reading
+from revela.common.files import digest, first_of
 from revela.common.hub import commit, find_file, read_model_json
+from revela.common.outputs import read_json
 from revela.config.evaluation import EncoderModel
-from revela.config.local import check_model_folder, digest, model_files, not_a_language_model
+from revela.config.names import ModelRef
+
+_OF_A_MODEL = {".safetensors", ".json", ".txt", ".model"}
+_OTHER_WEIGHTS = {
+    ".bin": "pickled ones: save them with safe_serialization=True",
+    ".gguf": "GGUF ones, which cannot be trained: use the model that they were made from",
+    ".onnx": "ONNX ones, which cannot be trained: use the model that they were made from",
+}
 
 
 @dataclass(frozen=True)
@@ -113,3 +124,54 @@ class Source:
             for source in (self.base, self)
             if source and not source.folder
         }
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model's folder that determine its vectors, in order.
+
+    Raises:
+        RevelaError: it lacks a configuration, weights in safetensors or a tokenizer, or its first
+            module is no Transformer.
+    """
+    folders, home = [folder], folder
+    if (listed := folder / "modules.json").is_file():
+        with reading(listed, "a list of modules"):
+            modules = json.loads(listed.read_text(encoding="utf-8"))
+            folders += [folder / module["path"] for module in modules if module["path"]]
+            kind, home = modules[0]["type"].rpartition(".")[2], folder / modules[0]["path"]
+        if kind != "Transformer":
+            raise RevelaError(f"{folder}: begins with a module {kind}, not with a Transformer")
+    (described,) = first_of(home, "config.json", "adapter_config.json")
+    read_json(described)
+    if not any(home.glob("*.safetensors")):
+        other = next((kind for kind in _OTHER_WEIGHTS if any(folder.rglob(f"*{kind}"))), None)
+        hint = f"; it has {_OTHER_WEIGHTS[other]}" if other else ""
+        raise RevelaError(f"{folder}: no safetensors weights in it{hint}")
+    if described.name == "config.json":
+        first_of(home, "tokenizer.json", "tokenizer_config.json")
+    files = {
+        file for place in folders for file in place.glob("[!.]*") if file.suffix in _OF_A_MODEL
+    }
+    return sorted(files - {folder / "manifest.json"})
+
+
+def not_a_language_model(config: Mapping[str, Any], has_modules: bool) -> str | None:
+    """Return why a model's `config.json` and modules do not describe a causal language model."""
+    kinds = config.get("architectures") or ["ForCausalLM"]
+    if has_modules or not any("CausalLM" in kind or "LMHeadModel" in kind for kind in kinds):
+        what = "an encoder" if has_modules else kinds[0]
+        return f"is {what}, not a causal language model"
+    return None
+
+
+def check_model_folder(name: str) -> None:
+    """Check that a model given by a folder is there and complete.
+
+    Raises:
+        RevelaError: it is not; the message begins with the model.
+    """
+    if (folder := ModelRef(name)).is_folder:
+        with errors_at(f"model {name!r}"):
+            if not Path(folder).is_dir():
+                raise RevelaError("no such folder")
+            model_files(Path(folder))

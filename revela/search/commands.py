@@ -13,10 +13,10 @@ import typer
 from revela.common.errors import RevelaError, check_name, printable, reading
 from revela.common.outputs import write_text
 from revela.config.evaluation import Language
-from revela.config.local import ROWS
 from revela.evaluation.benchmarks import read_queries
 from revela.search.fusion import DENSE_WEIGHT, Fusion, Ranking
 from revela.step import command
+from revela.text.formats import ROWS
 
 app = typer.Typer()
 
@@ -58,12 +58,12 @@ def index(
 
     A second call resumes an interrupted one, or updates the index to texts that have changed.
     """
-    from revela.config.formats import is_plain
-    from revela.config.local import text_files, unread_files
     from revela.config.read import load_config
     from revela.config.text import AnyCorpus, FilesCorpus
     from revela.search.index import build
     from revela.text.fields import field_names
+    from revela.text.files import text_files, unread_files
+    from revela.text.formats import is_plain
 
     if config:
         if max_words or field:

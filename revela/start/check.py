@@ -17,8 +17,8 @@ from revela.common.errors import RevelaError, check_name, errors_at
 from revela.common.hub import KINDS, converted_revision, explain
 from revela.config import Config, load_config, paths
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
-from revela.config.check import check_local
 from revela.config.names import ModelName, ModelRef, references
+from revela.start.local import check_local
 
 _SECONDS = 10  # timeout of a request to the hub
 _GB = 1024**3

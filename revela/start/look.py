@@ -4,10 +4,10 @@ import itertools
 from pathlib import Path
 
 from revela.common.errors import RevelaError
-from revela.config.formats import OPENERS, is_plain
-from revela.config.local import text_files
 from revela.config.text import FilesCorpus
 from revela.text.corpora import Document, Skipped, read_documents
+from revela.text.files import text_files
+from revela.text.formats import OPENERS, is_plain
 from revela.text.rows import count_rows
 from revela.text.words import word_pattern
 

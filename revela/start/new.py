@@ -11,8 +11,6 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.formats import is_plain
-from revela.config.local import text_files
 from revela.config.names import ModelRef
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
@@ -24,6 +22,8 @@ from revela.start.look import chunks_of, look
 from revela.start.machine import visible_gpus
 from revela.text.corpora import Skipped, place
 from revela.text.fields import field_names
+from revela.text.files import text_files
+from revela.text.formats import is_plain
 
 _HELD_OUT = 0.1
 _MIN_STEPS, _MAX_EPOCHS = 100, 10

@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 
 from revela.common.errors import RevelaError, reading
 from revela.common.workers import end_with_parent
-from revela.config.local import PUNKT
 from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
+from revela.text.files import PUNKT
 from revela.text.rows import parquet_rows, write_parquet
 from revela.text.words import SENTENCE_END, word_pattern
 

@@ -21,8 +21,8 @@ def chunk(
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
 ) -> Made:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
-    from revela.config.local import corpus_files, unread_files
     from revela.text.chunking import chunk_corpus
+    from revela.text.files import corpus_files, unread_files
 
     counts = chunk_corpus(settings, output, workers)
     summary = (

@@ -13,8 +13,6 @@ from typing import Any
 
 from revela.common.errors import RevelaError, check_name, printable, unknown_name
 from revela.common.hub import explained
-from revela.config.formats import encoding_of, is_json_lines, is_plain
-from revela.config.local import text_files
 from revela.config.text import (
     AnyCorpus,
     FieldNames,
@@ -25,6 +23,8 @@ from revela.config.text import (
     RowCorpus,
 )
 from revela.text.fields import text_of
+from revela.text.files import text_files
+from revela.text.formats import encoding_of, is_json_lines, is_plain
 from revela.text.rows import REMEDY, column_kinds, numbered_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half

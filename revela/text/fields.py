@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError, printable
-from revela.config.formats import is_plain
 from revela.config.text import FieldNames
+from revela.text.formats import is_plain
 from revela.text.rows import column_kinds, numbered_rows
 from revela.text.words import word_pattern
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from revela.common.errors import RevelaError, reading
-from revela.config.formats import ALLOWED, OPENERS, delimiter, encoding_of, row_format
 from revela.config.text import First
+from revela.text.formats import ALLOWED, OPENERS, delimiter, encoding_of, row_format
 
 _HEAD = 200  # lines of a table that tell whether its cells have quotes
 _ROWS = 1024  # read or written at a time

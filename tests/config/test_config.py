@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from revela.common.errors import RevelaError
+from revela.common.files import digest
 from revela.config import load_config, parse_config
-from revela.config.check import check_local
-from revela.config.local import digest
 from revela.config.names import ModelName, ModelRef, references
 from revela.retriever.source import Source
+from revela.start.local import check_local
 from tests.config.common import DEMO, ROOT, changed
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer
 
 from revela.common.errors import RevelaError
-from revela.config import local
 from revela.config.text import FilesCorpus
-from revela.text import chunking
+from revela.text import chunking, files
 from revela.text.chunking import chunk_corpus, chunk_text, train_punkt
 from tests.conftest import TEXTS
 
@@ -167,7 +166,7 @@ def test_the_punkt_model_is_given_by_path_or_the_screen_says_which_it_is(tmp_pat
     assert said.startswith("sentences are split by punkt trained on the first 1 documents: nltk's")
     assert said.count("\n") == 1
     model.mkdir()
-    for name, line in zip(local.PUNKT, ("xyz", "on\txyz", "wet\t32", "all"), strict=True):
+    for name, line in zip(files.PUNKT, ("xyz", "on\txyz", "wet\t32", "all"), strict=True):
         (model / name).write_text(f"{line}\n")
     corpus = FilesCorpus(**settings, punkt=str(model))
     counts = chunk_corpus(corpus, tmp_path / "b.parquet", 1)
@@ -176,7 +175,7 @@ def test_the_punkt_model_is_given_by_path_or_the_screen_says_which_it_is(tmp_pat
     found = [pq.read_table(tmp_path / f"{name}.parquet")["text"].to_pylist() for name in "ab"]
     assert found[0] == ["It rained on Xyz.", "Hills were wet. All day."]
     assert found[1] == ["It rained on Xyz. Hills", "were wet. All day."]  # `xyz.` abbreviates
-    assert local.corpus_files(corpus) == [path, *(model / name for name in local.PUNKT)]
-    (model / local.PUNKT[0]).unlink()
+    assert files.corpus_files(corpus) == [path, *(model / name for name in files.PUNKT)]
+    (model / files.PUNKT[0]).unlink()
     with pytest.raises(RevelaError, match=r"english: no Punkt model: no abbrev_types\.txt in it"):
-        local.corpus_files(corpus)
+        files.corpus_files(corpus)

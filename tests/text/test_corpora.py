@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.common.errors import RevelaError
-from revela.config.local import text_files, unread_files
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus, FilesCorpus
 from revela.evaluation.benchmarks import read_rows
@@ -30,6 +29,7 @@ from revela.text.corpora import (
     read_documents,
 )
 from revela.text.fields import field_names
+from revela.text.files import text_files, unread_files
 
 
 def documents(skipped=None, **settings):

@@ -10,14 +10,15 @@ from glob import glob
 from pathlib import Path
 
 from revela.config import parse_config, paths
-from revela.config.check import check_local, check_trained
-from revela.config import local
-from revela.config.local import collection_files, digest
 from revela.config.read import read_yaml
-from revela.retriever.source import Source
+from revela.evaluation.collections import collection_files
 from revela.common.errors import RevelaError, errors_at
+from revela.common.files import digest
 from revela.common.versions import STAGE_VERSIONS
+from revela.retriever.source import Source
+from revela.start.local import check_local, check_trained
 from revela.start.machine import visible_gpus
+from revela.text import files
 
 # This checkout, even if another workflow uses this one as a module.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
@@ -135,7 +136,7 @@ def inputs(section, name):
 
 def corpus_files(name):
     """Return the local files of a corpus."""
-    return local.corpus_files(CONFIG.corpora[name])
+    return files.corpus_files(CONFIG.corpora[name])
 
 
 def ready_made(name):
