@@ -1,5 +1,6 @@
 """Checks a configuration: references between entries, and the local files that they name."""
 
+import functools
 import graphlib
 import itertools
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from revela.common.errors import RevelaError, check_name, errors_at
+from revela.common.hub import read_model_json
 from revela.common.outputs import read_json
 from revela.config import paths
 from revela.config.catalogue import (
@@ -30,8 +32,9 @@ from revela.config.local import (
     corpus_files,
     model_files,
     not_a_language_model,
+    not_an_encoder,
 )
-from revela.config.names import Name, references
+from revela.config.names import ModelRef, Name, references
 from revela.config.printed import read_listing, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
 
@@ -198,14 +201,21 @@ def check_local(config: Config) -> None:
     for section in ("experiments", "models"):
         for name, entry in getattr(config, section).items():
             folders = config.local_models(section, name)
-            with errors_at(f"{section}.{name}"):
-                for folder in folders:
-                    model_files(folder)
-            reads = Path(getattr(entry, "language_model", None) or "")
-            if reads in folders and (reads / "config.json").exists():
-                listed = (reads / "modules.json").exists()
-                if problem := not_a_language_model(read_json(reads / "config.json"), listed):
-                    raise RevelaError(f"{section}.{name}.language_model: {reads} {problem}")
+            for key, used in entry:
+                if isinstance(used, ModelRef) and (folder := Path(used)) in folders:
+                    with errors_at(f"{section}.{name}.{key}"):
+                        _check_model(folder, key == "language_model")
+
+
+def _check_model(folder: Path, is_language_model: bool) -> None:
+    read = functools.partial(read_model_json, str(folder))
+    model_files(folder)
+    if is_language_model:
+        problem = not_a_language_model(read("config.json") or {}, bool(read("modules.json")))
+    else:
+        problem = not_an_encoder(read)
+    if problem:
+        raise RevelaError(f"{folder} {problem}")
 
 
 def check_trained(config: Config) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 from revela.common.errors import RevelaError, reading
 from revela.common.hub import commit, find_file, read_model_json
 from revela.config.evaluation import EncoderModel
-from revela.config.local import check_model_folder, digest, model_files, not_a_language_model
+from revela.config.local import (
+    check_model_folder,
+    digest,
+    model_files,
+    not_a_language_model,
+    not_an_encoder,
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,11 @@ class Source:
         """Raise a `RevelaError` if its files say that it does not predict the next token."""
         config = (self.base or self).read("config.json") or {}
         if problem := not_a_language_model(config, bool(self.modules)):
+            raise RevelaError(f"model {self.name!r} {problem}")
+
+    def check_is_encoder(self) -> None:
+        """Raise a `RevelaError` if its files say that it cannot be computed as it is."""
+        if problem := not_an_encoder(self.read):
             raise RevelaError(f"model {self.name!r} {problem}")
 
     def fingerprint(self) -> str:
