@@ -122,11 +122,11 @@ class Experiment(Settings):
     """One trained retriever; the defaults are the paper's (section 4.1)."""
 
     objective: AnyObjective
-    data: Name = Field(description="a batch set or, for Contriever, a set of pairs")
+    data: Name = Field(description="a batch set or, for an objective on pairs, a set of pairs")
     retriever: Weights
     language_model: LanguageWeights | None = Field(
         None,
-        description="required unless the objective is Contriever: an experiment (whose trained "
+        description="required unless the objective is on pairs: an experiment (whose trained "
         "language model is used), a hub name or a folder",
     )
     encoding: EncodingKeys = EncodingKeys()
@@ -139,7 +139,7 @@ class Experiment(Settings):
     )
     batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
     batches_per_device: Positive = Field(
-        1, description="batches (pairs) per forward pass; only Contriever allows more than 1"
+        1, description="batches (pairs) per forward pass; above 1 only on pairs"
     )
     steps: Positive | None = Field(None, description="optimizer steps; one epoch if null")
     learning_rate: float = Field(1e-4, gt=0)

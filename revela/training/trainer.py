@@ -1,4 +1,4 @@
-"""Training a retriever: one entry point for the three objectives."""
+"""Training a retriever: one entry point for all objectives."""
 
 import functools
 import os
@@ -57,7 +57,7 @@ def train(
     gradient_checkpointing: bool = False,
     loader_workers: int = 2,
 ) -> None:
-    """Train a retriever on a batch file (for Contriever, a pair file) and write it to a folder.
+    """Train a retriever on a file of batches or pairs and write it to a folder.
 
     The arguments are the options of `revela train`. The processes of a launcher train together: a
     step has the same batches and dropout on any number of processes, so that their number changes
