@@ -254,5 +254,5 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
     if objective.name == "revela" and objective.reading == "joint":
         with reading(reads.name, "a language model for reading: joint"):
             joint_lm(language_model, experiment.max_length)
-    kind: Any = Replug if objective.name == "replug" else Revela
-    return kind(retriever, language_model, objective), collate
+    kinds: Any = {"replug": Replug, "revela": Revela}
+    return kinds[objective.name](retriever, language_model, objective), collate
