@@ -49,9 +49,11 @@ experiments:
 models:
   bm25: {kind: bm25s}
   untouched: {kind: encoder, retriever: ./tiny}
+  both: {kind: hybrid, of: [bm25, untouched, tiny-contriever], tuned_on: tuning}
   tiny-lm: {kind: language-model, language_model: tiny-revela}
 benchmarks:
   mine: {source: folder, path: mine, tasks: [notes-task]}
+  tuning: {source: texts, corpus: notes, tasks: [halves], max_queries: 9}
   choices: {source: lm-eval, path: choices, tasks: [notes-choice]}
 tables:
   notes:
@@ -62,6 +64,7 @@ tables:
       - {label: untouched, model: untouched}
       - {label: tiny-contriever, model: tiny-contriever}
       - {label: tiny-revela, model: tiny-revela}
+      - {label: both, model: both}
   choices:
     {caption: Choices, benchmark: choices, measure: acc, rows: [{label: LM, model: tiny-lm}]}
   printed:
@@ -180,6 +183,7 @@ def test_everything_is_made_with_a_manifest(project):
         "scores/bm25/notes-task.manifest.json",
         "scores/tiny-revela@3/notes-task.manifest.json",
         "scores/tiny-lm/notes-choice.manifest.json",
+        "scores/both/notes-task.manifest.json",
     ):
         manifest = json.loads((project / "results" / path).read_text())
         recorded = {"settings", "inputs", "revela", "finished", "seconds", "peak_memory_gb"}
@@ -187,7 +191,9 @@ def test_everything_is_made_with_a_manifest(project):
     rows = (project / "results/tables/notes.csv").read_text().splitlines()
     assert rows[0] == "system,notes-task,Mean,source"
     assert rows[1].startswith("bm25,100.0,100.0,measured")
-    assert len(rows) == 5
+    assert len(rows) == 6
+    fused = json.loads((project / "results/scores/both/notes-task.json").read_text())["fused"]
+    assert fused["tuned_on"] == ["halves"]
     rows = (project / "results/tables/choices.csv").read_text().splitlines()
     assert rows[1] == "LM,100.0,100.0,measured"
     assert (project / "results/tables/printed_vs_paper.csv").read_text().splitlines()[1:] == [
