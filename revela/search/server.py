@@ -1,6 +1,7 @@
 """Serves a search page for an index, and its two requests; nothing else."""
 
 import hmac
+import html
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,8 +48,6 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
         if token and not hmac.compare_digest(secret.encode(), token.encode()):
             raise HTTPException(401, "token required: open /?token=…")
 
-    hybrid = f"BM25 + {index.labels[0]}"
-
     def rows(hits: list[Hit]) -> list[dict[str, Any]]:
         return [index.row(hit) for hit in hits]
 
@@ -69,6 +68,7 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
     def show() -> Response:
         page = (_PAGE / "index.html").read_text(encoding="utf-8")
         page = page.replace("{weight}", str(index.weights[0]))
+        page = page.replace("{model}", html.escape(index.labels[0]))
         response = HTMLResponse(page, headers=_HEADERS)
         if token:
             response.set_cookie("token", token, httponly=True, samesite="strict")
@@ -89,6 +89,8 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
             (hits,) = index.search([query], depth, ranking, model or 0, weight)
             return {"name": name, "model": model, "hits": rows(hits)}
 
+        share = index.weights[0] if weight is None else weight
+        hybrid = f"BM25 + {index.labels[0]}, weight {share:g}"
         with turns:
             dense = [ranked(name, "dense", model) for model, name in enumerate(index.labels)]
             return [ranked("BM25", "bm25", None), *dense, ranked(hybrid, "hybrid", 0)]

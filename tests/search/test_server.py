@@ -27,7 +27,7 @@ def client(index):
 def test_lists_side_by_side(client, index):
     response = client.get("/search", params={"query": "rivers", "depth": 3})
     lists = response.json()
-    hybrid = f"BM25 + {index.labels[0]}"
+    hybrid = f"BM25 + {index.labels[0]}, weight 0.5"
     assert [one["name"] for one in lists] == ["BM25", *index.labels, hybrid]
     assert [len(one["hits"]) for one in lists] == [1, 3, 3, 3]
     assert lists[0]["hits"][0]["text"] == TEXTS[2]
@@ -152,7 +152,7 @@ def test_the_page_in_a_browser(address, browser):
     field.send_keys("socket processes" + Keys.ENTER)
     titles = until(lambda: all_of("h2"))
     assert titles[0] == "BM25"
-    assert titles[-1] == f"BM25 + {titles[1]}"
+    assert titles[-1] == f"BM25 + {titles[1]}, weight 0.5"
     assert len(titles) == 4
     assert all_of("section:first-child mark") == ["socket", "processes"]
     _keep(browser, "search")
