@@ -49,9 +49,11 @@ experiments:
 models:
   bm25: {kind: bm25s}
   untouched: {kind: encoder, retriever: ./tiny}
+  both: {kind: hybrid, of: [bm25, untouched, tiny-contriever], tuned_on: tuning}
   tiny-lm: {kind: language-model, language_model: tiny-revela}
 benchmarks:
   mine: {source: folder, path: mine, tasks: [notes-task]}
+  tuning: {source: folder, path: mine, tasks: [tuning-task]}
   choices: {source: lm-eval, path: choices, tasks: [notes-choice]}
 tables:
   notes:
@@ -62,6 +64,7 @@ tables:
       - {label: untouched, model: untouched}
       - {label: tiny-contriever, model: tiny-contriever}
       - {label: tiny-revela, model: tiny-revela}
+      - {label: both, model: both}
   choices:
     {caption: Choices, benchmark: choices, measure: acc, rows: [{label: LM, model: tiny-lm}]}
   printed:
@@ -90,7 +93,8 @@ def write_inputs(folder: Path, backbone: Path, config: dict = CONFIG) -> None:
     (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     documents = [(f"d{n}", "", text) for n, text in enumerate(TEXTS)]
     queries, judgements = [("q", "mud of rivers")], [("q", "d2", 1)]
-    write_collection(folder / "mine/notes-task", documents, queries, judgements)
+    for task in ("notes-task", "tuning-task"):
+        write_collection(folder / "mine" / task, documents, queries, judgements)
     write_config(folder, config)
 
 
@@ -180,6 +184,7 @@ def test_everything_is_made_with_a_manifest(project):
         "scores/bm25/notes-task.manifest.json",
         "scores/tiny-revela@3/notes-task.manifest.json",
         "scores/tiny-lm/notes-choice.manifest.json",
+        "scores/both/notes-task.manifest.json",
     ):
         manifest = json.loads((project / "results" / path).read_text())
         recorded = {"settings", "inputs", "revela", "finished", "seconds", "peak_memory_gb"}
@@ -187,7 +192,9 @@ def test_everything_is_made_with_a_manifest(project):
     rows = (project / "results/tables/notes.csv").read_text().splitlines()
     assert rows[0] == "system,notes-task,Mean,source"
     assert rows[1].startswith("bm25,100.0,100.0,measured")
-    assert len(rows) == 5
+    assert len(rows) == 6
+    fused = json.loads((project / "results/scores/both/notes-task.json").read_text())["fused"]
+    assert fused["tuned_on"] == ["tuning-task"]
     rows = (project / "results/tables/choices.csv").read_text().splitlines()
     assert rows[1] == "LM,100.0,100.0,measured"
     assert (project / "results/tables/printed_vs_paper.csv").read_text().splitlines()[1:] == [
@@ -213,10 +220,9 @@ def test_a_new_version_of_a_stage_makes_its_results_again(project):
     changed = planned(project, PYTHONPATH=str(project))
     versions.write_text(before)
     assert {path for path in changed if path.startswith("results/scores/")} == {
-        f"results/scores/{folder.name}/notes-task.{suffix}"
-        for folder in (project / "results/scores").iterdir()
-        for suffix in ("json", "queries.csv")
-        if folder.name != "tiny-lm"
+        str(path.relative_to(project))
+        for path in (project / "results/scores").glob("*/[!.]*")
+        if not path.name.endswith(".manifest.json") and path.parent.name != "tiny-lm"
     }
     assert "results/tables/notes.csv" in changed
     assert not [path for path in changed if path.startswith("results/models")]
@@ -253,7 +259,7 @@ def test_a_learning_rate_retrains_its_experiment_only(project, config):
         "models", "scores", "runs", "embeddings", "mteb", "tables", "figures"
     }  # fmt: skip
     names = {path.parts[1].partition(".")[0].partition("_")[0] for path in changed}
-    assert names == {"tiny-contriever", "notes", "bars", "curves"}
+    assert names == {"tiny-contriever", "both", "notes", "bars", "curves"}
 
 
 def test_an_evaluation_setting_never_retrains(project, config):
