@@ -1,6 +1,6 @@
 """Settings of experiments."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
@@ -40,7 +40,15 @@ class RevelaObjective(TrainingObjective):
 
     name: Literal["revela"]
     temperature: Temperature = Field(1e-4, description="temperature of the in-batch similarities")
-    value_norm: bool = Field(True, description="V-normalisation (paper, equation 8)")
+    reading: Literal["sum", "joint"] = Field(
+        "sum",
+        description="sum: what a chunk reads in others is added to its self-attention, as in the "
+        "paper; joint: one softmax over its own prefix and all others, which a language model can "
+        "read untrained",
+    )
+    value_norm: bool = Field(
+        True, description="V-normalisation (paper, equation 8); false with reading: joint"
+    )
     min_similarity: float = Field(
         1e-12, ge=0, description="pairs of chunks with a smaller weight are skipped"
     )
@@ -66,6 +74,19 @@ class RevelaObjective(TrainingObjective):
     gather_across_devices: bool = Field(
         False, description="chunks attend to those of all GPUs, so B grows with their number"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_value_norm(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("reading") == "joint":
+            return {"value_norm": False} | given
+        return given
+
+    @model_validator(mode="after")
+    def _check_reading(self) -> Self:
+        if self.reading == "joint" and self.value_norm:
+            raise ValueError("value_norm: true requires reading: sum")
+        return self
 
     @model_validator(mode="after")
     def _check_documents(self) -> Self:

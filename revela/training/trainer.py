@@ -15,6 +15,7 @@ from revela.common.errors import RevelaError, reading
 from revela.common.memory import keep_freed_memory, return_freed_memory
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
+from revela.inbatch.joint import joint_lm
 from revela.retriever.card import make_card
 from revela.retriever.encode import (
     devices,
@@ -240,5 +241,8 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
     collate = BatchCollator(experiment, tokenizing, load_tokenizer(reads))
     trained = objective.name == "revela" and not objective.freeze_language_model
     language_model = load(reads, lambda one: load_language_model(one, weights), trained)
+    if objective.name == "revela" and objective.reading == "joint":
+        with reading(reads.name, "a language model for reading: joint"):
+            joint_lm(language_model, experiment.max_length)
     kind: Any = Replug if objective.name == "replug" else Revela
     return kind(retriever, language_model, objective), collate
