@@ -1,7 +1,7 @@
-"""The gain of a hybrid of BM25 and a retriever over BM25, by fusion method.
+"""The gain of a hybrid of BM25 and a retriever over BM25, by the retriever's weight.
 
 Reads runs, nDCG@10 and judgements of tasks evaluated from local folders, such as the demo's. A
-second table tests the weighted sums, each with the weight that gains most on the other tasks.
+second table tests the hybrids, each with the weight that gains most on the other tasks.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from revela.config.names import ModelName
 from revela.config.report import Row, Table
 from revela.evaluation.benchmarks import read_qrels, read_rows
 from revela.evaluation.collections import collection_files
+from revela.evaluation.fusion import fuse, read_run
 from revela.report.significance import analyse
-from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, fuse
 
-_WEIGHTS = (0.1, DENSE_WEIGHT, 0.5, 1.0)
+_WEIGHTS = (0.1, 0.2, 0.5, 1.0)  # times the retriever's scores, added to BM25's
 
 Scores = dict[str, pd.Series]  # nDCG@10 × 100 of each query, by retriever (one a seed)
 
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _measure(runs: Path, task: Path, names: list[str]) -> tuple[pd.Series, dict[str, Scores]]:
-    """Return the scores of BM25, and those of retrievers alone and by each fusion method."""
+    """Return the scores of BM25, and those of retrievers alone and by each weight."""
     corpus, queries, judgements = collection_files(task)
     ids = [{row["id"] for row in read_rows(path)} for path in (queries, corpus)]
     qrels = read_qrels(judgements, *ids)
@@ -82,19 +82,16 @@ def _measure(runs: Path, task: Path, names: list[str]) -> tuple[pd.Series, dict[
         found = {query: 100 * one["ndcg_cut_10"] for query, one in scores.items()}
         return pd.Series(found).reindex(list(qrels), fill_value=0.0)
 
-    bm25 = _run(runs / "bm25" / f"{task.name}.trec")
+    bm25 = read_run(runs / "bm25" / f"{task.name}.trec")
     found: dict[str, Scores] = defaultdict(dict)
     for name in names:
-        dense = _run(runs / name / f"{task.name}.trec")
+        dense = read_run(runs / name / f"{task.name}.trec")
         found["alone"][name] = measured(dense)
 
-        def hybrid(fusion: Fusion, weight: float, dense: dict = dense) -> pd.Series:
-            fused = {query: _fused(dense[query], bm25[query], fusion, weight) for query in qrels}
-            return measured(fused)
-
         for weight in _WEIGHTS:
-            found[f"{weight} × dense"][name] = hybrid("weighted-sum", weight)
-        found["reciprocal rank"][name] = hybrid("reciprocal-rank", 0)
+            share = weight / (1 + weight)
+            fused = {query: fuse(dense[query], bm25[query], share) for query in qrels}
+            found[f"{weight} × dense"][name] = measured(fused)
     return measured(bm25), found
 
 
@@ -145,24 +142,6 @@ def _tested(
             line[column] = f"{one['score']:.1f} ({interval}; {p})"
         lines.append(line)
     return lines
-
-
-def _run(path: Path) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        query, _, document, _, score, _ = line.split(" ")
-        found[query][document] = float(score)
-    return found
-
-
-def _fused(
-    dense: dict[str, float], bm25: dict[str, float], fusion: Fusion, weight: float
-) -> dict[str, float]:
-    """Return the scores of the documents of two rankings, fused as in an index."""
-    names = list({**dense, **bm25})
-    numbers = {name: number for number, name in enumerate(names)}
-    hits = [[Hit(numbers[name], score) for name, score in one.items()] for one in (dense, bm25)]
-    return {names[hit.chunk]: hit.score for hit in fuse(*hits, fusion, weight)}
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ import numpy as np
 
 from bench.common import medians, real_chunks, report
 from revela.config.text import FilesCorpus
-from revela.search.fusion import Ranking
-from revela.search.index import Index, build
+from revela.search import Ranking
+from revela.search.build import build
+from revela.search.index import Index
 
 _BACKBONE = Path(__file__).parents[2] / "data/backbones/1m"
 _WORDS, _QUERIES, _DEPTH = 24, 50, 10

@@ -8,6 +8,8 @@ STAGE_VERSIONS = {
     "collection": 2,
     "evaluate": 3,
     "evaluate_lm": 1,
+    "judgements": 1,
+    "fuse": 1,
     "table": 2,
     "compare": 1,
     "listing": 1,

@@ -16,6 +16,7 @@ from revela.config.catalogue import (
 from revela.config.evaluation import (
     AnyBenchmark,
     Benchmark,
+    HybridModel,
     LanguageModel,
     LmEvalBenchmark,
     MtebBenchmark,
@@ -73,6 +74,8 @@ def check_references(config: Config) -> None:
                 where = "listed twice" if other == name else f"also a task of {other!r}"
                 raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is {where}")
             benchmark_of[task] = name
+    for name, hybrid in config.hybrids.items():
+        _check_hybrid(f"models.{name}", config, hybrid)
     for name in config.tables:
         _check_table(f"tables.{name}", config, name)
     for name, listing in config.listings.items():
@@ -82,6 +85,7 @@ def check_references(config: Config) -> None:
         if isinstance(figure, LearningFigure):
             where = f"figures.{name}.measure"
             check_name(where, "measure", figure.measure, RETRIEVAL_MEASURES)
+            _check_tuned(f"figures.{name}.start", config, figure.start or "", figure.task)
         if isinstance(figure, DynamicsFigure):
             shown = config.experiments[figure.experiment]
             if not shown.similarity_snapshot_steps or shown.objective.name != "revela":
@@ -138,6 +142,28 @@ def _check_tasks(where: str, suite: AnyBenchmark) -> None:
         check_name(f"{where}.tasks", what, task, known)
 
 
+def _check_hybrid(where: str, config: Config, hybrid: HybridModel) -> None:
+    for number, part in enumerate(hybrid.of):
+        kind = config.model(part).kind
+        allowed = ("encoder", "api") if number else ("bm25s", "lucene")
+        if kind not in allowed:
+            what = "the others must be retrievers" if number else "the first must be BM25"
+            kinds = " or ".join(allowed)
+            raise RevelaError(f"{where}.of: {what}, of kind {kinds}; {part!r} is of kind {kind}")
+    if hybrid.tuned_on:
+        tuning = config.benchmarks[hybrid.tuned_on].tasks
+        for task in tuning:
+            check_name(f"{where}.tuned_on", "retrieval task", task, config.retrieval_tasks)
+
+
+def _check_tuned(where: str, config: Config, model: str, task: str) -> None:
+    if model in config.hybrids and not config.tuning_tasks(model, task):
+        raise RevelaError(
+            f"{where}: {model!r} needs a task other than {task!r} to choose its weight: set "
+            f"models.{model}.tuned_on to a benchmark with others"
+        )
+
+
 def _check_table(where: str, config: Config, name: str) -> None:
     known = [*config.tasks, *config.benchmarks]
     for entry in (entry for _, entries in config.tables[name].columns for entry in entries):
@@ -157,6 +183,7 @@ def _check_table(where: str, config: Config, name: str) -> None:
                 f"measured on model {model!r}, {'' if is_language_model else 'not '}a language "
                 "model"
             )
+        _check_tuned(f"{where}.rows", config, model, task)
     if table.reported:
         with errors_at(f"{where}.reported"):
             read_reported(table)

@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from revela.config.encoding import EncodingKeys
-from revela.config.names import CorpusName, LanguageWeights, Weights
+from revela.config.names import (
+    BenchmarkName,
+    CorpusName,
+    EvaluatedName,
+    LanguageWeights,
+    Weights,
+)
 from revela.config.settings import LocalPath, Natural, Positive, Precision, Settings, Tokens
 
 Language = Literal[
@@ -61,6 +67,24 @@ class ApiModel(Settings):
     key: str = Field(description="environment variable with the API key")
 
 
+class HybridModel(Settings):
+    """BM25 and a retriever: their runs, fused with the weight that is best on other queries.
+
+    Its weights are the retriever's: 0, 0.1 … 1, and BM25's is the rest. The one with the highest
+    mean nDCG@10 over the other tasks of the benchmark is used.
+    """
+
+    kind: Literal["hybrid"]
+    of: list[EvaluatedName] = Field(
+        min_length=2,
+        description="BM25, then one or more retrievers, of which the best on the same queries is "
+        "used",
+    )
+    tuned_on: BenchmarkName | None = Field(
+        None, description="benchmark whose tasks choose the weight, instead of the other tasks"
+    )
+
+
 class LanguageModel(Settings):
     """A language model, evaluated on tasks other than retrieval."""
 
@@ -71,7 +95,7 @@ class LanguageModel(Settings):
 
 Retriever = Bm25Model | LuceneModel | EncoderModel | ApiModel
 AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
-AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
+AnyModel = Annotated[Retriever | HybridModel | LanguageModel, Field(discriminator="kind")]
 SplitName = Annotated[str, Field(pattern=r"^\w+$")]
 TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
 

@@ -41,28 +41,51 @@ def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
     single = {name: entry for name, entry in experiments.items() if name not in grids}
     for name, grid in grids.items():
         for point, (_, entry) in grid.items():
-            _add(single, point, entry, f"a point of the grid of {name!r}")
-    trainings = dict(single)
+            _add("experiments", single, point, entry, f"a point of the grid of {name!r}")
+    trainings, seeds_of = dict(single), {}
     for name, entry in single.items():
         first, seeds = entry.get("seed", 0), entry.get("seeds", 1)
         valid = (
             type(first) is int and type(seeds) is int and seeds <= 100
         )  # else Experiment says so
-        for seed in range(first + 1, first + seeds) if valid else ():
+        seeds_of[name] = range(first + 1, first + seeds) if valid else range(0)
+        for seed in seeds_of[name]:
             again = entry | {"seed": seed, "seeds": 1}
-            _add(trainings, str(ModelName(name, seed)), again, f"seed {seed} of {name!r}")
+            called = str(ModelName(name, seed))
+            _add("experiments", trainings, called, again, f"seed {seed} of {name!r}")
+    models = dict(sections["models"])
+    for name, entry in sections["models"].items():
+        for seed, parts in _seeds_of_hybrid(entry, seeds_of).items():
+            again, called = entry | {"of": parts}, str(ModelName(name, seed))
+            _add("models", models, called, again, f"seed {seed} of {name!r}")
     names = [*single, *sections["models"]]
     tables = {
         name: _rows(f"tables.{name}", table, grids, names)
         for name, table in sections["tables"].items()
     }
-    return sections | {"experiments": trainings, "tables": tables}
+    return sections | {"experiments": trainings, "models": models, "tables": tables}
 
 
-def _add(experiments: dict[str, Any], name: str, entry: dict[str, Any], what: str) -> None:
-    if name in experiments:
-        raise RevelaError(f"experiments.{name}: the name is taken by {what}")
-    experiments[name] = entry
+def _add(
+    section: str, entries: dict[str, Any], name: str, entry: dict[str, Any], what: str
+) -> None:
+    if name in entries:
+        raise RevelaError(f"{section}.{name}: the name is taken by {what}")
+    entries[name] = entry
+
+
+def _seeds_of_hybrid(entry: dict[str, Any], seeds_of: dict[str, range]) -> dict[int, list[str]]:
+    """Return the parts of a hybrid for each further seed of one of them."""
+    of = entry.get("of") if entry.get("kind") == "hybrid" else None
+    parts = [ModelName.parse(str(part)) for part in of] if isinstance(of, list) else []
+    own = [seeds_of.get(part.training, range(0)) for part in parts]
+    return {
+        seed: [
+            str(ModelName(part.training, seed, part.step) if seed in seeds else part)
+            for part, seeds in zip(parts, own, strict=True)
+        ]
+        for seed in itertools.chain(*own)
+    }
 
 
 def _inherit(

@@ -18,6 +18,7 @@ from revela.config.evaluation import (
     ApiModel,
     Benchmark,
     EncoderModel,
+    HybridModel,
     LanguageModel,
     LmEvalBenchmark,
     MadeHere,
@@ -51,6 +52,12 @@ class Config(Settings):
         return [*self.models, *(model for name in self.experiments for model in self.kept(name))]
 
     @property
+    def hybrids(self) -> dict[str, HybridModel]:
+        """The models that fuse the runs of others."""
+        models = self.models.items()
+        return {name: entry for name, entry in models if isinstance(entry, HybridModel)}
+
+    @property
     def sources(self) -> list[str]:
         """Possible sources of chunks: corpora, and the `source` of ready-made batches."""
         return [*self.corpora, *(entry.source for entry in self.batches.values() if entry.source)]
@@ -82,7 +89,14 @@ class Config(Settings):
         return [task for suite in suites for task in suite.tasks]
 
     def seeds_of(self, name: str) -> list[str]:
-        """Return a model's name, and those of the same retriever trained with other seeds."""
+        """Return a model's name, and those of the same retriever trained with other seeds.
+
+        A hybrid has the seeds of its parts.
+        """
+        if hybrid := self.hybrids.get(name):
+            others = [ModelName.parse(n).seed for of in hybrid.of for n in self.seeds_of(of)[1:]]
+            again = (str(ModelName(name, seed)) for seed in dict.fromkeys(others))
+            return [name, *(hybrid for hybrid in again if hybrid in self.models)]
         model = ModelName.parse(name)
         if name in self.models or model.training not in self.experiments:
             return [name]
@@ -122,10 +136,15 @@ class Config(Settings):
         return table.model_copy(update={"benchmark": None, "columns": columns, "rows": rows})
 
     def _measured(self, models: list[Any]) -> list[str]:
-        entries = (self.models.get(model) for model in models)
+        parts = [part for model in models for part in self._parts(model)]
+        entries = map(self.models.get, parts)
         if any(isinstance(e, ApiModel) and not os.environ.get(e.key) for e in entries):
             return []
         return [name for model in models for name in self.seeds_of(model)]
+
+    def _parts(self, model: str) -> list[str]:
+        """Return the parts of a hybrid, for another model its name."""
+        return list(self.hybrids[model].of) if model in self.hybrids else [model]
 
     def task(self, name: str) -> AnyBenchmark:
         """Return a task's benchmark without the settings of its other tasks."""
@@ -189,6 +208,18 @@ class Config(Settings):
             return {"data": paths.made(entry.data.section, entry.data)} | self._trained(entry)
         used = references(entry)
         return {name: paths.made(name.section, name) for name in used if name.section in paths.MADE}
+
+    def tuning_tasks(self, hybrid: str, task: str) -> list[str]:
+        """Return the tasks that choose the weight of a hybrid on a task: never that task itself."""
+        benchmark = self.hybrids[hybrid].tuned_on or self.tasks[task]
+        return [other for other in self.benchmarks[benchmark].tasks if other != task]
+
+    def fused(self, hybrid: str, task: str) -> dict[str, str]:
+        """Return the runs `MODEL/TASK` and the judgements `TASK` that a hybrid is made from."""
+        tuning, parts = self.tuning_tasks(hybrid, task), self.hybrids[hybrid].of
+        pairs = itertools.product(parts, [task, *tuning])
+        runs = {f"{part}/{other}": paths.run(part, other) for part, other in pairs}
+        return runs | {other: paths.judgements(other) for other in tuning}
 
     def _trained(self, entry: Settings) -> dict[str, str]:
         """Return the outputs that contain the models an entry uses from this file, by its keys.

@@ -1,18 +1,28 @@
 """`revela collection`, `evaluate`, `evaluate-lm`."""
 
+import contextlib
 import itertools
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from revela.common.errors import check_name
+from revela.common.errors import RevelaError, check_name
 from revela.common.locks import locked
-from revela.common.outputs import atomic_output, check_ours, scratch, write_json, write_text
+from revela.common.outputs import (
+    atomic_output,
+    check_ours,
+    read_json,
+    scratch,
+    write_json,
+    write_text,
+)
 from revela.config.evaluation import (
     AnyRetriever,
+    HybridModel,
     IrDatasetsBenchmark,
     LanguageModel,
     LmEvalBenchmark,
@@ -31,6 +41,10 @@ Cache = Annotated[
     typer.Option(help="Folder for temporary embeddings, which a restart reuses, and BM25 indexes."),
 ]
 Name = Annotated[str, typer.Option(help="Name of the model in the output.")]
+Run = Annotated[Path | None, typer.Option(help="TREC run to write.")]
+Queries = Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")]
+Folder = Annotated[Path | None, typer.Option(help="Folder of a local task's collection.")]
+Mteb = Annotated[Path | None, typer.Option(help="Folder for results in mteb's format.")]
 
 
 @step(app)
@@ -56,12 +70,10 @@ def evaluate(
     benchmark: RetrievalBenchmark,
     output: Scores,
     cache: Cache,
-    run: Annotated[Path | None, typer.Option(help="TREC run to write.")] = None,
-    queries: Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of a local task's collection.")
-    ] = None,
-    mteb: Annotated[Path | None, typer.Option(help="Folder for results in mteb's format.")] = None,
+    run: Run = None,
+    queries: Queries = None,
+    folder: Folder = None,
+    mteb: Mteb = None,
     embeddings: Annotated[
         Path | None, typer.Option(help="Folder to keep embeddings in; deleted by default.")
     ] = None,
@@ -72,28 +84,18 @@ def evaluate(
     name: Name = "model",
 ) -> Made:
     """Evaluate a retriever on a task."""
-    from mteb import ResultCache
-
     from revela.evaluation import measure
-    from revela.evaluation.collections import collection_files
     from revela.retriever.source import Source
 
-    split = getattr(benchmark, "split", "test")
-    files = list(itertools.chain(*collection_files(folder, split))) if folder else []
+    files = _files(benchmark, folder)
     check_ours(*filter(None, (run, queries, mteb, embeddings)))
-    work = cache / re.sub(r"[^\w.@+-]", "-", f"{name}-{task}")
-    with locked(work, "evaluation", innermost=1), scratch(work, "*/*.safetensors"):
+    with _working(cache, name, task) as work:
         loaded_task = load_task(benchmark, task, folder, work)
         source = Source.of(model) if model.kind == "encoder" else None
         revision = source.fingerprint() if source else ""
         searcher = measure.load_searcher(model, name, revision, benchmark, work, similar)
         measured = measure.evaluate(searcher, loaded_task)
-        for path, text in ((run, measured.run), (queries, measured.queries)):
-            if path:
-                write_text(path, text)
-        if mteb:
-            with atomic_output(mteb) as temporary:
-                ResultCache(temporary).save_to_cache(measured.result, searcher.mteb_model_meta)
+        _write(measured, searcher, run, queries, mteb)
         write_json(output, measured.scores)
         if embeddings and model.kind == "encoder":
             with atomic_output(embeddings) as temporary:
@@ -112,6 +114,109 @@ def evaluate(
         "queries_without_judgement": measured.unjudged,
     }
     return Made(summary, facts, [*(source.folders() if source else []), *files])
+
+
+@step(app)
+def judgements(
+    task: str,
+    benchmark: RetrievalBenchmark,
+    output: Output,
+    cache: Cache,
+    folder: Folder = None,
+) -> Made:
+    """Write a task's judgements, query → document → relevance, its queries named as in runs."""
+    from revela.evaluation import measure
+
+    with _working(cache, "judgements", task) as work:
+        judged = measure.judgements(load_task(benchmark, task, folder, work))
+    write_json(output, judged)
+    facts = {"task": task, "queries": len(judged)}
+    return Made(f"{task}: {len(judged)} judged queries", facts, _files(benchmark, folder))
+
+
+@step(app)
+def fuse(
+    task: str,
+    model: HybridModel,
+    benchmark: RetrievalBenchmark,
+    inputs: dict[str, Path],
+    output: Scores,
+    cache: Cache,
+    run: Run = None,
+    queries: Queries = None,
+    folder: Folder = None,
+    mteb: Mteb = None,
+    name: Name = "model",
+) -> Made:
+    """Evaluate BM25 fused with a retriever, from their runs.
+
+    The inputs are runs, named MODEL/TASK, of the task and of those that choose the retriever and
+    its weight, and the judgements of the latter, each named TASK.
+    """
+    from revela.evaluation import fusion, measure
+
+    check_ours(*filter(None, (run, queries, mteb)))
+    bm25, *retrievers = model.of
+
+    def runs(of_task: str, relevant: fusion.Judgements) -> dict[str, fusion.Run]:
+        found: dict[str, fusion.Run] = {}
+        for part in model.of:
+            path = inputs[f"{part}/{of_task}"]
+            found[part] = fusion.read_run(path)
+            fusion.check_queries(relevant, path, found[part], may_lack=part == bm25)
+        return found
+
+    tuning = {other: read_json(path) for other, path in inputs.items() if "/" not in other}
+    if not tuning or task in tuning:
+        raise RevelaError(
+            f"model {name!r} needs judgements of tasks other than {task!r} to choose its weight: "
+            "set tuned_on"
+        )
+    with _working(cache, name, task) as work:
+        loaded_task = load_task(benchmark, task, folder, work)
+        own = runs(task, measure.judgements(loaded_task))
+        tuned = ((judged, runs(other, judged)) for other, judged in tuning.items())
+        best, weight = fusion.choose(
+            (judged, found[bm25], {part: found[part] for part in retrievers})
+            for judged, found in tuned
+        )
+        searcher = fusion.FusedSearch(name, best, weight, own[best], own[bm25])
+        measured = measure.evaluate(searcher, loaded_task)
+        _write(measured, searcher, run, queries, mteb)
+        fused = {"retriever": best, "weight": weight, "tuned_on": list(tuning)}
+        write_json(output, measured.scores | {"fused": fused})
+    ndcg = 100 * measured.scores["ndcg_at_10"]
+    summary = f"{name} on {task}: nDCG@10 {ndcg:.1f}; weight of {best}: {weight}"
+    return Made(summary, {"task": task, "fused": fused}, _files(benchmark, folder))
+
+
+@contextlib.contextmanager
+def _working(cache: Path, name: str, task: str) -> Iterator[Path]:
+    """Yield a folder for one evaluation at a time; what a restart reuses is kept if it fails."""
+    work = cache / re.sub(r"[^\w.@+-]", "-", f"{name}-{task}")
+    with locked(work, "evaluation", innermost=1), scratch(work, "*/*.safetensors"):
+        yield work
+
+
+def _files(benchmark: Any, folder: Path | None) -> list[Path]:
+    """Return the files of a local collection."""
+    from revela.evaluation.collections import collection_files
+
+    split = getattr(benchmark, "split", "test")
+    return list(itertools.chain(*collection_files(folder, split))) if folder else []
+
+
+def _write(
+    measured: Any, searcher: Any, run: Path | None, queries: Path | None, mteb: Path | None
+) -> None:
+    from mteb import ResultCache
+
+    for path, text in ((run, measured.run), (queries, measured.queries)):
+        if path:
+            write_text(path, text)
+    if mteb:
+        with atomic_output(mteb) as temporary:
+            ResultCache(temporary).save_to_cache(measured.result, searcher.mteb_model_meta)
 
 
 @step(app)

@@ -22,7 +22,8 @@ from revela.common.errors import RevelaError
 from revela.common.workers import end_with_parent
 from revela.retriever.encode import encode_rows, never_plan_shapes, tokenize
 
-SHARD_SIZE = 16_384
+_SHARD_SIZES = {"cpu": 1_024, "cuda": 16_384}  # a killed run loses a shard on each device
+_ROWS_AT_A_TIME = 16_384
 _DIGEST_BYTES = 16
 
 
@@ -36,8 +37,8 @@ class Passages:
         return len(self.corpus)
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), SHARD_SIZE):
-            yield from self[start : start + SHARD_SIZE]
+        for start in range(0, len(self), _ROWS_AT_A_TIME):
+            yield from self[start : start + _ROWS_AT_A_TIME]
 
     def __getitem__(self, part: slice) -> list[str]:
         rows = self.corpus[part]
@@ -66,21 +67,23 @@ def encode_corpus(
     folder: Path,
     made_by: str,
     devices: list[str],
+    shard_size: int | None = None,
 ) -> list[Shard]:
     """Encode N passages of at most `max_length` tokens into shards; existing shards are skipped.
 
     `load` returns the encoder on a device, such as `cuda:0`; several devices share the shards, each
-    in a process of its own. `made_by` says what the embeddings depend on besides the texts.
+    in a process of its own. `made_by` says what the embeddings depend on besides the texts. The
+    default `shard_size` depends on the devices.
 
     Raises:
         RevelaError: an embedding is not finite, a device's process died, or the folder contains
             other files.
     """
     outputs.claim(folder)
-    numbers = range(len(passages))
+    numbers, size = range(len(passages)), shard_size or _SHARD_SIZES[devices[0].split(":")[0]]
     shards = [
-        Shard(folder / f"{n:05}.safetensors", numbers[start : start + SHARD_SIZE])
-        for n, start in enumerate(numbers[::SHARD_SIZE])
+        Shard(folder / f"{n:05}.safetensors", numbers[start : start + size])
+        for n, start in enumerate(numbers[::size])
     ]
     job = _Job(load, passages, max_length, made_by)
     missing = [shard for shard in shards if not job.is_done(shard)]

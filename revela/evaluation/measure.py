@@ -57,6 +57,33 @@ def load_searcher(
     return DenseSearch(model, name, revision, suite, folder, similar)
 
 
+def judgements(task: Any) -> dict[str, dict[str, int]]:
+    """Return query → document → relevance of the judged queries, which are named as in a run.
+
+    Raises:
+        RevelaError: the task's data cannot be loaded.
+    """
+    parts = _parts(task)
+    return {
+        f"{subset}/{query}" if len(parts) > 1 else query: dict(judged)
+        for subset, data in parts.items()
+        for query in data["queries"]["id"]
+        if (judged := data["relevant_docs"].get(query))
+    }
+
+
+def _parts(task: Any) -> dict[str, Any]:
+    """Return the data of each `split/subset` of a task."""
+    with explained("data set", task.metadata.dataset["path"]):
+        task.load_data()
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
+    return {
+        f"{split}/{subset}": data
+        for subset, splits in task.dataset.items()
+        for split, data in splits.items()
+    }
+
+
 @dataclass(frozen=True)
 class Measured:
     """The results of an evaluation."""
@@ -76,13 +103,8 @@ def evaluate(searcher: Any, task: Any) -> Measured:
     """
     import mteb
 
-    with explained("data set", task.metadata.dataset["path"]):
-        task.load_data()
-        task.convert_v1_dataset_format_to_v2(num_proc=None)
-    parts = [data for splits in task.dataset.values() for data in splits.values()]
-    unjudged = sum(
-        not data["relevant_docs"].get(query) for data in parts for query in data["queries"]["id"]
-    )
+    parts = _parts(task)
+    unjudged = sum(len(data["queries"]["id"]) for data in parts.values()) - len(judgements(task))
     run, queries = [], []
     tag = searcher.mteb_model_meta.name
     specific_scores = task.task_specific_scores

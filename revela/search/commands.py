@@ -1,12 +1,13 @@
 """`revela index`, `search`, `serve`."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,12 +15,13 @@ from revela.common.errors import RevelaError, check_name, printable, reading
 from revela.common.outputs import write_text
 from revela.config.evaluation import Language
 from revela.evaluation.benchmarks import read_queries
-from revela.search.fusion import DENSE_WEIGHT, Fusion, Ranking
+from revela.search import Ranking
 from revela.step import command
 from revela.text.formats import ROWS
 
 app = typer.Typer()
 
+_WORDS = 120  # of a chunk, at most
 _WIDTH = 160  # characters of a snippet
 _WORD = re.compile(r"\w{2,}")
 _ID_HEADINGS = ("id", "_id", "qid", "query-id", "query_id", "topic")
@@ -43,9 +45,17 @@ def index(
         str | None, typer.Option(help="Field of the rows that holds the text, if not told by them.")
     ] = None,
     max_words: Annotated[
-        int | None, typer.Option(min=1, help="Maximum words per chunk.", show_default="120")
+        int | None,
+        typer.Option(
+            min=1, help="Maximum words per chunk.", show_default="half of --max-length, 120 at most"
+        ),
     ] = None,
-    max_length: Annotated[int, typer.Option(min=8, help="Maximum tokens per chunk.")] = 512,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=8, help="Maximum tokens per chunk.", show_default="the models' own, 512 at most"
+        ),
+    ] = None,
     language: Annotated[
         Language | None,
         typer.Option(help="Language of BM25's stemmer and stop words.", show_default="the texts'"),
@@ -56,15 +66,17 @@ def index(
 ) -> None:
     """Index texts for search: BM25 and a retriever's embeddings of their chunks.
 
-    A second call resumes an interrupted one, or updates the index to texts that have changed.
+    A second call resumes an interrupted one, or updates the index to texts that have changed. The
+    weight of the retriever in the hybrid is chosen on titles and halves of the chunks.
     """
     from revela.config.read import load_config
     from revela.config.text import AnyCorpus, FilesCorpus
-    from revela.search.index import build
+    from revela.search.build import build, fitting_length
     from revela.text.fields import field_names
     from revela.text.files import text_files, unread_files
     from revela.text.formats import is_plain
 
+    max_length = max_length or fitting_length(model)
     if config:
         if max_words or field:
             raise RevelaError("--max-words, --field: with --config, the corpus sets them")
@@ -79,7 +91,7 @@ def index(
         corpus = FilesCorpus(
             source="files",
             path=str(Path(texts).resolve()),  # an index is updated from any folder
-            max_words=max_words or 120,
+            max_words=max_words or min(_WORDS, max_length // 2),
             fields=fields,
             on_bad_row="skip",
         )
@@ -100,20 +112,34 @@ def search(
     output: Annotated[
         Path | None, typer.Option(help="File for the TREC run of --queries; else it is printed.")
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Documents to return per query.")] = 10,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Documents to return per query.", show_default="10; with --compare 3"
+        ),
+    ] = None,
     chunks: Annotated[
         bool, typer.Option("--chunks", help="Return chunks instead of documents.")
     ] = False,
-    by: Annotated[Ranking, typer.Option(help="Rank by both, by the retriever, or by BM25.")] = (
-        "hybrid"
-    ),
-    fusion: Annotated[Fusion, typer.Option(help="Fusion method of the hybrid.")] = "weighted-sum",
-    dense_weight: Annotated[
-        float,
+    by: Annotated[
+        Ranking | None,
         typer.Option(
-            min=0, max=1e6, help="Weight of the retriever in a weighted sum; BM25's is 1."
+            help="Rank by both, by the retriever, or by BM25.",
+            show_default="hybrid; with --compare dense",
         ),
-    ] = DENSE_WEIGHT,
+    ] = None,
+    dense_weight: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="The retriever's share of a hybrid's score; the rest is BM25's.",
+            show_default="the one chosen by `revela index`",
+        ),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show what each model of the index finds, in columns.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Search an index: print rank, score, source and a snippet of each document found.
@@ -122,29 +148,39 @@ def search(
     """
     from revela.search.index import Index, without_spaces
 
-    if (query is None) == (queries is None) or (output and not queries):
-        raise RevelaError("give a query or --queries; --output is for --queries")
+    if (query is None) == (queries is None) or (output and (compare or not queries)):
+        raise RevelaError("give a query or --queries; --output is for --queries, without --compare")
     opened = Index(folder)
     # An argument that is not UTF-8 has surrogates.
     asked = (
         _read_queries(queries) if queries else {"": str(query).encode(errors="replace").decode()}
     )
-    rankings = opened.search(list(asked.values()), depth, by, 0, fusion, dense_weight, chunks)
-    model = without_spaces(opened.labels[0])
-    system = {"bm25": "bm25", "dense": model, "hybrid": f"bm25+{model}"}[by]
+    by = by or ("dense" if compare else "hybrid")
+    depth = depth or (3 if compare else 10)
+    found = {
+        label: opened.search(list(asked.values()), depth, by, number, dense_weight, chunks)
+        for number, label in enumerate(opened.labels if compare else opened.labels[:1])
+    }
+    if compare and not as_json:
+        _print_columns(opened, asked, found)
+        return
     lines = []
-    for (name, text), hits in zip(asked.items(), rankings, strict=True):
-        for rank, hit in enumerate(hits, start=1):
+    for (label, rankings), (place, (name, text)) in itertools.product(
+        found.items(), enumerate(asked.items())
+    ):
+        model = without_spaces(label)
+        system = {"bm25": "bm25", "dense": model, "hybrid": f"bm25+{model}"}[by]
+        for rank, hit in enumerate(rankings[place], start=1):
             row = opened.row(hit)
             if as_json:
                 named = {"query": name} if queries else {}
+                named |= {"model": label} if compare else {}
                 lines.append(json.dumps(named | {"rank": rank, **row}, ensure_ascii=False))
             elif queries:
                 document = opened.trec_id(hit.chunk, chunks)
                 lines.append(f"{name} Q0 {document} {rank} {hit.score:.9g} {system}")
             else:
-                source = f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
-                lines.append(printable(f"{rank:2}. {hit.score:.3f}  {source}"))
+                lines.append(printable(f"{rank:2}. {hit.score:.3f}  {_source(row)}"))
                 lines.append(printable(f"    {_snippet(row['text'], text)}"))
     if output:
         write_text(output, "".join(f"{line}\n" for line in lines))
@@ -153,6 +189,31 @@ def search(
         print("\n".join(lines))
     elif not as_json:
         print("nothing found", file=sys.stderr)
+
+
+def _print_columns(opened: Any, asked: dict[str, str], found: dict[str, list[Any]]) -> None:
+    """Print a table for each query: a column for each model, a row for each rank."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for place, (name, text) in enumerate(asked.items()):
+        table = Table(title=Text(printable(f"{name}  {text}".strip())), title_justify="left")
+        for label in found:
+            table.add_column(Text(label), ratio=1, overflow="fold")
+        for hits in itertools.zip_longest(*(rankings[place] for rankings in found.values())):
+            rows = [opened.row(hit) if hit else None for hit in hits]
+            table.add_row(
+                *(
+                    Text(printable(_source(row)) + "\n" + printable(_snippet(row["text"], text)))
+                    if row
+                    else ""
+                    for row in rows
+                ),
+                end_section=True,
+            )
+        console.print(table)
 
 
 @app.command()
@@ -171,6 +232,10 @@ def serve(
     except ModuleNotFoundError as error:
         raise RevelaError(f"{error.name} is missing: pip install 'revela[serve]'") from error
     run(Index(folder), host, port, os.environ.get("REVELA_TOKEN"))
+
+
+def _source(row: dict[str, Any]) -> str:
+    return f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
 
 
 def _read_queries(path: Path) -> dict[str, str]:

@@ -1,18 +1,11 @@
-"""An index of texts: their chunks, BM25 over them, and embeddings of one or more retrievers.
-
-    chunks.parquet      document id and title, position of the chunk in it, text
-    bm25/               as saved by bm25s
-    embeddings/0/ …     shards of the first retriever, of the next, …
-    index.json          written last: the settings of the index
-
-When it is rebuilt after an interruption or a change of the texts, every valid shard is kept. Search
-is exact, as in evaluation.
-"""
+"""Searches an index of texts, as `revela.search.build` writes it; exactly, as in evaluation."""
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,107 +18,36 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from revela.common.errors import RevelaError, reading
-from revela.common.locks import locked
-from revela.common.outputs import atomic_output, read_json, remove, write_json
-from revela.common.versions import STAGE_VERSIONS
-from revela.config.evaluation import EncoderModel, Language
+from revela.common.outputs import read_json
+from revela.config.evaluation import EncoderModel
 from revela.config.settings import parse_settings
-from revela.config.text import AnyCorpus
-from revela.evaluation.bm25 import guess_language, tokenizer
-from revela.evaluation.embeddings import SHARD_SIZE, encode_corpus
+from revela.evaluation.bm25 import tokenizer
+from revela.evaluation.fusion import fuse
 from revela.evaluation.search import exact_search
-from revela.retriever.encode import devices, encode, native_dtype
-from revela.retriever.load import load_encoder, read_encoder
+from revela.retriever.encode import devices, encode
+from revela.retriever.load import load_encoder
 from revela.retriever.source import Source
-from revela.search.fusion import DENSE_WEIGHT, Fusion, Hit, Ranking, fuse
-from revela.text.chunking import chunk_corpus
-from revela.text.rows import parquet_rows
+from revela.search import Ranking
 
-VERSION = 1
+VERSION = 2
 PRECISION = "bfloat16"  # if the GPU supports it
+SHARD_SIZE = 1_024
+"""Chunks whose embeddings share a file: few enough that a killed call on a CPU loses a minute."""
 
 _DEPTH = 100  # hits of each ranking that are fused
-_SAMPLE = 1_000  # chunks that tell the language
 _HITS = 1_000_000  # held at a time while documents are collected
-_OWN = {"chunks.parquet", "bm25", "embeddings", "index.json"}
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A search result: the number of a chunk in the index, and its score."""
+
+    chunk: int
+    score: float
+
 
 # Returns a number of best chunks for some queries, which are given by their indices.
 Finder = Callable[[list[int], int], list[list[Hit]]]
-
-
-def build(
-    corpus: AnyCorpus,
-    models: Sequence[str],
-    folder: Path,
-    max_length: int,
-    language: Language | None,
-    workers: int,
-) -> dict[str, Any]:
-    """Index a corpus, or update its index; return the contents of `index.json`.
-
-    `models` are folders or hub names of retrievers; `max_length` tokens of a chunk are encoded;
-    `language` is BM25's, by default that of the former index, or of the texts.
-
-    Raises:
-        RevelaError: the folder contains other files or a different index, or another process is
-            indexing into it; or a text or a model cannot be read.
-    """
-    if folder.exists():
-        # Hidden files: temporary ones of a killed call, or a file manager's.
-        other = {file.name for file in folder.glob("[!.]*")} - _OWN
-        if other or not folder.is_dir():
-            raise RevelaError(f"{folder}: exists but is not an index; give another --output")
-    if corpus.source == "files" and folder.resolve().is_relative_to(Path(corpus.path).resolve()):
-        raise RevelaError(f"{folder}: is in the folder of the texts; give another --output")
-    models = [str(Path(name).resolve()) if Path(name).is_dir() else name for name in models]
-    with locked(folder, "revela index"):
-        for name in models:  # before the texts are read: it is there, and can be computed
-            read_encoder(Source(name), _encoder(name).encoding)
-        described: dict[str, Any] = {
-            "version": VERSION,
-            "models": [{"name": name, "revision": Source(name).fingerprint()} for name in models],
-            "max_length": max_length,
-            "language": language,
-            "corpus": corpus.model_dump(mode="json"),
-        }
-        if (folder / "index.json").exists():
-            former = _described(folder)
-            described["language"] = language or former["language"]
-            settings = _settings(described)
-            for key, value in _settings(former).items():
-                if value != settings.get(key):
-                    raise RevelaError(
-                        f"{folder} was made with {key} {value!r}, not {settings.get(key)!r}; "
-                        "remove it or give another --output"
-                    )
-        with atomic_output(folder / "chunks.parquet") as temporary:
-            counts = chunk_corpus(corpus, temporary, workers)
-            remove(folder / "index.json")  # the index is whole until here
-        if skipped := counts.skipped.summary():
-            print(skipped)
-        texts = _texts(folder)
-        if not described["language"]:
-            described["language"] = guess_language(texts[:: len(texts) // _SAMPLE + 1])
-            print(f"language of BM25: {described['language']} (--language sets another)")
-        bm25 = bm25s.BM25()
-        try:
-            bm25.index(tokenizer(described["language"])(texts), show_progress=False)
-        except ValueError as error:
-            raise RevelaError(f"BM25 finds no words in the {len(texts)} chunks") from error
-        with atomic_output(folder / "bm25") as temporary:
-            bm25.save(temporary, show_progress=False)
-        del bm25  # encoding may need the memory
-        for number, model in enumerate(described["models"]):
-            load = functools.partial(load_encoder, _encoder(model["name"]), PRECISION)
-            version, dtype = STAGE_VERSIONS["evaluate"], native_dtype(PRECISION)
-            made_by = f"{version} {model['revision']} {dtype} {max_length}"
-            place = folder / "embeddings" / str(number)
-            shards = encode_corpus(load, texts, max_length, place, made_by, devices())
-            for stale in set(place.glob("[0-9]*.safetensors")) - {shard.path for shard in shards}:
-                remove(stale)  # from a larger version of the corpus
-        described |= {"documents": counts.documents, "chunks": counts.chunks}
-        write_json(folder / "index.json", described)
-    return described
 
 
 class Index:
@@ -134,14 +56,15 @@ class Index:
     def __init__(self, folder: Path) -> None:
         """Open an index; raise a `RevelaError` if it is none, or incomplete."""
         self.folder = folder
-        self.described = _described(folder)
+        self.described = read_description(folder)
         with reading(folder / "chunks.parquet", "a readable Parquet file"):
             self.chunks = pd.read_parquet(folder / "chunks.parquet")
         self._documents, self._positions = (
             self.chunks[column].to_numpy() for column in ("document", "position")
         )
         self.models = [model["name"] for model in self.described["models"]]
-        self.labels = _labels(self.models)
+        self.labels = labels(self.models)
+        self.weights: list[float] = self.described["dense_weights"]
         self._model = functools.cache(self._load)
 
     def search(
@@ -150,15 +73,15 @@ class Index:
         depth: int,
         ranking: Ranking = "hybrid",
         model: int = 0,
-        fusion: Fusion = "weighted-sum",
-        dense_weight: float = DENSE_WEIGHT,
+        dense_weight: float | None = None,
         chunks: bool = False,
     ) -> list[list[Hit]]:
         """Return the best documents of each query, best first, or with `chunks` the best chunks.
 
         A document is ranked by its best chunk, which is the hit. BM25 finds only chunks that share
         a word with the query. A hybrid fuses the top hundred of both rankings, or the top `depth`
-        if that is larger; its hit of a document is BM25's, if it has one.
+        if that is larger; its hit of a document is BM25's, if it has one. `dense_weight`, from 0 to
+        1, is the retriever's in a hybrid; by default the one that was chosen for the index.
 
         Raises:
             RevelaError: a retriever is missing or has changed, or the index is damaged.
@@ -174,15 +97,16 @@ class Index:
         rankings = [self._best(find, len(queries), deep, chunks) for find in finders]
         if ranking != "hybrid":
             return rankings[0]
-        fused = []
+        weight = self.weights[model] if dense_weight is None else dense_weight
+        found = []
         for dense, bm25 in zip(*rankings, strict=True):
             same = {self.trec_id(hit.chunk, chunks): hit.chunk for hit in bm25}
-            dense = [
-                Hit(same.get(self.trec_id(hit.chunk, chunks), hit.chunk), hit.score)
-                for hit in dense
-            ]
-            fused.append(fuse(dense, bm25, fusion, dense_weight)[:depth])
-        return fused
+            of_dense = {
+                same.get(self.trec_id(hit.chunk, chunks), hit.chunk): hit.score for hit in dense
+            }
+            fused = fuse(of_dense, {hit.chunk: hit.score for hit in bm25}, weight)
+            found.append([Hit(*one) for one in itertools.islice(fused.items(), depth)])
+        return found
 
     def trec_id(self, chunk: int, as_chunk: bool = False) -> str:
         """Return the id of a chunk's document, or `<document>#<position>`, without spaces."""
@@ -261,19 +185,14 @@ class Index:
             blocks = [load_file(path)["embeddings"] for path in sorted(place.glob("*.safetensors"))]
         except SafetensorError as error:
             raise RevelaError(f"{place}: {error}; run revela index again") from error
-        return load_encoder(_encoder(name), PRECISION, devices()[0]), blocks
+        return load_encoder(encoder_entry(name), PRECISION, devices()[0]), blocks
 
 
-def _encoder(name: str) -> EncoderModel:
+def encoder_entry(name: str) -> EncoderModel:
+    """Return the settings of a retriever, by its folder or hub name."""
     settings = json.dumps({"kind": "encoder", "retriever": name})
     entry: EncoderModel = parse_settings(EncoderModel, settings, "--model")
     return entry
-
-
-def _settings(described: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of an index that a second call cannot change."""
-    settings = {key: described[key] for key in ("models", "max_length", "language")}
-    return described["corpus"] | settings
 
 
 def without_spaces(name: str) -> str:
@@ -281,20 +200,15 @@ def without_spaces(name: str) -> str:
     return re.sub(r"\s", lambda space: quote(space[0]), name)
 
 
-def _labels(models: Sequence[str]) -> list[str]:
+def labels(models: Sequence[str]) -> list[str]:
     """Return labels of models: their folder's name if that is unambiguous."""
     parts = [Path(model).parts for model in models]
-    names = [path[-2] if path[-1] == "retriever" and path[1:] else path[-1] for path in parts]
+    names = [p[-2] if p[-1] in ("retriever", "model") and p[1:] else p[-1] for p in parts]
     return names if len(set(names)) == len(names) else list(models)
 
 
-def _texts(folder: Path) -> list[str]:
-    """Return the texts of the chunks as evaluation encodes them, behind their titles."""
-    rows = parquet_rows(folder / "chunks.parquet", ["title", "text"])
-    return [f"{row['title']} {row['text']}".strip() for row in rows]
-
-
-def _described(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return the contents of `index.json`; raise a `RevelaError` if it is none, or another's."""
     path = folder / "index.json"
     if not path.exists():
         raise RevelaError(f"{folder}: no index, or an incomplete one; run 'revela index' first")

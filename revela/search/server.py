@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from revela.common.errors import RevelaError
-from revela.search.fusion import Hit, Ranking
-from revela.search.index import Index
+from revela.search import Ranking
+from revela.search.index import Hit, Index
 
 MAX_CHARACTERS = 1_000  # of a query
 MAX_DEPTH = 50  # hits per list
@@ -47,6 +47,8 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
         if token and not hmac.compare_digest(secret.encode(), token.encode()):
             raise HTTPException(401, "token required: open /?token=…")
 
+    hybrid = f"BM25 + {index.labels[0]}"
+
     def rows(hits: list[Hit]) -> list[dict[str, Any]]:
         return [index.row(hit) for hit in hits]
 
@@ -66,6 +68,7 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
     @app.get("/", dependencies=[Depends(allowed)])
     def show() -> Response:
         page = (_PAGE / "index.html").read_text(encoding="utf-8")
+        page = page.replace("{weight}", str(index.weights[0]))
         response = HTMLResponse(page, headers=_HEADERS)
         if token:
             response.set_cookie("token", token, httponly=True, samesite="strict")
@@ -75,16 +78,20 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
     def search(
         query: Annotated[str, Query(max_length=MAX_CHARACTERS)],
         depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 10,
+        weight: Annotated[float | None, Query(ge=0, le=1)] = None,
     ) -> list[dict[str, Any]]:
-        """Return the best documents by BM25, by each model, and by the first model's hybrid."""
+        """Return the best documents by BM25, by each model, and by the first model's hybrid.
+
+        The weight is that of the model in the hybrid; by default the index's own.
+        """
 
         def ranked(name: str, ranking: Ranking, model: int | None) -> dict[str, Any]:
-            (hits,) = index.search([query], depth, ranking, model or 0)
+            (hits,) = index.search([query], depth, ranking, model or 0, weight)
             return {"name": name, "model": model, "hits": rows(hits)}
 
         with turns:
             dense = [ranked(name, "dense", model) for model, name in enumerate(index.labels)]
-            return [ranked("BM25", "bm25", None), *dense, ranked("Hybrid", "hybrid", 0)]
+            return [ranked("BM25", "bm25", None), *dense, ranked(hybrid, "hybrid", 0)]
 
     @app.get("/near", dependencies=[Depends(allowed)])
     def near(

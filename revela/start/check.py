@@ -103,6 +103,9 @@ def _inputs(config: Config, section: str, name: str, task: str = "") -> list[str
         table = config.table(name)
         models = [model for row in table.rows for model in row.model]
         return [paths.scores(model, task) for model in models for task in table.tasks()]
+    if section == "scores" and name in config.hybrids:
+        tasks = [task, *config.tuning_tasks(name, task)]
+        return [paths.scores(part, other) for part in config.hybrids[name].of for other in tasks]
     if section == "scores":
         made = config.inputs("models", name) | config.inputs("benchmarks", config.tasks[task])
         return list(made.values())

@@ -14,7 +14,7 @@ from revela.config.settings import parse_settings
 from revela.config.training import RevelaObjective
 from revela.retriever.source import Source
 from revela.start.local import check_local
-from tests.config.common import DEMO, ROOT, changed
+from tests.config.common import DEMO, ROOT, SHARED, changed
 
 
 @pytest.mark.parametrize("path", [*ROOT.glob("config*.yaml"), ROOT / "data/backbones/corpora.yaml"])
@@ -259,3 +259,26 @@ def test_a_language_model_may_come_from_another_experiment():
     needed = config.inputs("experiments", "demo-revela")
     assert needed["language_model"] == "results/models/reader/retriever"
     assert "language_model" not in config.inputs("experiments", "reader")
+
+
+def test_a_hybrid_is_tuned_on_other_tasks_only(monkeypatch):
+    both = {"kind": "hybrid", "of": ["bm25", "demo-revela"]}
+    raw = changed("models/both", both)
+    raw["models"] |= {"elsewhere": both | {"tuned_on": "hub"}}
+    raw["models"]["api"] = {"kind": "api", "name": "x", "key": "SOME_KEY"}
+    raw["models"]["with-api"] = both | {"of": ["bm25", "demo-revela", "api"]}
+    raw["benchmarks"]["hub"] = SHARED
+    raw["tables"]["demo"]["rows"] += ["both", "with-api"]
+    config = parse_config(raw, "c")
+    one, *others = config.benchmarks["pydocs"].tasks
+    assert config.tuning_tasks("both", one) == others
+    assert config.tuning_tasks("elsewhere", one) == SHARED["tasks"]
+    inputs = config.fused("both", one)
+    assert inputs[f"bm25/{others[0]}"] == f"results/runs/bm25/{others[0]}.trec"
+    assert inputs[f"demo-revela/{one}"] == f"results/runs/demo-revela/{one}.trec"
+    assert {name for name in inputs if "/" not in name} == set(others)
+    assert len(inputs) == 2 * 3 + 2
+    assert config.targets()[f"results/scores/both/{one}.json"] == ("scores", "both", one)
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    assert config.table("demo").rows[-2].model == ["both"]
+    assert config.table("demo").rows[-1].model == []

@@ -54,6 +54,7 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
     raw = changed("experiments/demo-revela/seeds", 3)
     raw["experiments"]["demo-revela"]["seed"] = 4
     raw["experiments"]["ablation"] = {"base": "demo-revela", "seeds": 1}
+    raw["models"]["both"] = {"kind": "hybrid", "of": ["bm25", "demo-revela"]}
     config = parse_config(raw, "demo.yaml")
     names = ["demo-revela", "demo-revela-seed5", "demo-revela-seed6"]
     assert config.seeds_of("demo-revela") == names
@@ -67,6 +68,10 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
     ]
     assert config.seeds_of("ablation") == ["ablation"]
     assert config.seeds_of("bm25") == ["bm25"]
+    hybrids = ["both", "both-seed5", "both-seed6"]
+    assert config.seeds_of("both") == hybrids
+    assert [config.hybrids[name].of for name in hybrids] == [["bm25", one] for one in names]
+    assert config.seeds_of("both-seed5") == ["both-seed5"]
     rows = {row.label: row.model for row in config.table("demo").rows}
     assert rows["Revela"] == names
     # The settings of the first seed do not depend on the number of seeds.

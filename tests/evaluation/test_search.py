@@ -65,7 +65,7 @@ def passages():
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(embeddings, "SHARD_SIZE", 7)
+    monkeypatch.setitem(embeddings._SHARD_SIZES, "cpu", 7)
 
 
 def encoded(load, folder, texts=None, made_by="r1", devices=("cpu",)):

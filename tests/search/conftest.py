@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from revela.config.text import FilesCorpus
-from revela.search.index import Index, build
+from revela.search.build import build
+from revela.search.index import Index
 from tests.conftest import TEXTS
 
 

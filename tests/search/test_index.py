@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.common.locks import locked
+from revela.evaluation.fusion import fuse
 from revela.retriever.encode import encode
-from revela.search.fusion import Hit, fuse
-from revela.search.index import Index, build
+from revela.search.build import build
+from revela.search.index import Index
 from tests.conftest import TEXTS, encoder_of, make_encoder
 from tests.search.conftest import corpus_of
 
@@ -38,13 +39,13 @@ def documents(index, query, by="bm25"):
     return [index.row(hit)["document"] for hit in hits]
 
 
-def test_a_second_indexing_into_a_folder_refuses_in_one_line(texts, tmp_path):
+def test_a_second_indexing_into_a_folder_refuses_in_one_line(texts, backbone, tmp_path):
     folder = tmp_path / "index"
     with (
         locked(folder, "revela index"),
         pytest.raises(RevelaError, match=f"^{folder}: another revela index is using this folder$"),
     ):
-        run("index", texts, "--model", "m", "--output", folder)
+        run("index", texts, "--model", backbone, "--output", folder)
     assert not folder.exists()
 
 
@@ -139,18 +140,6 @@ def test_texts_without_words_have_no_index(backbone, tmp_path):
         indexed(tmp_path / "texts", [backbone], tmp_path / "i")
 
 
-def test_rankings_are_fused():
-    dense = [Hit(1, 0.9), Hit(2, 0.5), Hit(3, 0.1)]
-    bm25 = [Hit(3, 20.0), Hit(4, 10.0)]
-    assert [hit.chunk for hit in fuse(dense, bm25, "weighted-sum")] == [3, 1, 2, 4]
-    found = {hit.chunk: hit.score for hit in fuse(dense, bm25, "weighted-sum")}
-    assert found == pytest.approx({3: 1.0, 1: 0.2, 2: 0.1, 4: 0.0})
-    assert [hit.chunk for hit in fuse(dense, bm25, "weighted-sum", 3.0)] == [1, 2, 3, 4]
-    found = {hit.chunk: hit.score for hit in fuse(dense, bm25, "reciprocal-rank")}
-    assert found == pytest.approx({3: 1 / 61 + 1 / 63, 1: 1 / 61, 2: 1 / 62, 4: 1 / 62})
-    assert fuse([], [], "weighted-sum") == []
-
-
 def test_from_the_shell(texts, backbone, tmp_path):
     folder = tmp_path / "index"
     arguments = ["index", texts, "--model", backbone, "--output", folder]
@@ -212,8 +201,8 @@ def test_a_run_of_documents_is_judged_by_their_collection(backbone, tmp_path):
             assert int(rank) == len(found[query])  # no document again
         for query, text in asked.items():
             if by == "hybrid":
-                hits = ([Hit(*one) for one in best[by, query].items()] for by in ("dense", "bm25"))
-                fused = {index.trec_id(hit.chunk): hit.score for hit in fuse(*hits, "weighted-sum")}
+                whole = (best[by, query] for by in ("dense", "bm25"))
+                fused = {index.trec_id(chunk): s for chunk, s in fuse(*whole, 0.5).items()}
                 assert found[query] == pytest.approx(fused, abs=1e-3)  # scaled differences
                 continue
             (hits,) = index.search([text], 99, by, chunks=True)
@@ -285,7 +274,7 @@ def test_an_index_is_updated_from_any_folder(texts, backbone, tmp_path, monkeypa
     ("damage", "message"),
     [
         (lambda f: (f / "index.json").unlink(), "no index, or an incomplete one"),
-        (lambda f: _edit(f, version=0), "index.json: version 0, expected 1: remove"),
+        (lambda f: _edit(f, version=0), "index.json: version 0, expected 2: remove"),
         (lambda f: (f / "index.json").write_text("{"), "not a JSON object"),
         (lambda f: _cut(f / "chunks.parquet"), "chunks.parquet: not a readable Parquet file"),
         (lambda f: _cut(f / "bm25/data.csc.index.npy"), "bm25: not a BM25 index"),
@@ -333,7 +322,7 @@ def test_what_an_index_is_not_made_of(texts, backbone, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a query or --queries; --output is for --queries"),
+        ([], "give a query or --queries; --output is for --queries, without --compare"),
         (["rivers", "--queries", "q.tsv"], "give a query or --queries"),
         (["rivers", "--output", "o"], "--output is for --queries"),
         (
@@ -366,8 +355,8 @@ def test_accents_are_found_as_a_letter_and_as_a_mark_of_their_own(texts, backbon
 
 
 def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monkeypatch):
-    for module in ("evaluation.embeddings", "search.index"):
-        monkeypatch.setattr(f"revela.{module}.SHARD_SIZE", 4)
+    for module in ("build", "index"):
+        monkeypatch.setattr(f"revela.search.{module}.SHARD_SIZE", 4)
     other, folder = tmp_path / "other", tmp_path / "index"
     shutil.copytree(backbone, other)
     make_encoder(other, pooling="mean")
@@ -390,13 +379,15 @@ def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monke
             (texts / name).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("fusion", ["weighted-sum", "reciprocal-rank"])
-@pytest.mark.parametrize("weight", [0.2, 5.0])
-def test_a_hybrid_fuses_whole_rankings(index, fusion, weight):
+@pytest.mark.parametrize("weight", [None, 0.1, 0.9])
+def test_a_hybrid_fuses_whole_rankings(index, weight):
     queries = ["rivers, sockets and workers"]
-    dense, bm25 = (index.search(queries, 100, by)[0] for by in ("dense", "bm25"))
-    (found,) = index.search(queries, 2, fusion=fusion, dense_weight=weight)
-    assert found == fuse(dense, bm25, fusion, weight)[:2]
+    whole = (index.search(queries, 100, by)[0] for by in ("dense", "bm25"))
+    dense, bm25 = ({hit.chunk: hit.score for hit in hits} for hits in whole)
+    index.weights[1] = 0.3
+    (found,) = index.search(queries, 2, model=1, dense_weight=weight)
+    expected = list(fuse(dense, bm25, 0.3 if weight is None else weight).items())[:2]
+    assert [(hit.chunk, hit.score) for hit in found] == expected
 
 
 @pytest.mark.parametrize("german", ["Das Haus steht an dem Fluss und ist alt. " * 30, "Das Haus."])

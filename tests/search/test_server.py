@@ -27,10 +27,14 @@ def client(index):
 def test_lists_side_by_side(client, index):
     response = client.get("/search", params={"query": "rivers", "depth": 3})
     lists = response.json()
-    assert [one["name"] for one in lists] == ["BM25", *index.labels, "Hybrid"]
+    hybrid = f"BM25 + {index.labels[0]}"
+    assert [one["name"] for one in lists] == ["BM25", *index.labels, hybrid]
     assert [len(one["hits"]) for one in lists] == [1, 3, 3, 3]
     assert lists[0]["hits"][0]["text"] == TEXTS[2]
     assert lists[1]["hits"] == lists[2]["hits"]
+    for weight in (0.0, 1.0):
+        lists = client.get("/search", params={"query": "rivers", "weight": weight}).json()
+        assert lists[-1]["hits"][0]["chunk"] == lists[int(weight)]["hits"][0]["chunk"]
     near = client.get("/near", params={"chunk": 0, "model": 1}).json()
     assert [hit["chunk"] for hit in near] == [hit.chunk for hit in index.near(0, 10, 1)]
     assert client.get("/near", params={"chunk": 0}).json() == [
@@ -44,6 +48,7 @@ def test_lists_side_by_side(client, index):
         ("/search", 422, "query: Field required"),
         ("/search?query=" + "x" * 1001, 422, "query: String should have at most 1000 characters"),
         ("/search?query=x&depth=51", 422, "depth: Input should be less than or equal to 50"),
+        ("/search?query=x&weight=2", 422, "weight: Input should be less than or equal to 1"),
         ("/near?chunk=6", 422, "chunk: Input should be less than 6"),
         ("/near?chunk=0&model=2", 422, "model: Input should be less than 2"),
         ("/index.json", 404, "Not Found"),
@@ -147,13 +152,16 @@ def test_the_page_in_a_browser(address, browser):
     field.send_keys("socket processes" + Keys.ENTER)
     titles = until(lambda: all_of("h2"))
     assert titles[0] == "BM25"
-    assert titles[-1] == "Hybrid"
+    assert titles[-1] == f"BM25 + {titles[1]}"
     assert len(titles) == 4
     assert all_of("section:first-child mark") == ["socket", "processes"]
     _keep(browser, "search")
 
-    # By keyboard: the first hit follows the button, and Enter shows similar chunks.
+    # By keyboard: all counts in the hybrid, then the first hit, whose Enter shows similar chunks.
     field.send_keys(Keys.TAB, Keys.TAB)
+    browser.switch_to.active_element.send_keys(Keys.END)
+    until(lambda: all_of("section:last-child li") == all_of("section:nth-child(2) li"))
+    browser.switch_to.active_element.send_keys(Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     until(lambda: all_of("h2") == ["This chunk", "Similar chunks, by BM25"])
     browser.back()

@@ -126,9 +126,13 @@ def stop_jobs(*_):
 
 def named(section, name):
     """Return `--input name=path` for each file of other entries that an entry's step reads."""
-    paths_by_name = CONFIG.inputs(section, name).items()
+    return input_options(CONFIG.inputs(section, name))
+
+
+def input_options(paths_by_name):
+    """Return `--input name=path` for each of some files."""
     return " ".join(
-        f"--input {shlex.quote(f'{n}={path}')}" for n, path in paths_by_name
+        f"--input {shlex.quote(f'{n}={path}')}" for n, path in paths_by_name.items()
     )
 
 

@@ -39,6 +39,7 @@ rule evaluate:
     log:
         "results/logs/evaluate/{model}.{task}.log",
     wildcard_constraints:
+        model=one_of(set(CONFIG.evaluated) - set(CONFIG.hybrids)),
         task=one_of(CONFIG.retrieval_tasks),
     conda:
         "../../envs/environment.yaml"
@@ -61,6 +62,62 @@ rule evaluate:
             " {params.sharing}"
         )
         + " && mkdir -p {output.embeddings:q}"
+
+
+rule judgements:
+    input:
+        lambda w: brought(w.task) or CONFIG.collection(w.task) or [],
+    output:
+        "results/judgements/{task}.json",
+    log:
+        "results/logs/judgements/{task}.log",
+    wildcard_constraints:
+        task=one_of(CONFIG.retrieval_tasks),
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        benchmark=lambda w: settings("tasks", w.task),
+        folder=lambda w: folder_option(w.task),
+        cache="results/shards/judgements/{task}",
+        version=lambda w: version("judgements", files=brought(w.task)),
+    shell:
+        in_job(
+            "revela judgements {wildcards.task:q} --benchmark {params.benchmark:q} {params.folder}"
+            " --cache {params.cache:q} --output {output:q}"
+        )
+
+
+rule fuse:
+    input:
+        made=lambda w: list(CONFIG.fused(w.model, w.task).values()),
+        collection=lambda w: brought(w.task) or CONFIG.collection(w.task) or [],
+    output:
+        scores="results/scores/{model}/{task}.json",
+        queries="results/scores/{model}/{task}.queries.csv",
+        run="results/runs/{model}/{task}.trec",
+        mteb=directory("results/mteb/{model}/{task}"),
+    log:
+        "results/logs/fuse/{model}.{task}.log",
+    wildcard_constraints:
+        model=one_of(CONFIG.hybrids),
+        task=one_of(CONFIG.retrieval_tasks),
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        model=lambda w: settings("models", w.model),
+        benchmark=lambda w: settings("tasks", w.task),
+        folder=lambda w: folder_option(w.task),
+        cache="results/shards/{model}/{task}",
+        inputs=lambda w: input_options(CONFIG.fused(w.model, w.task)),
+        version=lambda w: version("fuse", files=brought(w.task)),
+    shell:
+        in_job(
+            "revela fuse {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
+            " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
+            " {params.inputs}"
+            " --scores {output.scores:q} --queries {output.queries:q} --run {output.run:q}"
+            " --mteb {output.mteb:q}"
+        )
 
 
 rule evaluate_language_model:

@@ -2,6 +2,8 @@
 const state = document.getElementById("state");
 const lists = document.getElementById("lists");
 const input = document.getElementById("query");
+const weight = document.getElementById("weight");
+const names = new Map(); // of a ranking by its model; null is BM25
 let latest = 0;
 
 function element(tag, className, text) {
@@ -33,7 +35,7 @@ function section(title, hits, query, model) {
                   element("span", "", hit.score.toFixed(3)));
     button.append(source, highlighted(hit.text, query));
     button.title = "Show similar chunks";
-    button.addEventListener("click", () => near(hit, title, model));
+    button.addEventListener("click", () => near(hit, model));
     const item = element("li");
     item.append(button);
     list.append(item);
@@ -66,16 +68,18 @@ function search(query) {
     lists.replaceChildren();
     return;
   }
-  ask("search", { query }, (found) =>
-    found.map((list) => section(list.name, list.hits, query, list.model)));
+  ask("search", { query, weight: weight.value }, (found) => found.map((list) => {
+    if (!names.has(list.model)) names.set(list.model, list.name);
+    return section(list.name, list.hits, query, list.model);
+  }));
 }
 
-function near(hit, title, model) {
+function near(hit, model) {
   const parameters = { chunk: hit.chunk };
   if (model !== null) parameters.model = model;
   ask("near", parameters, (hits) => [
     section("This chunk", [hit], "", model),
-    section(`Similar chunks, by ${title === "Hybrid" ? "the first retriever" : title}`, hits, hit.text, model),
+    section(`Similar chunks, by ${names.get(model)}`, hits, hit.text, model),
   ]);
 }
 
@@ -85,6 +89,8 @@ document.querySelector("form").addEventListener("submit", (event) => {
   history.pushState(null, "", query ? "#" + encodeURIComponent(query) : location.pathname);
   search(query);
 });
+
+weight.addEventListener("change", () => search(input.value));
 
 function fromAddress() {
   input.value = decodeURIComponent(location.hash.slice(1));

@@ -1,0 +1,119 @@
+"""Fuses BM25's ranking with a retriever's, and chooses how much each counts on judged queries."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from revela.common.errors import RevelaError, reading
+
+Document = TypeVar("Document", str, int)
+Run = dict[str, dict[str, float]]
+"""Query → document → score."""
+Judgements = Mapping[str, Mapping[str, int]]
+"""Query → document → relevance."""
+
+WEIGHTS = tuple(tenth / 10 for tenth in range(11))
+"""The retriever's weights that are tried."""
+
+
+def fuse(
+    dense: Mapping[Document, float], bm25: Mapping[Document, float], weight: float
+) -> dict[Document, float]:
+    """Return the documents of a retriever's and BM25's ranking with fused scores, best first.
+
+    The scores of each ranking are scaled to [0, 1]; the fused score is `weight` times the
+    retriever's plus `1 - weight` times BM25's. A document that is not in a ranking scores 0 there.
+    """
+    fused: dict[Document, float] = {}
+    for ranking, share in ((bm25, 1 - weight), (dense, weight)):
+        low, high = min(ranking.values(), default=0), max(ranking.values(), default=0)
+        for document, score in ranking.items():
+            scaled = (score - low) / (high - low) if high > low else 1.0
+            fused[document] = fused.get(document, 0.0) + share * scaled
+    return dict(sorted(fused.items(), key=lambda item: (-item[1], item[0])))
+
+
+def choose(tuning: Iterable[tuple[Judgements, Run, Mapping[str, Run]]]) -> tuple[str, float]:
+    """Return the retriever and its weight with the highest mean nDCG@10 over all judged queries.
+
+    Each task gives its judgements, BM25's run and the run of each retriever. Of equal weights the
+    smallest is returned.
+    """
+    import pytrec_eval
+
+    totals: dict[tuple[str, float], float] = defaultdict(float)
+    for relevant, bm25, retrievers in tuning:
+        judge = pytrec_eval.RelevanceEvaluator(relevant, {"ndcg_cut.10"})
+        for (name, dense), weight in itertools.product(retrievers.items(), WEIGHTS):
+            fused = {q: fuse(dense.get(q, {}), bm25.get(q, {}), weight) for q in relevant}
+            totals[name, weight] += sum(s["ndcg_cut_10"] for s in judge.evaluate(fused).values())
+    return max(totals, key=totals.__getitem__)
+
+
+class FusedSearch:
+    """Two runs of a task as mteb's SearchProtocol."""
+
+    def __init__(self, name: str, retriever: str, weight: float, dense: Run, bm25: Run) -> None:
+        """Prepare a search that is called `name`, with the weight of a retriever's run `dense`."""
+        from mteb.models.model_meta import ModelMeta
+
+        self.weight, self.dense, self.bm25 = weight, dense, bm25
+        self.mteb_model_meta = ModelMeta.create_empty(
+            {"name": f"revela/{name}", "revision": f"{retriever}-{weight}"}
+        )
+
+    def index(self, corpus: Any, **_: Any) -> None:
+        """Remember the ids of a corpus."""
+        self.ids = set(corpus["id"])
+
+    def search(
+        self, queries: Any, *, hf_split: str, hf_subset: str, **_: Any
+    ) -> dict[str, dict[str, float]]:
+        """Return each query's documents and fused scores.
+
+        Raises:
+            RevelaError: a document of the runs is not in the corpus.
+        """
+        found = {}
+        for query in queries["id"]:
+            name = query if query in self.dense else f"{hf_split}/{hf_subset}/{query}"
+            found[query] = fuse(self.dense[name], self.bm25.get(name, {}), self.weight)
+            if others := found[query].keys() - self.ids:
+                raise RevelaError(
+                    f"document {min(others)!r} of query {name!r} is not in the task's corpus: the "
+                    "runs are of another collection"
+                )
+        return found
+
+
+def read_run(path: Path) -> Run:
+    """Return a TREC run.
+
+    Raises:
+        RevelaError: it is none.
+    """
+    run: Run = defaultdict(dict)
+    with reading(path, "a TREC run"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            query, rest = line.split(" Q0 ", 1)
+            document, _, score, _ = rest.rsplit(" ", 3)
+            run[query][document] = float(score)
+    return dict(run)
+
+
+def check_queries(relevant: Judgements, path: Path, run: Run, may_lack: bool = False) -> None:
+    """Check that a run is over the judged queries of a task; BM25's may lack some, finding nothing.
+
+    Raises:
+        RevelaError: it is over other queries.
+    """
+    others = run.keys() - relevant.keys()
+    missing = set() if may_lack else relevant.keys() - run.keys()
+    if others or missing:
+        what = "is not a query of the task" if others else "is missing"
+        raise RevelaError(
+            f"{path}: query {min(others or missing)!r} {what}: only runs over the same queries can "
+            "be fused"
+        )
