@@ -25,7 +25,8 @@ help:
 
 demo: .venv/installed $(ENCODER)
 	HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} revela run config.demo.yaml --prioritize \
-	    $(foreach name,replug contriever revela,results/models/demo-$(name)/retriever)
+	    $(foreach name,replug contriever revela encoder-contriever encoder-revela, \
+	    results/models/demo-$(name)/retriever)
 	@revela ranking results/benchmarks/pydocs/docstring-to-function \
 	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)
 	@echo "search these functions in a browser (less than a minute to index):"
