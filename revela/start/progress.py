@@ -1,22 +1,35 @@
-"""Snakemake's progress, one line per job with the time left; its own log has the rest."""
+"""Snakemake's progress, one line per job with the time left; its own log has the rest.
+
+Meanwhile one more line says what is running, with the steps of trainings: the last one of a
+terminal, elsewhere one a minute.
+"""
 
 import statistics
-import sys
+import threading
 import time
 from collections import defaultdict
 from logging import WARNING, LogRecord
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from revela.start.status import duration, last_line, reason
+from revela.config.paths import retriever
+from revela.start.status import duration, last_line, reason, under_way
 
 _LONG = ("chunk", "batch", "pair", "train", "evaluate", "evaluate_language_model")
 _SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer
 _ENDED = "At least one job did not complete successfully"
+_STOPPING = "Terminating processes on user request"
+_LOCKED = (
+    "revela: error: another run is making the same files in this folder; if there is none, because "
+    "it was killed, the same command with --unlock removes its lock"
+)
 
 FAILED: list[str] = []
 """A line for each job that failed, to be printed last."""
@@ -30,6 +43,11 @@ class _Job(NamedTuple):
     name: str
     log: Path | None
     start: float
+    training: Path | None  # its folder
+
+    def steps(self, now: float) -> tuple[int, int, float] | None:
+        """Return a training's step, of how many, and the seconds left; None before the first."""
+        return under_way(self.training, time.time() - now + self.start) if self.training else None
 
 
 class LogHandler(LogHandlerBase):
@@ -42,11 +60,53 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        """Initialise the counters."""
+        """Initialise the counters and begin to show what is running."""
         self.start = time.monotonic()
+        self.stopping = False
         self.planned: dict[str, int] = {}
         self.running: dict[int, _Job] = {}
         self.seconds: dict[str, list[float]] = defaultdict(list)  # of finished jobs by rule
+        self.console = Console(stderr=True)
+        self.ended = threading.Event()
+        self.watching = threading.Thread(target=self._watch, daemon=True)
+        self.watching.start()
+
+    def close(self) -> None:
+        """Stop showing what is running."""
+        self.ended.set()
+        self.watching.join()
+        super().close()
+
+    def _watch(self) -> None:
+        if self.console.is_terminal:
+            with Live(
+                console=self.console,
+                get_renderable=lambda: Text(self._under_way(), no_wrap=True, overflow="ellipsis"),
+                refresh_per_second=1,
+                transient=True,
+            ):
+                self.ended.wait()
+        while not self.ended.wait(60):
+            if line := self._under_way():
+                self._print(line)
+
+    def _print(self, text: str) -> None:
+        """Print above the live line, without line breaks and markup."""
+        self.console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+    def _under_way(self) -> str:
+        """Return a line that says which jobs are running, how far they are and the time left."""
+        now, jobs = time.monotonic(), []
+        for job in list(self.running.values()):
+            if steps := job.steps(now):
+                step, of, left = steps
+                jobs.append(f"{job.name}: step {step} of {of}, {duration(left)} left")
+            else:
+                jobs.append(f"{job.name}: {duration(now - job.start)}")
+        return f"{self._done()} {' | '.join(jobs)}{self._left(now)}" if jobs else ""
+
+    def _done(self) -> str:
+        return f"[{sum(map(len, self.seconds.values()))}/{sum(self.planned.values())}]"
 
     def emit(self, record: LogRecord) -> None:
         """Print an event if it is relevant."""
@@ -54,49 +114,62 @@ class LogHandler(LogHandlerBase):
         match getattr(record, "event", None):
             case LogEvent.RUN_INFO:
                 self.planned = {rule: n for rule, n in event.stats.items() if rule != "total"}
-                print(f"{event.stats['total']} jobs", file=sys.stderr)
+                self._print(f"{event.stats['total']} jobs")
             case LogEvent.JOB_INFO:
                 name = " ".join([event.rule_name, *event.wildcards.values()])
                 log = Path(event.log[0]) if event.log else None
-                self.running[event.jobid] = _Job(event.rule_name, name, log, time.monotonic())
+                training = Path(retriever(name[6:])).parent if event.rule_name == "train" else None
+                begun = time.monotonic()
+                self.running[event.jobid] = _Job(event.rule_name, name, log, begun, training)
             case LogEvent.JOB_FINISHED if job := self.running.pop(event.job_id, None):
                 self._finished(job)
             case LogEvent.JOB_ERROR if job := self.running.pop(event.jobid, None):
                 log = job.log if job.log and job.log.exists() else None
                 why = f"{reason(log)} (see {log})" if log else "no log"
-                FAILED.append(f"{job.name}: {why}")
                 ended = "failed; jobs that do not depend on it continue"
-                if why.startswith(("interrupted", "revela: error: stopped by")):
+                if self.stopping or why.startswith(("interrupted", "revela: error: stopped by")):
                     ended = "was stopped"
-                print(f"{job.name} {ended}", file=sys.stderr)
+                if not (self.stopping and "perhaps killed" in why):
+                    FAILED.append(f"{job.name}: {why}")
+                self._print(f"{job.name} {ended}")
             case LogEvent.ERROR:
                 ERRORS.add(event.exception)
                 if event.exception not in _SILENT and _ENDED not in event.msg:
-                    print(record.getMessage(), file=sys.stderr)
+                    locked = event.exception == "LockException"
+                    self._print(_LOCKED if locked else record.getMessage())
+            case None if event.msg.startswith(_STOPPING):
+                self.stopping = True
+                self._print("stopping; the same command resumes")
             case None if event.msg == NOTHING_TO_BE_DONE_MSG or (
                 record.levelno >= WARNING and "job execution failed" not in event.msg
             ):
-                print(record.getMessage(), file=sys.stderr)
+                self._print(record.getMessage())
 
     def _finished(self, job: _Job) -> None:
         now = time.monotonic()
         self.seconds[job.rule].append(now - job.start)
-        done, planned = sum(map(len, self.seconds.values())), sum(self.planned.values())
-        line = f"[{done}/{planned}] {job.name}, {duration(now - job.start)}"
+        line = f"{self._done()} {job.name}, {duration(now - job.start)}"
         if job.rule == "chunk" and job.log and job.log.exists():  # it says what it skipped
             line += f" ({last_line(job.log)})"
-        print(line + self._left(now), file=sys.stderr)
+        self._print(line + self._left(now))
 
     def _left(self, now: float) -> str:
-        """Estimate the time of the remaining jobs from finished ones of the same rule."""
+        """Estimate the time of the remaining jobs from others of the same rule.
+
+        These are finished ones, and running trainings by the time of their steps.
+        """
         spent = left = 0.0
+        unknown = False
         for rule, count in self.planned.items():
-            running = sum(now - job.start for job in self.running.values() if job.rule == rule)
-            spent += running + sum(self.seconds[rule])
-            if done := self.seconds[rule]:
-                left += max(0.0, (count - len(done)) * statistics.mean(done) - running)
+            elapsed = {job: now - job.start for job in self.running.values() if job.rule == rule}
+            steps = {job: steps[2] for job in elapsed if (steps := job.steps(now))}
+            whole = self.seconds[rule] + [elapsed[job] + steps[job] for job in steps]
+            spent += sum(elapsed.values()) + sum(self.seconds[rule])
+            unknown |= rule in _LONG and not whole
+            mean = statistics.mean(whole) if whole else 0.0
+            left += sum(steps.get(job, max(0.0, mean - elapsed[job])) for job in elapsed)
+            left += (count - len(self.seconds[rule]) - len(elapsed)) * mean
         if not left:
             return ""
-        unknown = any(rule in _LONG and not self.seconds[rule] for rule in self.planned)
         at_once = max(1.0, spent / (now - self.start))
         return f"; {'more than' if unknown else 'about'} {duration(left / at_once)} left"

@@ -72,7 +72,8 @@ def run(
         main([*options, *arguments])
     except SystemExit as stop:
         if stop.code:
-            print(*progress.FAILED, sep="\n", file=sys.stderr)
+            for line in progress.FAILED:
+                print(line, file=sys.stderr)
             # Without the logger, the exception's name is not known.
             if parsed.dryrun or "MissingRuleException" in progress.ERRORS:
                 files = [_SNAKEFILE, *_SNAKEFILE.parent.glob("workflow/rules/*.smk")]

@@ -204,23 +204,40 @@ def _finished(folder: Path, now: float) -> dict[str, Any]:
     }
 
 
+def under_way(folder: Path, since: float) -> tuple[int, int, float] | None:
+    """Return the last step of a training, of how many, and the seconds left.
+
+    None if it has not made a step since a time in seconds since the epoch.
+    """
+    logs = [log for log in folder.glob("checkpoints/*/log.jsonl") if _written(log) > since]
+    for lines in map(_last_steps, logs):
+        if lines and (left := _seconds_left(lines)) is not None:
+            return lines[-1]["step"], lines[-1]["of"], left
+    return None
+
+
+def _seconds_left(lines: list[dict[str, Any]]) -> float | None:
+    times = [line["seconds"] for line in lines[-_STEPS_AVERAGED:] if "seconds" in line]
+    if not times or not lines[-1].get("of"):
+        return None
+    return float(statistics.median_high(times) * (lines[-1]["of"] - lines[-1]["step"]))
+
+
 def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
     lines = _last_steps(work / "log.jsonl")
     last = lines[-1] if lines else {}
-    step, of = last.get("step", 0), last.get("of")
     recent = lines[-_STEPS_AVERAGED:]
     rates = [line["tokens_per_second"] for line in recent if "tokens_per_second" in line]
-    times = [line["seconds"] for line in recent if "seconds" in line]
-    seconds = statistics.median_high(times) if times else 0
+    left = _seconds_left(lines)
     saved = [int(file.parent.name.rpartition("-")[2]) for file in work.glob("*/complete.json")]
     return dict.fromkeys(_COLUMNS) | {
         "model": name,
         "state": "running" if is_locked(work.parent) else "stopped",
-        "step": step,
-        "of": of,
+        "step": last.get("step", 0),
+        "of": last.get("of"),
         "loss": last.get("loss"),
         "tokens/s": statistics.median_high(rates) if rates else None,
-        "left": duration(seconds * (of - step)) if seconds and of else None,
+        "left": duration(left) if left is not None else None,
         "checkpoint": max(saved, default=None),
         "last sign": _ago(now, _last_sign(work)),
     }

@@ -7,6 +7,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DEMO = yaml.safe_load((ROOT / "config.demo.yaml").read_text())
+DEMO["experiments"]["demo-revela"]["save_retriever_steps"] = [8]
 DEMO["models"]["lm"] = {"kind": "language-model", "language_model": "data/backbones/5m"}
 SHARED = {"source": "mteb", "tasks": ["NQ", "FEVER"]}
 LM = {"source": "lm-eval", "tasks": ["copa"]}

@@ -108,8 +108,9 @@ def test_an_unknown_option_is_one_line(folder):
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_a_closed_terminal_leaves_the_folder_unlocked(folder, tmp_path):
-    """The signal ends the jobs, which share the terminal, and then Snakemake."""
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_stopped_run_leaves_the_folder_unlocked(folder, tmp_path, number):
+    """A closed terminal ends the jobs, which share it; SIGTERM reaches Snakemake alone."""
     shutil.copytree(folder / "texts", tmp_path / "texts")
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
     command = [sys.executable, "-m", "revela", "run", "mine.yaml", BATCHES]
@@ -118,10 +119,26 @@ def test_a_closed_terminal_leaves_the_folder_unlocked(folder, tmp_path):
         while not list(tmp_path.glob("results/logs/chunk/*.log")):
             assert running.poll() is None, running.stderr.read()
             time.sleep(0.1)
-        os.killpg(running.pid, signal.SIGHUP)
-        running.communicate(timeout=120)
+        (os.killpg if number == signal.SIGHUP else os.kill)(running.pid, number)
+        _, printed = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert "stopping; the same command resumes\n" in printed
+    assert "chunk mine was stopped\n" in printed
     again = run(tmp_path, CONFIG, BATCHES)
     assert again.returncode == 0, again.stderr
+
+
+def test_a_second_run_in_a_folder_is_refused_in_one_line(folder, tmp_path):
+    shutil.copytree(folder / "texts", tmp_path / "texts")
+    locks = tmp_path / ".snakemake/locks"
+    locks.mkdir(parents=True)
+    (locks / "0.output.lock").write_text(f"{BATCHES}\n")
+    second = run(tmp_path, CONFIG, BATCHES)
+    assert second.returncode == 1
+    assert len(second.stderr.splitlines()) == 2
+    assert second.stderr.splitlines()[1].startswith("revela: error: another run is making the same")
+    assert run(tmp_path, CONFIG, "--unlock").returncode == 0
+    assert not locks.exists()
 
 
 def default_hangup():
@@ -193,6 +210,28 @@ def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
         "[6/8] batch 5, 20 s; about 11 s left",  # 95 s of jobs have passed in 50 s
         "[7/8] batch 7, 20 s",  # a table takes no time
     ]
+
+
+def test_steps_of_a_running_training_and_its_own_time_left(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    handler = progress.LogHandler(None, None)
+    for event in (
+        {"event": LogEvent.RUN_INFO, "stats": {"train": 2, "total": 2}},
+        {"event": LogEvent.JOB_INFO, "jobid": 1, "rule_name": "train", "log": []}
+        | {"wildcards": {"experiment": "mine"}},
+    ):
+        handler.emit(logging.makeLogRecord(event))
+    now = 30.0
+    assert handler._under_way() == "[0/2] train mine: 30 s"
+    work = tmp_path / "results/models/mine/checkpoints/0123"
+    work.mkdir(parents=True)
+    steps = [{"step": n, "of": 10, "loss": 1.0, "seconds": 4.0} for n in (1, 2, 3)]
+    (work / "log.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    # The other training will take as long as this one, 58 s.
+    expected = "[0/2] train mine: step 3 of 10, 28 s left; about 1 min 26 s left"
+    assert handler._under_way() == expected
 
 
 @pytest.mark.parametrize(

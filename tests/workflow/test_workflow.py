@@ -213,6 +213,16 @@ def test_a_second_run_and_comments_do_nothing(project):
     assert planned(project) == set()
 
 
+@pytest.mark.parametrize(("names", "threads"), [(["revela"], "4"), (["revela", "contriever"], "2")])
+def test_trainings_share_all_cores(project, names, threads):
+    retrievers = [f"results/models/tiny-{name}/retriever" for name in names]
+    options = ["--touch", "--forcerun", "train", "--cores", "4", *retrievers]
+    printed = snakemake(project, *options, CUDA_VISIBLE_DEVICES="").stderr
+    assert re.findall(r"rule train:.*?threads: (\d+)", printed, re.M | re.S) == [threads] * len(
+        names
+    )
+
+
 def test_a_new_version_of_a_stage_makes_its_results_again(project):
     versions = project / "revela/common/versions.py"
     before = versions.read_text()

@@ -9,6 +9,8 @@ import sys
 from glob import glob
 from pathlib import Path
 
+import psutil
+
 from revela.config import parse_config, paths
 from revela.config.read import read_yaml
 from revela.evaluation.collections import collection_files
@@ -26,8 +28,21 @@ ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[
 # A conda environment has its own Python.
 PYTHON = "python" if workflow.deployment_settings.deployment_method else sys.executable
 
-# Cores of a job that computes on all GPUs of its machine, if that has any: two would share them.
-COMPUTING = workflow.cores if visible_gpus() else 1
+# A job that computes takes all GPUs of its machine, if that has any: two would share them.
+ON_GPUS = visible_gpus() > 0
+
+
+def cores(_, rulename):
+    """Return a computing job's share of this machine's cores.
+
+    All jobs of its rule that wait for no other one get as many. Snakemake asks before each start.
+    """
+    if ON_GPUS or not workflow.local_exec:  # a cluster's profile sets the number
+        return workflow.cores if ON_GPUS else 1
+    dag = workflow.dag
+    left = {job for job in dag.needrun_jobs() if job.rule.name == rulename}
+    first = [job for job in left if left & {*dag.bfs(dag.dependencies, job)} == {job}]
+    return max(1, workflow.cores // max(1, len(first)))
 
 
 def in_job(command):
@@ -100,6 +115,13 @@ wildcard_constraints:
     table=one_of(CONFIG.tables),
     listing=one_of(CONFIG.listings),
     figure=one_of(CONFIG.figures),
+
+
+def stop_jobs(*_):
+    """End the jobs of this machine, then as on Ctrl-C; Snakemake would wait for their success."""
+    for process in psutil.Process().children(recursive=True):
+        process.terminate()
+    raise KeyboardInterrupt
 
 
 def named(section, name):

@@ -43,7 +43,7 @@ rule evaluate:
         task=one_of(CONFIG.retrieval_tasks),
     conda:
         "../../envs/environment.yaml"
-    threads: COMPUTING
+    threads: cores
     params:
         model=lambda w: settings("models", w.model),
         benchmark=lambda w: settings("tasks", w.task),
@@ -131,7 +131,7 @@ rule evaluate_language_model:
         task=one_of(set(CONFIG.tasks) - set(CONFIG.retrieval_tasks)),
     conda:
         "../../envs/environment.yaml"
-    threads: COMPUTING
+    threads: cores
     params:
         model=lambda w: settings("models", w.model),
         benchmark=lambda w: settings("tasks", w.task),

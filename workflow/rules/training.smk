@@ -16,7 +16,7 @@ rule train:
         "results/logs/train/{experiment}.log",
     conda:
         "../../envs/environment.yaml"
-    threads: COMPUTING
+    threads: cores
     resources:
         nodes=1,
         zero=0,
