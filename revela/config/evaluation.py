@@ -6,7 +6,15 @@ from pydantic import Field
 
 from revela.config.encoding import EncodingKeys
 from revela.config.names import CorpusName, LanguageWeights, Weights
-from revela.config.settings import LocalPath, Natural, Positive, Precision, Settings, Tokens
+from revela.config.settings import (
+    LocalPath,
+    Natural,
+    Positive,
+    Precision,
+    Settings,
+    Share,
+    Tokens,
+)
 
 Language = Literal[
     "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto",
@@ -74,6 +82,7 @@ AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
 AnyModel = Annotated[Retriever | LanguageModel, Field(discriminator="kind")]
 SplitName = Annotated[str, Field(pattern=r"^\w+$")]
 TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
+TextsTask = Literal["halves", "titles"]
 
 
 class Benchmark(Settings):
@@ -110,7 +119,15 @@ class TextsBenchmark(Benchmark):
 
     source: Literal["texts"]
     corpus: CorpusName
-    tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
+    tasks: (
+        Annotated[list[TextsTask], Field(min_length=1)]
+        | Annotated[dict[TaskName, TextsTask], Field(min_length=1)]
+    ) = Field(description="`halves`, `titles`, or names of your choice → which of the two")
+    queries: tuple[Share, Share] = Field(
+        (0.0, 1.0),
+        description="keep queries whose hash is in this range, e.g. [0, 0.5] to choose between "
+        "models and, in another benchmark, [0.5, 1] to report; the documents are the same",
+    )
     max_queries: Positive = 500
     max_length: Tokens = Field(512, description="maximum number of tokens in a text")
     seed: Natural = 0
