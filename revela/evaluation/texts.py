@@ -14,7 +14,7 @@ from revela.text.corpora import place
 from revela.text.rows import parquet_rows
 from revela.text.words import word_pattern
 
-_MIN_WORDS = 8  # minimum length of a chunk that is split into halves
+MIN_WORDS = 8  # minimum length of a chunk that is split into halves
 _TITLE_WORDS = 12  # maximum length of a first line that counts as a title
 
 
@@ -40,7 +40,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     random.Random(settings.seed).shuffle(unique)
     asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
-        what = f"half of a chunk of {_MIN_WORDS} words" if kind == "halves" else "title"
+        what = f"half of a chunk of {MIN_WORDS} words" if kind == "halves" else "title"
         raise RevelaError(
             f"corpus {settings.corpus!r} gives no queries for {task!r}: no {what} occurs just once"
         )
@@ -56,7 +56,7 @@ def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the first half of each chunk, and the second half by its id."""
     for number, row in enumerate(parquet_rows(chunks)):
         words = list(word_pattern(row["text"]).finditer(row["text"]))
-        if len(words) >= _MIN_WORDS:
+        if len(words) >= MIN_WORDS:
             middle = words[len(words) // 2].start()
             yield row["text"][:middle].strip(), {f"chunk-{number}": row["text"][middle:]}
 
