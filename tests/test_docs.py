@@ -1,5 +1,6 @@
 """Every command in the documentation runs: long ones as a dry run, the others on small data."""
 
+import json
 import os
 import re
 import shlex
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SNAKEMAKE, REVELA, MAKE = "snakemake", "revela|python -m revela", "make"
 FUSION = r"python -m bench\.search\.fusion"  # tests/bench/test_fusion.py runs it
-SETTING_UP = r"\. \.venv/bin/activate|mkdir -p ~/mine; cat >|pre-commit install"
+# Setting up, and a server that is not installed.
+OTHERS = r"\. \.venv/bin/activate|mkdir -p ~/mine; cat >|pre-commit install|vllm serve"
 # Endless, for four GPUs or the hub, or after a run: tested elsewhere; here only their options.
 NOT_RUN = r"revela serve|revela check .* results|revela train|revela report|revela run .* --report"
 
@@ -54,7 +56,7 @@ def of(program: str) -> list[str]:
 def test_every_command_has_a_test():
     tested = {line for program in (SNAKEMAKE, REVELA, MAKE, FUSION) for line in of(program)}
     others = [line for line in commands() if line not in tested]
-    assert [line for line in others if not re.match(SETTING_UP, line)] == []
+    assert [line for line in others if not re.match(OTHERS, line)] == []
     assert min(map(len, map(of, (SNAKEMAKE, REVELA, MAKE)))) > 2
 
 
@@ -204,3 +206,21 @@ def test_what_a_block_shows_is_what_its_command_prints(monkeypatch):
     for block in shown:
         line, _, printed = block[2:].partition("\n")
         assert run(line) == printed
+
+
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/ecosystem.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["langchain", "qdrant", "onnx"])
+def test_other_programs_give_the_same(program, prepared, tmp_path, monkeypatch):
+    shutil.copytree(prepared, tmp_path / "own", symlinks=True)
+    monkeypatch.chdir(tmp_path / "own")
+    names: dict = {}
+    exec(program, names)  # it compares vectors by itself
+    if hits := names.get("hits"):
+        found = run('revela search my-index "how to close a socket" --by dense --chunks --json')
+        rows = [json.loads(line) for line in found.splitlines()]
+        scores = [row["score"] for row in rows]
+        assert [hit.score for hit in hits] == pytest.approx(scores, abs=1e-5)
+        first = [(row["chunk"], row["text"]) for row in rows[:3]]
+        assert [(hit.id, hit.payload["text"]) for hit in hits[:3]] == first

@@ -32,8 +32,8 @@ def mteb_subsets(task: str) -> set[str]:
 
     if task not in mteb_task_names():
         return set()
-    found = mteb.get_task(task)
-    subsets = {f"{split}/{subset}" for split in found.eval_splits for subset in found.hf_subsets}
+    loaded = mteb.get_task(task)
+    subsets = {f"{split}/{subset}" for split in loaded.eval_splits for subset in loaded.hf_subsets}
     return subsets if len(subsets) > 1 else set()
 
 
@@ -49,9 +49,9 @@ def lm_eval_task_files(folder: str | None = None) -> dict[str, Path]:
         root = Path(spec.origin).parent / "tasks"  # located without importing it
     task = re.compile(rb"""^["']?task["']?: *["']?([^\s"']+)""", re.MULTILINE)
     return {
-        found[1].decode(): path
+        match[1].decode(): path
         for path in (root.rglob("*.yaml") if root else ())
-        if (found := task.search(path.read_bytes()))
+        if (match := task.search(path.read_bytes()))
     }
 
 

@@ -48,9 +48,9 @@ def check_references(config: Config) -> None:
     _check_circles(config, "experiments", "language_model")
     for name, batches in config.batches.items():
         for other in batches.sample_from:
-            own, size = batches.batch_size, config.batches[other].batch_size
-            if size % own:
-                uneven = f"{own} does not divide batch_size {size} of batch set {other!r}"
+            part, size = batches.batch_size, config.batches[other].batch_size
+            if size % part:
+                uneven = f"{part} does not divide batch_size {size} of batch set {other!r}"
                 raise RevelaError(f"batches.{name}.batch_size: {uneven}")
     for name, trained in config.experiments.items():
         on_pairs = trained.objective.on_pairs

@@ -34,11 +34,11 @@ class EncodingKeys(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_prefixes(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or (name := str(given.get("prefixes"))) not in PREFIXES:
-            return given
+    def _named_prefixes(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or (name := str(raw.get("prefixes"))) not in PREFIXES:
+            return raw
         query, passage = PREFIXES[name]
-        return {"query_prefix": query, "passage_prefix": passage} | given
+        return {"query_prefix": query, "passage_prefix": passage} | raw
 
 
 class Encoding(EncodingKeys):

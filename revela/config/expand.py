@@ -72,27 +72,27 @@ def _inherit(
     where = f"{section}.{name}.base"
     if name in path:
         raise RevelaError(f"{where}: circular: {' → '.join((*path, name))}")
-    own = dict(entries[name])
-    if "base" not in own:
-        return own
-    base = str(own.pop("base"))
+    entry = dict(entries[name])
+    if "base" not in entry:
+        return entry
+    base = str(entry.pop("base"))
     check_name(where, "entry", base, entries)
-    return _merge(section, _inherit(section, entries, base, (*path, name)), own)
+    return _merge(section, _inherit(section, entries, base, (*path, name)), entry)
 
 
-def _merge(where: str, base: Any, own: Any) -> Any:
+def _merge(where: str, base: Any, entry: Any) -> Any:
     """Merge mappings, replace other values; a mapping of a different kind is not merged.
 
     `where` is the section that holds them, or the key.
     """
-    if not isinstance(base, dict) or not isinstance(own, dict):
-        return own
+    if not isinstance(base, dict) or not isinstance(entry, dict):
+        return entry
     tag = _TAGS.get(where)
-    if own.get(tag, base.get(tag)) != base.get(tag):
-        return own
-    if "prefixes" in own:  # which sets both
+    if entry.get(tag, base.get(tag)) != base.get(tag):
+        return entry
+    if "prefixes" in entry:  # which sets both
         base = {key: value for key, value in base.items() if not key.endswith("_prefix")}
-    return base | {key: _merge(key, base.get(key), value) for key, value in own.items()}
+    return base | {key: _merge(key, base.get(key), value) for key, value in entry.items()}
 
 
 def _grid(name: str, entry: dict[str, Any]) -> Grid:

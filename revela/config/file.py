@@ -58,8 +58,8 @@ class Config(Settings):
     def sources_of(self, batches: str) -> set[str]:
         """Return the possible sources of the batches of a set."""
         entry = self.batches[batches]
-        own = {*entry.corpora, entry.source, *entry.sources.values()} - {""}
-        return own.union(*map(self.sources_of, entry.sample_from))
+        direct = {*entry.corpora, entry.source, *entry.sources.values()} - {""}
+        return direct.union(*map(self.sources_of, entry.sample_from))
 
     @property
     def language_models(self) -> list[str]:

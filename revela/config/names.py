@@ -143,11 +143,11 @@ class ModelName:
     def parse(cls, name: str) -> "ModelName":
         """Parse a name; without a seed or a step it may be any model's."""
         number = r"(0|[1-9]\d*)"  # as it is written by `str`: x-seed01 is an experiment
-        found = re.fullmatch(rf"(.+?)(?:-seed{number})?(?:@{number})?", name, re.ASCII)
-        if found is None:
+        match = re.fullmatch(rf"(.+?)(?:-seed{number})?(?:@{number})?", name, re.ASCII)
+        if match is None:
             return cls(name)
-        seed, step = (None if number is None else int(number) for number in found.groups()[1:])
-        return cls(found[1], seed, step)
+        seed, step = (None if number is None else int(number) for number in match.groups()[1:])
+        return cls(match[1], seed, step)
 
     @property
     def training(self) -> str:

@@ -29,8 +29,8 @@ def is_made_here(path: str) -> bool:
 
 def trained(path: str) -> str | None:
     """Return the experiment whose training writes a path, or None for other paths."""
-    found = re.match("results/models/([^/]+)/", f"{path}/")
-    return found and found[1]
+    match = re.match("results/models/([^/]+)/", f"{path}/")
+    return match and match[1]
 
 
 def made(section: str, name: str) -> str:

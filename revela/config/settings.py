@@ -25,13 +25,13 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keys(cls, given: Any) -> Any:
-        for key, value in given.items() if isinstance(given, dict) else ():
+    def _keys(cls, raw: Any) -> Any:
+        for key, value in raw.items() if isinstance(raw, dict) else ():
             if key not in cls.model_fields:
                 raise ValueError(unknown_key(str(key), cls))
             if isinstance(value, bool) and cls.model_fields[key].annotation is float:
                 raise ValueError(f"{key} must be a number; got {value}")
-        return given
+        return raw
 
     def dump(self) -> str:
         """Return the settings as one line of JSON with sorted keys, as rules pass them on.

@@ -17,7 +17,7 @@ class First(Settings):
 
 Count = Annotated[
     Annotated[Positive, Tag("number")] | Annotated[First, Tag("first")],
-    Discriminator(lambda given: "first" if isinstance(given, dict | First) else "number"),
+    Discriminator(lambda raw: "first" if isinstance(raw, dict | First) else "number"),
 ]
 
 
@@ -188,9 +188,9 @@ class Batches(Settings):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [k for k in ("corpora", "sample_from", "file", "hub") if getattr(self, k)]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of corpora, sample_from, file, hub; given: {given}")
+        sources = [k for k in ("corpora", "sample_from", "file", "hub") if getattr(self, k)]
+        if len(sources) != 1:
+            raise ValueError(f"give exactly one of corpora, sample_from, file, hub; got {sources}")
         if self.run_length and (not self.corpora or self.batch_size % self.run_length):
             raise ValueError("run_length needs corpora and must divide batch_size")
         if self.revision and not self.hub:

@@ -135,7 +135,7 @@ class Experiment(Settings):
     warmup_steps: Annotated[
         Annotated[Natural, Tag("steps")] | Annotated[float, Field(gt=0, lt=1), Tag("share")],
         Discriminator(
-            lambda given: {float: "share", int: "steps"}.get(type(given)),
+            lambda raw: {float: "share", int: "steps"}.get(type(raw)),
             custom_error_type="steps",
             custom_error_message="expected a number of steps, or a fraction of all such as 0.1",
         ),

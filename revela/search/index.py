@@ -5,6 +5,7 @@
     embeddings/0/ …     shards of the first retriever, of the next, …
     index.json          written last: the settings of the index
 
+docs/ecosystem.md describes these files for other programs; a change raises `VERSION`.
 When it is rebuilt after an interruption or a change of the texts, every valid shard is kept. Search
 is exact, as in evaluation.
 """

@@ -145,8 +145,8 @@ def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, A
             used = size if settings.oversized == "truncate" else len(texts)
             for first in range(0, used, size):
                 part = slice(first, first + size)
-                own = documents and documents[part]
-                yield {"source": row["source"], "texts": texts[part], "documents": own}
+                ids = documents and documents[part]
+                yield {"source": row["source"], "texts": texts[part], "documents": ids}
 
 
 def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
@@ -163,8 +163,8 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
     for place, row in json_lines(path):
         if isinstance(row, Exception):
             raise RevelaError(f"{place}: {row}")
-        given = row if isinstance(row, dict) else {"text": row}
-        source, texts = str(given.get("src") or ""), given.get("text")
+        fields = row if isinstance(row, dict) else {"text": row}
+        source, texts = str(fields.get("src") or ""), fields.get("text")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise RevelaError(f"{place}: expected a list of texts or {{src, text: [texts]}}")
         if not all(text.strip() for text in texts):

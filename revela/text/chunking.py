@@ -142,8 +142,8 @@ def _spans(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(text):
         end = _window_end(text, start)
-        found = splitter.span_tokenize(text[start:end])
-        spans = [(start + first, start + last) for first, last in found]
+        sentences = splitter.span_tokenize(text[start:end])
+        spans = [(start + first, start + last) for first, last in sentences]
         if end < len(text) and len(spans) > 1:
             end = spans.pop()[0]  # this sentence may continue: the next window begins with it
         yield from spans

@@ -65,13 +65,13 @@ class Skipped:
 
     def summary(self) -> str:
         """Return what was skipped or is unusual, for people; empty if nothing."""
-        found = []
+        parts = []
         if self.count:
-            found.append(f"skipped {self.count} bad rows, first: {printable(self.examples[0])}")
+            parts.append(f"skipped {self.count} bad rows, first: {printable(self.examples[0])}")
         for key in ("cleaned", "wordless", "repeated_ids", "repeated_texts", "copied_beginnings"):
             if count := getattr(self, key):
-                found.append(f"{count} {key.replace('_', ' ')}")
-        return "; ".join(found)
+                parts.append(f"{count} {key.replace('_', ' ')}")
+        return "; ".join(parts)
 
     def check(self, rows: int) -> None:
         """Raise a RevelaError if too many of some rows were skipped."""
@@ -237,7 +237,9 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
     In files of passages of equal length an article's last passage is filled up from the article's
     beginning; that copy is removed.
     """
-    for _, group in itertools.groupby(passages, key=lambda one: (one.title, one.title or one.id)):
+    for _, group in itertools.groupby(
+        passages, key=lambda passage: (passage.title, passage.title or passage.id)
+    ):
         article = list(group)
         words = " ".join(passage.text for passage in article).split(" ")
         longest = min(len(article[-1].text.split(" ")), len(words) - 1, _PASSAGE_WORDS)

@@ -120,14 +120,14 @@ def _negatives(
         RevelaError: there are no other documents.
     """
     draws = (choose.choice(pool) for _ in range(100 * count if pool else 0))
-    found = list(islice((text for other, text in draws if other != document), count))
-    if len(found) < count:  # nearly all of the pool is from this document
-        others = [text for one, text in pool if one != document]
-        others = others or [text for one, text in crops if one != document]
+    negatives = list(islice((text for source, text in draws if source != document), count))
+    if len(negatives) < count:  # nearly all of the pool is from this document
+        others = [text for source, text in pool if source != document]
+        others = others or [text for source, text in crops if source != document]
         if not others:
             raise RevelaError("negatives need chunks of at least two documents")
-        found = choose.choices(others, k=count)
-    return found
+        negatives = choose.choices(others, k=count)
+    return negatives
 
 
 def inverse_cloze(chunk: Chunk, choose: random.Random) -> tuple[str, str] | None:

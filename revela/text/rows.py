@@ -135,7 +135,7 @@ def parquet_rows(
             yield from rows.to_pylist()
 
 
-def check_columns(path: Path, found: Any, schema: Any, optional: Container[str] = ()) -> None:
+def check_columns(path: Path, table: Any, schema: Any, optional: Container[str] = ()) -> None:
     """Check that an Arrow table, of some columns of a schema, has their types and no nulls.
 
     Columns in `optional` may be null.
@@ -145,8 +145,8 @@ def check_columns(path: Path, found: Any, schema: Any, optional: Container[str] 
     """
     import pyarrow.compute as pc
 
-    for name in found.schema.names:
-        column = found.column(name)
+    for name in table.schema.names:
+        column = table.column(name)
         kind, expected = _kind(column.type), _kind(schema.field(name).type)
         if kind != expected and not (kind == "null" and name in optional):
             raise RevelaError(f"{path}: column {name!r} has the type {kind}, not {expected}")
