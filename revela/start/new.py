@@ -209,17 +209,15 @@ def write_config(
     made_of += f"; language of BM25: {language}"
     if bad_rows := skipped.summary():
         made_of += f"; {bad_rows}"
-    lines = [made_of]
-    for kind in counts.keys() - {*kinds}:
-        lines.append(
-            f"no task of {kind}: {counts[kind]} of the held-out texts give one that occurs once, "
-            f"{_MIN_QUERIES} are needed"
-        )
-    lines.append(
-        f"{steps} steps from {encoders[0]}; the run takes about {duration(seconds)} on this "
-        f"machine, a step of {each_step}"
+    made_of += (
+        f"\nheld out: about {documents * (1 - kept):,.0f} documents, for {' and '.join(kinds)}"
     )
-    return "\n".join(lines)
+    for kind in counts.keys() - {*kinds}:
+        made_of += f"; not for {kind}, of which only {counts[kind]} occur just once"
+    return (
+        f"{made_of}\n{steps} steps from {encoders[0]}; about {duration(seconds)} on this machine "
+        f"(a step: {each_step})"
+    )
 
 
 def _brought(name: str, collection: Path | None) -> dict[str, str]:
