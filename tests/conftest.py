@@ -65,7 +65,7 @@ def make_encoder(folder: Path, max_length: int = 512, **encoding: object) -> Non
     """Make a backbone's folder a sentence-transformers model with the paper's or these settings."""
     encoder = encoder_of(folder, **encoding)
     encoder.max_seq_length = max_length
-    save_encoder(encoder, folder, encoder[0].model.state_dict())
+    save_encoder(encoder, folder, encoder.state_dict())
 
 
 def encoding_of(encoder: SentenceTransformer) -> Encoding:

@@ -15,7 +15,7 @@ from revela.inbatch import packing
 from revela.inbatch.cross_document import Reads
 from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity, read_packed
 from revela.inbatch.packing import Spans, flash, flash_takes, starts_of
-from revela.retriever.load import add_lora
+from revela.retriever.lora import add_lora
 from revela.training.fused import fuse, without_casts
 from tests.inbatch.reference import varlen_attn
 

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.common import encoder_around, medians, ragged_batch, random_model
 from bench.inbatch.dense import plain_pass
 from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity, plain_loss
-from revela.retriever.load import add_lora
+from revela.retriever.lora import add_lora
 from revela.training.fused import fuse, without_casts
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela

@@ -18,7 +18,7 @@ import torch
 from bench.common import encoder_around, medians, random_model, report
 from revela.common.memory import keep_freed_memory
 from revela.config.training import Lora
-from revela.retriever.load import add_lora
+from revela.retriever.lora import add_lora
 
 COMMAND = "python -m bench.training.freed_memory"
 SMALL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4}

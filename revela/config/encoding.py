@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from revela.config.settings import Settings
 
+Pooling = Literal["last", "mean", "cls"]
 PREFIXES = {
     "paper": ("Query: ", "Passage: "),
     "train": ("query: ", "passage: "),
@@ -25,7 +26,7 @@ class EncodingKeys(Settings):
         None, description="prefix of a query; `{instruction}` stands for the task's prompt"
     )
     passage_prefix: str | None = None
-    pooling: Literal["last", "mean", "cls"] | None = None
+    pooling: Pooling | None = None
     append_eos: bool | None = None
     normalize: bool | None = Field(None, description="true: cosine similarity; false: dot product")
     prefixes: Literal["paper", "train", "authors"] | None = Field(
@@ -46,6 +47,6 @@ class Encoding(EncodingKeys):
 
     query_prefix: str = "Query: "
     passage_prefix: str = "Passage: "
-    pooling: Literal["last", "mean", "cls"] = "last"
+    pooling: Pooling = "last"
     append_eos: bool = True
     normalize: bool = Field(True, description="true: cosine similarity; false: dot product")

@@ -1,6 +1,6 @@
 """Settings of experiments."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
@@ -17,6 +17,9 @@ from revela.config.settings import (
     Tokens,
 )
 
+PROJECTIONS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
+"""The layers that the paper's public code adapts: all linear ones of its models."""
+
 
 class Lora(Settings):
     """Low-rank adapters; the defaults are the paper's (section 4.1 and its public code)."""
@@ -24,9 +27,17 @@ class Lora(Settings):
     rank: Positive = 256
     alpha: Positive = 64
     dropout: float = Field(0.1, ge=0, lt=1)
-    targets: list[str] = Field(
-        [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")], min_length=1
+    targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(
+        "all-linear",
+        description="names of layers; all-linear: all linear layers of the model (only the paper's "
+        "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj where it has them all)",
     )
+
+    @field_validator("targets")
+    @classmethod
+    def _one_name_for_the_paper_s(cls, targets: Any) -> Any:
+        # The same layers are the same settings, so that what was trained with either stays valid.
+        return "all-linear" if set(targets) == set(PROJECTIONS) else targets
 
 
 class TrainingObjective(Settings):
@@ -146,6 +157,11 @@ class Experiment(Settings):
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     precision: Precision = "bfloat16"
+    average_with_start: Share = Field(
+        0.0,
+        description="share of the start in the retriever that is saved: each trained weight is "
+        "(1 - share) · trained + share · start; the training itself is the same",
+    )
     similarity_snapshot_steps: list[Natural] = Field(
         [], description="steps at which the log records the similarities of the first batch"
     )

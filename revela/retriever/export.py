@@ -1,7 +1,6 @@
 """Exports a self-contained retriever, with LoRA weights merged into the backbone."""
 
 from pathlib import Path
-from typing import Any
 
 from revela.common.errors import RevelaError
 from revela.common.outputs import atomic_output, check_ours
@@ -28,9 +27,8 @@ def export(model: Path, output: Path) -> float:
     check_ours(output)
     source = EncoderModel(kind="encoder", retriever=ModelRef(str(model)))
     merged = load_encoder(source, "float32", "cpu")
-    transformer: Any = merged[0]
     with atomic_output(output) as folder:
-        save_encoder(merged, folder, transformer.model.state_dict())
+        save_encoder(merged, folder, merged.state_dict())
         if card := make_card(model, str(output), merged=True):
             (folder / "README.md").write_text(card, encoding="utf-8")
         return check_folder(folder, model)

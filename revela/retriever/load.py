@@ -18,7 +18,6 @@ from revela.common.errors import RevelaError, check_name
 from revela.common.hub import converted_revision, explained
 from revela.config.encoding import Encoding, EncodingKeys
 from revela.config.evaluation import EncoderModel
-from revela.config.training import Lora
 from revela.retriever.encode import native_dtype, pack_where_possible, positions
 from revela.retriever.source import Source, check_model_folder
 from revela.retriever.tokenizer import appends_eos, check_vocabulary, standalone
@@ -64,6 +63,7 @@ def read_encoder(
         RevelaError: the files are missing, gated or broken, or describe what cannot be computed.
     """
     home = source if source.modules or not source.base else source.base
+    home.check_is_encoder()
     if not home.modules:
         keys = Encoding(**keys.model_dump(exclude_none=True))
     with explained("model", home.name):
@@ -121,10 +121,6 @@ def _own_modules(source: Source) -> list[Any]:
     """Return the modules of a model's sentence-transformers files."""
     made: list[Any] = []
     for entry in source.modules or []:
-        if not entry["type"].startswith("sentence_transformers."):
-            raise RevelaError(
-                f"model {source.name!r} has code of its own ({entry['type']}), which is never run"
-            )
         kind: Any = import_from_string(entry["type"])
         if not made and kind is not modules.Transformer:
             raise RevelaError(f"model {source.name!r} begins with {kind.__name__}, no Transformer")
@@ -221,13 +217,6 @@ def load_model(source: Source, kind: Any = AutoModel, dtype: torch.dtype = torch
             if not converted:
                 raise
             model, info = kind.from_pretrained(name, revision=converted, **options)
-    code = (getattr(model.config, "auto_map", None) or {}).get("AutoModel", "")
-    stock = type(model).__name__
-    if kind is type(model) and code.rpartition(".")[2] not in ("", stock):
-        raise RevelaError(
-            f"model {name!r} has code of its own ({code}), which is never run; {stock} of "
-            "transformers would give other vectors"
-        )
     # transformers initialises them at random; a pooler is not used here.
     lacks = sorted(weight for weight in info["missing_keys"] if "pooler" not in weight)
     if lacks:
@@ -254,51 +243,3 @@ def load_adapter(model: Any, source: Source, trained: bool = False) -> Any:
             raise RevelaError(
                 f"adapter {source.name!r} does not fit {type(model).__name__}: {str(error)[:150]}"
             ) from error
-
-
-def add_lora(model: Any, lora: Lora, seed: int) -> Any:
-    """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
-
-    Raises:
-        RevelaError: a target matches no module, or none that supports an adapter, or the rank is
-            larger than the widest target.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    modules = {
-        name.rpartition(".")[2]: (getattr(part, "in_features", 0), getattr(part, "out_features", 0))
-        for name, part in model.named_modules()
-        if any(True for _ in part.parameters(recurse=False))
-    }
-    for target in lora.targets:
-        check_name("lora.targets", "module", target, modules)
-    if lora.rank > (width := max(max(modules[target]) for target in lora.targets)) > 0:
-        raise RevelaError(f"lora.rank: {lora.rank} is larger than the widest target, {width}")
-    torch.manual_seed(seed)
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets
-    )
-    try:
-        return get_peft_model(model, config)
-    except ValueError as error:
-        raise RevelaError(f"lora.targets: {error}") from error
-
-
-def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
-    """Put the adapter of a source on its backbone, to be trained further.
-
-    Raises:
-        RevelaError: as `load_adapter`, or it was trained with other settings.
-    """
-    from peft import LoraConfig
-
-    with explained("adapter", source.name):
-        saved = LoraConfig.from_pretrained(source.name)
-    settings = (saved.r, saved.lora_alpha, saved.lora_dropout, set(saved.target_modules))
-    if settings != (lora.rank, lora.alpha, lora.dropout, set(lora.targets)):
-        raise RevelaError(
-            f"adapter {source.name!r} has rank {saved.r}, alpha {saved.lora_alpha}, dropout "
-            f"{saved.lora_dropout} and targets {', '.join(sorted(saved.target_modules))}; set lora "
-            "to the same values to train it further"
-        )
-    return load_adapter(model, source, trained=True)

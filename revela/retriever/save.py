@@ -1,5 +1,6 @@
 """Saves an encoder as a sentence-transformers model, and checks that it comes back the same."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,29 @@ _SENTENCE = "The queue holds jobs until a worker is free; naïve workers take th
 
 
 def save_encoder(encoder: SentenceTransformer, folder: Path, state: dict[str, Tensor]) -> None:
-    """Write an encoder whose transformer has the weights `state`, an adapter's if it has one.
+    """Write an encoder with the weights `state`, of its transformer an adapter's if it has one.
 
     Weights may be sharded over processes, so that `state` must be gathered before; see
     `training.zero`.
     """
-    transformer: Any = encoder[0]
-    transformer.model.save_pretrained(folder, state_dict=state)
+    transformer: Any
+    transformer, *rest = encoder
+    transformer.model.save_pretrained(folder, state_dict=_below("0.model.", state))
     transformer.processor.save_pretrained(folder)
     vars(transformer)["save"] = transformer.save_config  # the rest is written above
+    for place, module in enumerate(rest, start=1):
+        vars(module)["state_dict"] = functools.partial(_below, f"{place}.", state)
     try:
         encoder.save(str(folder), create_model_card=False)
     finally:
         del vars(transformer)["save"]
+        for module in rest:
+            del vars(module)["state_dict"]
+
+
+def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a part of an encoder by their names within it."""
+    return {name[len(prefix) :]: w for name, w in state.items() if name.startswith(prefix)}
 
 
 def limit_length(encoder: SentenceTransformer, max_length: int) -> None:

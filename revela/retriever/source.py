@@ -2,7 +2,8 @@
 
 import functools
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,11 @@ class Source:
         if problem := not_a_language_model(config, bool(self.modules)):
             raise RevelaError(f"model {self.name!r} {problem}")
 
+    def check_is_encoder(self) -> None:
+        """Raise a `RevelaError` if its files say that it cannot be computed as it is."""
+        if problem := not_an_encoder(self.read):
+            raise RevelaError(f"model {self.name!r} {problem}")
+
     def fingerprint(self) -> str:
         """Return what identifies its vectors: a hash of a folder's files, or a commit of the hub.
 
@@ -157,11 +163,53 @@ def model_files(folder: Path) -> list[Path]:
 
 def not_a_language_model(config: Mapping[str, Any], has_modules: bool) -> str | None:
     """Return why a model's `config.json` and modules do not describe a causal language model."""
+    if code := _own_code(config):
+        return f"has code of its own ({code}), which is never run"
     kinds = config.get("architectures") or ["ForCausalLM"]
     if has_modules or not any("CausalLM" in kind or "LMHeadModel" in kind for kind in kinds):
         what = "an encoder" if has_modules else kinds[0]
         return f"is {what}, not a causal language model"
     return None
+
+
+def not_an_encoder(read: Callable[[str], Any]) -> str | None:
+    """Return why a model's files do not describe an encoder that can be computed.
+
+    `read` returns the content of one of its JSON files, or None.
+    """
+    modules, width = read("modules.json") or [], None
+    home = modules[0]["path"] if modules else ""
+    codes = [module["type"] for module in modules]
+    codes = [code for code in codes if not code.startswith("sentence_transformers.")]
+    if code := _own_code(read(os.path.join(home, "config.json")) or {}) or next(iter(codes), None):
+        return f"has code of its own ({code}), which is never run"
+    for module in modules:
+        kind = module["type"].rpartition(".")[2]
+        settings = read(os.path.join(module["path"], "config.json")) or {}
+        if kind == "Pooling":
+            mode = settings.get("pooling_mode")  # or, in older files, a key for each mode
+            older = sum(
+                on is True for key, on in settings.items() if key.startswith("pooling_mode_")
+            )
+            size = settings.get("embedding_dimension", settings.get("word_embedding_dimension", 0))
+            width = size * (len(mode) if isinstance(mode, list) else older or 1)
+        elif kind == "Dense":
+            if width not in (None, inputs := settings.get("in_features")):
+                return f"has a Dense layer of {inputs} inputs, but what it gets has {width}"
+            width = settings.get("out_features")
+    return None
+
+
+def _own_code(config: Mapping[str, Any]) -> str | None:
+    """Return the class in the model's own code that a `config.json` asks for, if there is one."""
+    if not (own := config.get("auto_map")):
+        return None
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    stock = MODEL_MAPPING_NAMES.get(config.get("model_type", ""), ())
+    stock = (stock,) if isinstance(stock, str) else stock
+    code = own.get("AutoModel") or ("" if stock else own.get("AutoConfig") or str(own))
+    return code if code.rpartition(".")[2] not in ("", *stock) else None
 
 
 def check_model_folder(name: str) -> None:

@@ -6,8 +6,9 @@ from revela.common.errors import RevelaError, errors_at
 from revela.common.outputs import read_json
 from revela.config import Config, paths
 from revela.config.evaluation import FolderBenchmark
+from revela.config.names import ModelRef
 from revela.evaluation.collections import collection_files
-from revela.retriever.source import model_files, not_a_language_model
+from revela.retriever.source import Source, model_files
 from revela.text.files import corpus_files
 
 
@@ -37,14 +38,18 @@ def check_local(config: Config) -> None:
     for section in ("experiments", "models"):
         for name, entry in getattr(config, section).items():
             folders = config.local_models(section, name)
-            with errors_at(f"{section}.{name}"):
-                for folder in folders:
-                    model_files(folder)
-            reads = Path(getattr(entry, "language_model", None) or "")
-            if reads in folders and (reads / "config.json").exists():
-                listed = (reads / "modules.json").exists()
-                if problem := not_a_language_model(read_json(reads / "config.json"), listed):
-                    raise RevelaError(f"{section}.{name}.language_model: {reads} {problem}")
+            for key, used in entry:
+                if isinstance(used, ModelRef) and Path(used) in folders:
+                    with errors_at(f"{section}.{name}.{key}"):
+                        _check_model(Source(used), key == "language_model")
+
+
+def _check_model(source: Source, is_language_model: bool) -> None:
+    model_files(Path(source.name))
+    if not is_language_model:
+        source.check_is_encoder()
+    elif not source.base or source.base.folder:  # else its base is on the hub
+        source.check_is_language_model()
 
 
 def check_trained(config: Config) -> None:

@@ -64,7 +64,7 @@ def export_batches(batches: Path, output: Output) -> None:
 
 @step(app)
 def pair(settings: Pairs, inputs: dict[str, Path], output: Output) -> Made:
-    """Make query-document pairs with negatives from chunks, for Contriever (Parquet)."""
+    """Make query-document pairs with negatives from chunks, for objectives on pairs (Parquet)."""
     from revela.text.pairs import make_pairs
 
     counts = make_pairs(settings, inputs, output)

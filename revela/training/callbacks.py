@@ -1,6 +1,6 @@
 """Saves models and similarities, at the end of a training and at given steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 import transformers
 from accelerate.utils import send_to_device
 from safetensors.torch import load_file
+from torch import Tensor
 
 from revela.common import outputs
 from revela.common.errors import RevelaError
@@ -18,10 +19,18 @@ from revela.training.objectives.revela import similarity_measures
 ADAPTER = "adapter_model.safetensors"
 
 
-def save_model(model: Any, path: Path, writes: bool, write: Callable[[Path, Any], None]) -> None:
+def save_model(
+    model: Any,
+    path: Path,
+    writes: bool,
+    write: Callable[[Path, Any], None],
+    start: Mapping[str, Tensor] | None = None,
+    share: float = 0.0,
+) -> None:
     """Write a folder by `write`, which gets a path and the model's gathered state.
 
-    All processes must call it, since weights may be sharded; only one `writes`.
+    Its weights are `averaged` with a share of those of the `start`, if given. All processes must
+    call it, since weights may be sharded; only one `writes`.
 
     Raises:
         RevelaError: the adapter in the file differs from the one in memory.
@@ -29,14 +38,39 @@ def save_model(model: Any, path: Path, writes: bool, write: Callable[[Path, Any]
     state = zero.gathered_state(model)
     if not writes:
         return
+    state |= averaged(state, start or {}, share)
     with outputs.atomic_output(path) as folder:
         write(folder, state)
-        if hasattr(model, "peft_config"):
-            trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-            check_adapter(folder / ADAPTER, {name: state[name] for name in trained})
+        if (file := folder / ADAPTER).exists():
+            check_adapter(file, {name: state[name] for name in _trained(model)})
 
 
-def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
+def start_weights(model: Any) -> dict[str, Tensor]:
+    """Return copies on the CPU of the weights that will be trained; all processes must call it."""
+    state = zero.gathered_state(model)
+    return {name: state[name].to("cpu", copy=True) for name in _trained(model)}
+
+
+def averaged(
+    trained: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float
+) -> dict[str, Tensor]:
+    """Return (1 - share) · trained + share · start of the weights of a start, in their dtype.
+
+    A new adapter's sum is a product of two weights, of which one starts at zero: that one alone is
+    averaged, which scales the product by 1 - share.
+    """
+    return {
+        name: ((1 - share) * trained[name].float().cpu() + share * first.float()).to(first.dtype)
+        for name, first in start.items()
+        if ".lora_" not in name or not first.any()
+    }
+
+
+def _trained(model: Any) -> list[str]:
+    return [name for name, weight in model.named_parameters() if weight.requires_grad]
+
+
+def check_adapter(file: Path, expected: dict[str, Tensor]) -> None:
     """Check that a saved adapter has the trained weights; sharded ones may be saved empty.
 
     Raises:
@@ -44,7 +78,7 @@ def check_adapter(file: Path, expected: dict[str, torch.Tensor]) -> None:
     """
     weights = load_file(file)
     for name, weight in expected.items():
-        saved = weights.get(name.replace(".default", ""))
+        saved = weights.get(name.removeprefix("0.model.").replace(".default", ""))
         if saved is None or not torch.equal(saved, weight.cpu()):  # NaN equals nothing
             raise RevelaError(
                 f"{file}: {name} is missing, not finite, or differs from the trained weights"

@@ -20,7 +20,7 @@ Folder = Annotated[
 def train(
     settings: Experiment,
     data: Annotated[
-        Path, typer.Option(exists=True, help="Batch file or, for Contriever, pair file.")
+        Path, typer.Option(exists=True, help="Batch file or, for an objective on pairs, pair file.")
     ],
     folder: Folder,
     checkpoint_minutes: Annotated[

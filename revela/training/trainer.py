@@ -24,17 +24,16 @@ from revela.retriever.encode import (
     prompt_tokens,
 )
 from revela.retriever.load import (
-    add_lora,
-    continue_lora,
     load_language_model,
     load_model,
     load_tokenizer,
     read_encoder,
 )
+from revela.retriever.lora import add_lora, continue_lora
 from revela.retriever.save import check_folder, limit_length, save_encoder
 from revela.retriever.source import Source
 from revela.retriever.tokenizer import check_vocabulary
-from revela.training.callbacks import AtSteps, record_similarities, save_model
+from revela.training.callbacks import AtSteps, record_similarities, save_model, start_weights
 from revela.training.checkpoints import work_folder
 from revela.training.collators import BatchCollator, PairCollator, load_batches, load_pairs
 from revela.training.fused import fuse, without_casts
@@ -155,9 +154,12 @@ def _fit(
         experiment, model=module, args=arguments, data_collator=collate, train_dataset=rows
     )
     retriever, writes = module.retriever, trainer.is_world_process_zero()
+    share = experiment.average_with_start
+    start = start_weights(retriever) if share else None
 
     def save(path: Path) -> None:
-        save_model(retriever[0].model, path, writes, functools.partial(save_encoder, retriever))
+        write = functools.partial(save_encoder, retriever)
+        save_model(retriever, path, writes, write, start, share)
 
     snapshots = experiment.similarity_snapshot_steps if isinstance(module, Revela) else []
     trainer.add_callback(
@@ -223,11 +225,19 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
         return model
 
     source, objective = Source(experiment.retriever), experiment.objective
+    if experiment.average_with_start and experiment.lora and source.base:
+        raise RevelaError(
+            f"average_with_start: {experiment.average_with_start} needs a new adapter, but "
+            f"{source.name!r} is one to train further: `revela export` it and start from the result"
+        )
     retriever = read_encoder(
         source,
         experiment.encoding,
         lambda kind: load(source, lambda one: load_model(one, kind, weights)),
     )
+    if experiment.lora:  # an adapter file has no weights of other modules, such as a Dense layer
+        for module in list(retriever)[1:]:
+            module.requires_grad_(False)
     check_vocabulary(source.name, retriever)
     if any(prompt_tokens(retriever, role) for role in ("query", "passage")):
         raise RevelaError(f"model {source.name!r}: its pooling excludes prompts: set them to ''")

@@ -67,14 +67,15 @@ def _prepare_deepspeed() -> None:
 
 
 def gathered_state(model: Any) -> dict[str, Tensor]:
-    """Return a model's state dict, with sharded trained weights gathered on the CPU.
+    """Return a model's state dict, with sharded weights gathered on the CPU.
 
-    All processes must call it. Frozen weights stay sharded.
+    All processes must call it. Those below an adapter stay sharded: they are not saved.
     """
     state = model.state_dict(keep_vars=True)
     copies: dict[int, Tensor] = {}
-    for weight in state.values():
-        if is_sharded(weight) and weight.requires_grad and id(weight) not in copies:
+    for name, weight in state.items():
+        saved = weight.requires_grad or "base_model." not in name
+        if is_sharded(weight) and saved and id(weight) not in copies:
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([weight]):  # one at a time

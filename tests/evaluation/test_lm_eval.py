@@ -14,7 +14,8 @@ from revela.config.evaluation import LanguageModel, LmEvalBenchmark
 from revela.config.training import Lora
 from revela.evaluation import lm_eval
 from revela.evaluation.commands import app
-from revela.retriever.load import add_lora, load_language_model, load_tokenizer
+from revela.retriever.load import load_language_model, load_tokenizer
+from revela.retriever.lora import add_lora
 from revela.retriever.source import Source
 from tests.conftest import TEXTS, write_choices
 

@@ -22,7 +22,8 @@ from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
 from revela.retriever.encode import encode
 from revela.retriever.export import export
-from revela.retriever.load import add_lora, load_encoder, load_model, read_encoder
+from revela.retriever.load import load_encoder, load_model, read_encoder
+from revela.retriever.lora import add_lora
 from revela.retriever.save import check_folder, save_encoder
 from revela.retriever.source import Source
 from revela.training.callbacks import save_model
@@ -133,7 +134,7 @@ def saved(settings: Experiment, path: Path) -> SentenceTransformer:
         return model
 
     encoder = read_encoder(Source(settings.retriever), settings.encoding, load).eval()
-    save_model(encoder[0].model, path, True, functools.partial(save_encoder, encoder))
+    save_model(encoder, path, True, functools.partial(save_encoder, encoder))
     return encoder
 
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.common import encoder_around
 from revela.config.training import ContrieverObjective, Lora, ReplugObjective, RevelaObjective
 from revela.retriever.encode import pad
-from revela.retriever.load import add_lora
+from revela.retriever.lora import add_lora
 from revela.training.fused import fuse
 from revela.training.objectives.contriever import Contriever
 from revela.training.objectives.replug import Replug

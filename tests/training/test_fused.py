@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from revela.config.training import Lora
-from revela.retriever.load import add_lora, load_model
+from revela.retriever.load import load_model
+from revela.retriever.lora import add_lora
 from revela.retriever.source import Source
 from revela.training.fused import fuse, without_casts
 from tests.conftest import tiny_llama

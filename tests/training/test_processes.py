@@ -84,9 +84,11 @@ def experiments(folder: Path) -> dict[str, Experiment]:
             language_model=str(folder / "lora-1-0/language_model"),
             lora=LORA,
         ),
-        "all-weights": experiment(folder, weight_decay=0.1, max_gradient_norm=0.5),
+        "all-weights": experiment(
+            folder, weight_decay=0.1, max_gradient_norm=0.5, average_with_start=0.25
+        ),
         "untied": experiment(folder, language_model=str(folder / "untied"), steps=None),
-        "replug": experiment(folder, objective=replug, lora=LORA),
+        "replug": experiment(folder, objective=replug, lora=LORA, average_with_start=0.25),
         "contriever": experiment(
             folder,
             objective={"name": "contriever", "temperature": 0.1, "encode_batch_size": 4},

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
 from revela.config.training import Lora
-from revela.retriever.load import add_lora, load_model
+from revela.retriever.load import load_model
+from revela.retriever.lora import add_lora
 from revela.retriever.source import Source
 from revela.retriever.tokenizer import check_vocabulary
 from revela.training.trainer import train

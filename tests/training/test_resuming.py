@@ -92,7 +92,7 @@ def run_until(
 def test_a_killed_training_resumes_and_ends_with_the_same_weights(
     backbone, data, tmp_path, monkeypatch, how, lora
 ):
-    settings = experiment(backbone, steps=25, lora=lora)
+    settings = experiment(backbone, steps=25, lora=lora, average_with_start=0.5)
     train(settings, data, tmp_path / "undisturbed")
     errors = run_until(settings, data, tmp_path / "killed", 7, how)
     if how != signal.SIGKILL:

@@ -1,1 +1,1 @@
-"""The three training objectives; each is a module whose forward returns a loss and measures."""
+"""The training objectives; each is a module whose forward returns a loss and measures."""
