@@ -1,8 +1,8 @@
 """Settings of models and benchmarks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from revela.config.encoding import EncodingKeys
 from revela.config.names import CorpusName, LanguageWeights, Weights
@@ -110,6 +110,11 @@ class PydocsBenchmark(Benchmark):
     seed: Natural = 0
 
 
+def _by_name(tasks: Any) -> Any:
+    strings = isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)
+    return {task: task for task in tasks} if strings else tasks
+
+
 class TextsBenchmark(Benchmark):
     """Two retrieval tasks built from a corpus, which should be held out from training.
 
@@ -119,10 +124,12 @@ class TextsBenchmark(Benchmark):
 
     source: Literal["texts"]
     corpus: CorpusName
-    tasks: (
-        Annotated[list[TextsTask], Field(min_length=1)]
-        | Annotated[dict[TaskName, TextsTask], Field(min_length=1)]
-    ) = Field(description="`halves`, `titles`, or names of your choice → which of the two")
+    tasks: Annotated[
+        dict[TaskName, TextsTask],
+        BeforeValidator(_by_name, json_schema_input_type=list[TextsTask] | dict[str, TextsTask]),
+    ] = Field(
+        min_length=1, description="names of your choice → halves or titles, or a list of both"
+    )
     queries: tuple[Share, Share] = Field(
         (0.0, 1.0),
         description="keep queries whose hash is in this range, e.g. [0, 0.5] to choose between "

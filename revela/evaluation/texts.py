@@ -27,7 +27,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     Raises:
         RevelaError: no queries remain.
     """
-    kind = settings.tasks[task] if isinstance(settings.tasks, dict) else task
+    kind = settings.tasks[task]
     pairs = list(_halves(chunks) if kind == "halves" else _titles(chunks))
     times = Counter(query for query, _ in pairs)
     documents = {name: text for _, texts in pairs for name, text in texts.items()}

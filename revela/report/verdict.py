@@ -49,7 +49,9 @@ def verdict(config: Config, name: str) -> str:
     shown = [*([chosen] if chosen in trained else trained), *better]
     figures = (f"{rows[m]} {lines[m]['score']:.1f}, {difference(lines[m])}" for m in shown)
     untouched = f"{rows[start]} {lines[start]['score']:.1f}"
-    text = f"{name}: adapting {rows[start]} {says}. {'; '.join([untouched, *figures])}."
+    measure = table.measure.replace("ndcg_at_", "nDCG@")
+    adapting = f"{name}: adapting {rows[start].removesuffix(' untouched')} {says}"
+    text = f"{adapting}. {measure}: {'; '.join([untouched, *figures])}."
     if better:
         text += f" {rows[better[0]]} is the better start: name it first."
     return f"{text}{_next(config, table, name, shown[0], gains)}"

@@ -128,11 +128,6 @@ def write_config(
     corpus = FilesCorpus(source="files", path=str(texts), fields=fields, skip_repeated=True)
     corpus, documents, words, sample = look_joined(corpus, skipped := Skipped())
     gpus = visible_gpus()
-    if not encoders:
-        encoders = [_ON_HUB[0] if gpus else _of_checkout(_IN_CHECKOUT[0])]
-    language_model = _ON_HUB[1] if gpus else _of_checkout(_IN_CHECKOUT[1])
-    described = [read_encoder(Source(encoder), EncodingKeys()) for encoder in encoders]
-    small = sum(weight.numel() for weight in described[0].parameters()) < _SMALL
     kept, aside = held_out(documents, words, sample, corpus.max_words)
     counts = queries_of(aside, corpus.max_words)
     kinds = [kind for kind, count in counts.items() if count >= _MIN_QUERIES]
@@ -150,6 +145,11 @@ def write_config(
             f"{texts}: {documents * words:.0f} words give about {chunks:.0f} chunks to "
             f"train on; two steps take {2 * _AT_ONCE}"
         )
+    if not encoders:
+        encoders = [_ON_HUB[0] if gpus else _of_checkout(_IN_CHECKOUT[0])]
+    language_model = _ON_HUB[1] if gpus else _of_checkout(_IN_CHECKOUT[1])
+    described = [read_encoder(Source(encoder), EncodingKeys()) for encoder in encoders]
+    small = sum(weight.numel() for weight in described[0].parameters()) < _SMALL
     steps = min(_STEPS, _MAX_EPOCHS * epoch)
     name = _entry_name(output.stem)
     short = [Path(encoder).name for encoder in encoders]

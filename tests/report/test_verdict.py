@@ -59,7 +59,7 @@ def said(tmp_path, monkeypatch):
 def test_a_gain_is_told_with_the_commands_that_come_next(said):
     text = said("one", one=(2.0, 0.003), two=(3.0, 0.001))
     first, *others = text.splitlines()
-    gain = "Start 50.0; One 52.0, +2.0 (+1.0 to +3.0), p = 0.003."
+    gain = "nDCG@10: Start 50.0; One 52.0, +2.0 (+1.0 to +3.0), p = 0.003."
     assert first == f"t: adapting Start is worth it. {gain}"  # not of the best reported one
     assert others[1:3] == [
         "  revela export results/models/one/retriever t-encoder",
