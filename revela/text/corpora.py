@@ -24,9 +24,9 @@ from revela.config.text import (
 )
 from revela.text.fields import text_of
 from revela.text.files import text_files
-from revela.text.formats import encoding_of, is_json_lines, is_plain
-from revela.text.front_matter import split_front_matter
-from revela.text.rows import REMEDY, column_kinds, numbered_rows, take
+from revela.text.formats import is_plain
+from revela.text.plain import read_plain
+from revela.text.rows import column_kinds, numbered_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
@@ -262,19 +262,9 @@ def _file_rows(corpus: FilesCorpus) -> _Files:
 def _plain_row(file: Path, corpus: FilesCorpus) -> Document | ValueError:
     """Return a file of one text as a document, or the reason why it is none."""
     try:
-        with file.open("rb") as stream:
-            encoding = encoding_of(stream.read(4), corpus.encoding)
-        text = file.read_text(encoding=encoding)
-    except UnicodeError as error:
-        reason = getattr(error, "reason", error)
-        return ValueError(f"not {encoding}: {reason}; {REMEDY}")
-    except OSError as error:
-        raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
-    if text.startswith("%PDF-") or text.count("\0") > len(text) / 100:
-        return ValueError(f"not a text: PDF or binary; {REMEDY}")
-    if is_json_lines(text):
-        return ValueError("holds JSON lines: rename it to .jsonl")
-    title, text = split_front_matter(text)
+        title, text = read_plain(file, corpus.encoding)
+    except ValueError as error:
+        return error
     title = title or (str(file) if corpus.fields.title else "")
     return Document(str(file), text, title) if text.strip() else Document(str(file), title)
 
