@@ -138,6 +138,7 @@ def model_step(
             read_packed=part("cross-document attention, forward", in_batch.read_packed),
         ),
         mock.patch("revela.inbatch.packing.flash", counter.flash),
+        mock.patch("revela.inbatch.summed.flash", counter.flash),
         mock.patch("revela.retriever.encode.flash_takes", return_value=True),
         mock.patch.object(module, "similarity", part("retriever, forward", module.similarity)),
         # The one kernel that a GPU has for it; meta tensors take three.

@@ -13,8 +13,9 @@ from torch import Tensor
 from bench.common import random_model
 from revela.inbatch import packing
 from revela.inbatch.cross_document import Reads
-from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity, read_packed
+from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity
 from revela.inbatch.packing import Spans, flash, flash_takes, starts_of
+from revela.inbatch.summed import read_packed
 from revela.retriever.lora import add_lora
 from revela.training.fused import fuse, without_casts
 from tests.inbatch.reference import varlen_attn
@@ -96,7 +97,9 @@ def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
     small |= {"num_attention_heads": 4, "num_key_value_heads": 2}  # heads of 32 columns
     rows = []
     temperatures = (0.05,) if tiny else (1e6, 0.05, 1e-4)
-    for temperature, value_norm in itertools.product(temperatures, (True, False)):
+    readings: dict[str, Any] = {"sum, V-norm": {}, "sum": {"value_norm": False}}
+    readings["joint"] = {"reading": "joint"}
+    for temperature, reading in itertools.product(temperatures, readings):
         found: dict[Any, list[Tensor]] = {}
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             place = torch.device("cpu") if dtype == torch.float64 else device
@@ -108,7 +111,7 @@ def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
                 packed = flash_takes(model, place)
                 loss = in_batch_loss(
                     model, ids.to(place), mask.to(place), similarity,
-                    value_norm=value_norm, sizes=sizes,
+                    sizes=sizes, **readings[reading],
                 )  # fmt: skip
             loss.backward()
             weights = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -124,13 +127,13 @@ def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
             if temperature == 1e-4:  # one-hot: the cosines' gradients are rounding errors only
                 bounds[1] = float("inf")
             bad = [e for e, bound in zip(errors, bounds, strict=True) if not e < bound]
-            assert not bad, (temperature, value_norm, dtype, errors)
+            assert not bad, (temperature, reading, dtype, errors)
             names = ("loss", "of cosines", "of weights")
             rows.append(
                 {
                     "precision": str(dtype).removeprefix("torch."),
                     "temperature": f"{temperature:g}",
-                    "V-norm": "yes" if value_norm else "no",
+                    "reading": reading,
                     "attention": "packed" if packed else "padded",
                 }
                 | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}

@@ -40,6 +40,7 @@ TINY = {
 PARTS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
 REVELA = SimpleNamespace(
     temperature=1e-4,
+    reading="sum",
     value_norm=True,
     min_similarity=1e-12,
     similarity_precision="float32",

@@ -1,9 +1,9 @@
 """Time and memory of in-batch attention's language model part, forward and backward.
 
 Compared with a plain padded pass over the same e and h rows with all logits (the cost without
-attention between chunks) and with the dense implementation. SmolLM2-135M's width, few layers,
-ragged lengths of real chunks of at most 160 tokens; random weights. The peak is the resident memory
-above that before the step, so that weights do not count, but their gradients do.
+attention between chunks), with joint reading, and with the dense implementation. SmolLM2-135M's
+width, few layers, ragged lengths of real chunks of at most 160 tokens; random weights. The peak is
+the resident memory above that before the step: weights do not count, but their gradients do.
 
 With `--large`, the memory of a complete step (retriever and language model of SmolLM2-135M's
 full size, gradient checkpointing, bfloat16) at B = 64 and 128.
@@ -55,7 +55,8 @@ def runs(model: Any, size: int, uniform: bool = False) -> dict[str, Callable[[],
     similarity = in_batch_similarity(torch.rand(size, size), 1e6 if uniform else 1e-4)
     similarity.requires_grad_()
     return {
-        "ours": lambda: in_batch_loss(model, ids, mask, similarity, value_norm=True).backward(),
+        "ours": lambda: in_batch_loss(model, ids, mask, similarity).backward(),
+        "joint": lambda: in_batch_loss(model, ids, mask, similarity, reading="joint").backward(),
         "plain": lambda: plain_pass(model, ids, mask).backward(),
         "dense": lambda: dense_loss(model, ids, mask, similarity, True).backward(),
     }
@@ -79,6 +80,7 @@ def memory(sizes: list[int]) -> None:
                 "one-hot, GB": f"{sharp:.2f}",
                 "MB a chunk": f"{1000 * sharp / size:.0f}",
                 "uniform, GB": f"{uniform:.2f}",
+                "joint, uniform, GB": f"{peak(size, 'joint', uniform=True):.2f}",
                 "dense, GB": f"{dense:.2f}" if dense else "",
                 "dense / one-hot": f"{dense / sharp:.1f}" if dense else "",
             }
@@ -104,6 +106,7 @@ def against_plain_and_dense(sizes: list[int]) -> None:
                 "ms a chunk": f"{1000 * found['ours'] / size:.0f}",
                 "dense / ours": f"{found['dense'] / found['ours']:.2f}",
                 "ours / plain": f"{found['ours'] / found['plain']:.2f}",
+                "joint / ours": f"{found['joint'] / found['ours']:.2f}",
             }
         )
     report("One layer: against dense and plain", COMMAND, rows)

@@ -51,7 +51,15 @@ class RevelaObjective(TrainingObjective):
 
     name: Literal["revela"]
     temperature: Temperature = Field(1e-4, description="temperature of the in-batch similarities")
-    value_norm: bool = Field(True, description="V-normalisation (paper, equation 8)")
+    reading: Literal["sum", "joint"] = Field(
+        "sum",
+        description="sum: what a chunk reads in others is added to its self-attention, as in the "
+        "paper; joint: one softmax over its own prefix and all others, which a language model can "
+        "read untrained",
+    )
+    value_norm: bool = Field(
+        True, description="V-normalisation (paper, equation 8); false with reading: joint"
+    )
     min_similarity: float = Field(
         1e-12, ge=0, description="pairs of chunks with a smaller weight are skipped"
     )
@@ -77,6 +85,19 @@ class RevelaObjective(TrainingObjective):
     gather_across_devices: bool = Field(
         False, description="chunks attend to those of all GPUs, so B grows with their number"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_value_norm(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("reading") == "joint":
+            return {"value_norm": False} | given
+        return given
+
+    @model_validator(mode="after")
+    def _check_reading(self) -> Self:
+        if self.reading == "joint" and self.value_norm:
+            raise ValueError("value_norm: true requires reading: sum")
+        return self
 
     @model_validator(mode="after")
     def _check_documents(self) -> Self:
@@ -122,11 +143,11 @@ class Experiment(Settings):
     """One trained retriever; the defaults are the paper's (section 4.1)."""
 
     objective: AnyObjective
-    data: Name = Field(description="a batch set or, for Contriever, a set of pairs")
+    data: Name = Field(description="a batch set or, for an objective on pairs, a set of pairs")
     retriever: Weights
     language_model: LanguageWeights | None = Field(
         None,
-        description="required unless the objective is Contriever: an experiment (whose trained "
+        description="required unless the objective is on pairs: an experiment (whose trained "
         "language model is used), a hub name or a folder",
     )
     encoding: EncodingKeys = EncodingKeys()
@@ -139,7 +160,7 @@ class Experiment(Settings):
     )
     batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
     batches_per_device: Positive = Field(
-        1, description="batches (pairs) per forward pass; only Contriever allows more than 1"
+        1, description="batches (pairs) per forward pass; above 1 only on pairs"
     )
     steps: Positive | None = Field(None, description="optimizer steps; one epoch if null")
     learning_rate: float = Field(1e-4, gt=0)

@@ -132,7 +132,7 @@ def never_read(similarity: Tensor, group: Any, sizes: Sequence[int]) -> Tensor:
     return to_device([unread], similarity.device)[0].bool()
 
 
-def _documents(
+def documents_of(
     kept: np.ndarray, lengths: list[int], all_own: bool, group: Any, device: torch.device
 ) -> tuple[list[int], dict[int, int], list[int], Exchange | None]:
     """Find the documents that need keys and values, here and in other processes.
@@ -183,7 +183,9 @@ def readers_of(
         This process's chunks that are e rows, in order; their readers, none if no pair is kept; and
         the exchange with other processes, if any.
     """
-    own, rows, all_lengths, exchange = _documents(kept, lengths, all_own, group, similarity.device)
+    own, rows, all_lengths, exchange = documents_of(
+        kept, lengths, all_own, group, similarity.device
+    )
     sizes, starts = np.asarray(lengths), starts_of(lengths)
     read = []
     for column in np.flatnonzero(kept.any(axis=0)):

@@ -95,7 +95,7 @@ def causal_lm(language_model: Any, length: int) -> Any:
     config, name = model.config.get_text_config(), type(model).__name__
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True) and length > window:
-        raise ValueError(f"{name} attends to {window} tokens only, but chunks have {length}")
+        raise ValueError(f"{name} attends to {window} tokens only, but {length} are needed")
     if model.config._attn_implementation == NAME:
         return model
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):

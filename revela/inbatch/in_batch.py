@@ -7,8 +7,10 @@ in the e rows of other chunks j, weighted by the retriever's similarity:
 
     h_i = causal(Q_i^h, K_i^h, V_i^h) + Σ_{j≠i} Sim(i, j) · full(Q_i^h, K_j^e, V_j^e)
 
-with a softmax of its own over each document j's real tokens (equations 5 to 7). Gradients reach
-the retriever through Sim and the language model through everything, K^e and V^e included.
+with a softmax of its own over each document j's real tokens (equations 5 to 7). With *joint*
+reading the prefix and all documents share one softmax instead, to which log Sim(i, j) is added.
+Gradients reach the retriever through Sim and the language model through everything, K^e and V^e
+included.
 
 Nothing of transformers is replaced: one attention function is registered under a name, and the data
 it needs from the batch is passed through the model's keyword arguments. Without them a model with
@@ -18,13 +20,12 @@ this attention behaves as before.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from revela.inbatch.cross_document import (
     Exchange,
@@ -35,18 +36,19 @@ from revela.inbatch.cross_document import (
     readers_of,
 )
 from revela.inbatch.decoder import causal_lm, run_packed, skip_last_mlp
+from revela.inbatch.joint import Joint, joint_lm, joint_of
 from revela.inbatch.losses import next_token_loss
 from revela.inbatch.packing import (
     Packing,
-    attend,
     causal_attention,
     flash,
     flash_takes,
     starts_of,
     to_device,
 )
+from revela.inbatch.summed import add_at, cross_document, read_packed
 
-EPSILON = 1e-6  # of V-normalisation (paper, appendix B.5)
+Reading = Literal["sum", "joint"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,17 @@ class InBatch:
     value_norm: bool = False
     last_layer: int = -1  # whose e rows need no output; -1: none
     exchange: Exchange | None = None
+    joint: Joint | None = None  # in place of `readers`
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return (T, H, D): causal self-attention plus, for h rows, what they read in others."""
+        """Return (T, H, D): causal self-attention and, for h rows, what they read in others."""
         last = module.layer_idx == self.last_layer
         if last:
             skip_last_mlp(module, self.document_tokens)
-        attend = self._flash if self.packing.flash else self._padded
+        if self.joint:
+            attend = self._jointly
+        else:
+            attend = self._flash if self.packing.flash else self._padded
         return attend(query, key, value, self.documents if last else 0)
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
@@ -77,7 +83,20 @@ class InBatch:
         if not isinstance(self.readers, Reads):
             return output_THD
         read_MHD = read_packed(query, key, value, self.readers, self.value_norm)
-        return _Add.apply(output_THD, self.readers.token_M, read_MHD)
+        return add_at(output_THD, self.readers.token_M, read_MHD)
+
+    def _jointly(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
+        """Attend in one softmax per row; rows before `first` need no output."""
+        assert self.joint
+        unused: Any = 0
+        if self.exchange is not None:
+            widths, both_TGD = [key.shape[-1], value.shape[-1]], torch.cat([key, value], dim=-1)
+            sent = self.packing.pad(both_TGD)[: self.documents].transpose(1, 2)
+            others_SGD = self.exchange(sent)[self.documents :].transpose(1, 2).flatten(0, 1)
+            unused = 0 * others_SGD.sum()  # as in `_padded`
+            key, value = torch.cat([both_TGD, others_SGD]).split(widths, dim=-1)
+        read = self.joint.attend(self.packing, first, query, key, value)
+        return F.pad(read, (0,) * 4 + (len(query) - len(read), 0)) + unused
 
     def _padded(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
         """Attend on padded rows; those before `first` need no output."""
@@ -103,7 +122,8 @@ def in_batch_loss(
     attention_mask: Tensor,
     similarity: Tensor,
     *,
-    value_norm: bool,
+    reading: Reading = "sum",
+    value_norm: bool | None = None,
     min_similarity: float = 1e-12,
     dual_loss: bool = False,
     group: Any = None,
@@ -119,8 +139,12 @@ def in_batch_loss(
         similarity: (B, B) float; row i has the weights of the chunks that chunk i reads. Its
             diagonal is zero and its rows sum to one. With W processes it is (B, W · B), with the
             columns in the order of the processes.
+        reading: "sum" adds what a chunk reads in others, weighted, to its self-attention (the
+            paper's); "joint" has one softmax over its prefix and all others, with the logarithm of
+            the similarity added to their scores, and their positions before the chunk.
         value_norm: divide each pair's output by the attention-weighted norm of the values
-            (V-normalisation, equation 8).
+            (V-normalisation, equation 8). The default is true for the sum, the only reading that
+            has it.
         min_similarity: pairs with a smaller weight are skipped; 0 skips none.
         dual_loss: add the mean loss of the e rows.
         group: torch.distributed group of processes whose chunks read each other, B each. Keys and
@@ -134,7 +158,8 @@ def in_batch_loss(
 
     Raises:
         ValueError: B < 2, an empty chunk, left padding, a similarity matrix that is not as
-            described, or a model whose attention cannot be replaced.
+            described, a model whose attention cannot be replaced or, with joint reading,
+            that has no rotary positions for a document and a chunk, or `value_norm`.
 
     Example:
         >>> import torch
@@ -146,29 +171,39 @@ def in_batch_loss(
         >>> cosine = torch.randn(4, 4, requires_grad=True)
         >>> similarity = in_batch_similarity(cosine, temperature=0.1)
         >>> loss = in_batch_loss(language_model, input_ids, torch.ones_like(input_ids),
-        ...                      similarity, value_norm=True)
+        ...                      similarity)
         >>> loss.backward()
         >>> tuple(cosine.grad.shape)
         (4, 4)
     """
     sizes = sizes or [len(input_ids)]
+    if reading == "joint" and value_norm:
+        raise ValueError("joint reading has no value_norm: its values are those of one attention")
     kept, lengths = checked(input_ids, attention_mask, similarity, min_similarity, group, sizes)
-    model = causal_lm(language_model, max(lengths))
-    # Keys from other processes are padded.
-    fast = flash_takes(model, input_ids.device) and not group
-    documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group, fast)
+    longest, joint = max(lengths), None
+    readers: Sequence[Readers] | Reads = ()
+    if reading == "joint":
+        model = joint_lm(language_model, longest)
+        fast = flash_takes(model, input_ids.device)
+        documents, joint, exchange = joint_of(kept, lengths, similarity, dual_loss, group, fast)
+    else:
+        model = causal_lm(language_model, longest)
+        # Keys from other processes are padded.
+        fast = flash_takes(model, input_ids.device) and not group
+        documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group, fast)
     e_lengths = [lengths[j] for j in documents]
     in_batch = InBatch(
         packing=Packing([*e_lengths, *lengths], input_ids.device, fast),
         documents=len(e_lengths),
         document_tokens=sum(e_lengths),
         readers=readers,
-        value_norm=value_norm,
+        value_norm=value_norm is not False,
         last_layer=-1 if dual_loss else model.config.get_text_config().num_hidden_layers - 1,
         exchange=exchange,
+        joint=joint,
     )
     (own,) = to_device([np.array(documents, np.int64)], input_ids.device)
-    rows = torch.cat([input_ids[own], input_ids])[:, : max(lengths)]
+    rows = torch.cat([input_ids[own], input_ids])[:, :longest]
     loss = _loss(model, rows, in_batch, sizes, dual_loss)
     # NaN where a similarity is NaN, since none of its pairs is kept. Other processes also wait for
     # this one's share of the similarities' gradient, even if it is zero.
@@ -205,7 +240,8 @@ def _loss(
 ) -> Tensor:
     """Run the packed rows through the model and return the loss of the h rows, or of both."""
     ids_T = rows.packing.pack(input_ids_RL)
-    hidden_TD = run_packed(model, ids_T, rows.packing.position_T, rows)
+    position_T = (rows.joint or rows.packing).position_T
+    hidden_TD = run_packed(model, ids_T, position_T, rows)
     starts = rows.documents + starts_of(sizes)
     batches = [range(start, end) for start, end in pairwise(starts)]
     if dual_loss:  # all chunks have an e row
@@ -222,88 +258,3 @@ def _loss(
         for index in to_device(predict, ids_T.device)
     ]
     return sum(losses[1:], losses[0]) / len(sizes)
-
-
-def cross_document(
-    query_THD: Tensor,
-    key_EGLD: Tensor,
-    value_EGLD: Tensor,
-    readers: Sequence[Readers],
-    value_norm: bool,
-) -> Tensor:
-    """Return Σ_j Sim(i, j) · b_ij as (T, H, D) (equations 5 and 6; V-norm equation 8).
-
-    V-norm divides Σ_t p_t v_t by Σ_t p_t ‖v_t‖ + ε: the same attention computes the divisor, as one
-    more column of the values.
-    """
-    width = value_EGLD.shape[-1]
-    if value_norm:
-        exact = torch.promote_types(value_EGLD.dtype, torch.float32)
-        norm = value_EGLD.to(exact).norm(dim=-1, keepdim=True).to(value_EGLD.dtype)
-        value_EGLD = torch.cat([value_EGLD, norm], dim=-1)
-    total_THD = query_THD.new_zeros(*query_THD.shape[:2], width)
-    for block in readers:
-        # Recomputed in the backward pass: only one block's intermediates exist at a time.
-        inputs = (query_THD, key_EGLD, value_EGLD, block, width if value_norm else None)
-        read = checkpoint(_read, *inputs, use_reentrant=False, preserve_rng_state=False)
-        total_THD = _Add.apply(total_THD, block.token_NM.flatten(), read)
-    return total_THD
-
-
-def read_packed(
-    query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, reads: Reads, value_norm: bool
-) -> Tensor:
-    """Return Sim(i, j) · b_ij of each reading token, (M, H, D).
-
-    V-norm is a key bias here: Σ_t p_t v_t / Σ_t p_t ‖v_t‖ is attention to unit values with
-    log ‖v_t‖ added to the scores, through one column for its rounded value and one for the
-    remainder. ε, far below the rounding of bfloat16, is omitted.
-    """
-    query = query_THD.index_select(0, reads.token_M)
-    key, value = (x.index_select(0, reads.key_token_K) for x in (key_TGD, value_TGD))
-    if value_norm:
-        exact = value.to(torch.promote_types(value.dtype, torch.float32))
-        norm = exact.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(exact.dtype).tiny)
-        value, bias = (exact / norm).to(value.dtype), norm.log()
-        rounded = bias.to(key.dtype)
-        rest = (bias - rounded).to(key.dtype)
-        # Eight columns, six of them zero, because the kernel requires multiples of eight.
-        key = F.pad(torch.cat([key, rounded, rest], dim=-1), (0, 6))
-        query = F.pad(query, (0, 8), value=1.0)
-    read_MHD = flash(query, key, value, reads.queries, reads.keys, causal=False)
-    return read_MHD * reads.weight_M.to(read_MHD.dtype)[:, None, None]
-
-
-class _Add(torch.autograd.Function):
-    """`index_add`; torch's own saves `added` for the backward pass just for its shape."""
-
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, index: Tensor, added: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        return total.index_add(0, index, added)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        (index,) = ctx.saved_tensors
-        return outer[0], None, outer[0].index_select(0, index)
-
-
-def _read(
-    query_THD: Tensor, key_EGLD: Tensor, value_EGLD: Tensor, readers: Readers, norm: int | None
-) -> Tensor:
-    """Return the weighted outputs of a block's tokens, (N · M, H, D); `norm` is V-norm's column."""
-    heads, width = query_THD.shape[1:]
-    groups, length = key_EGLD.shape[1], readers.key_length
-    query = query_THD.index_select(0, readers.token_NM.flatten())
-    # Tokens, and the heads that share a key, form one query axis: no key is repeated.
-    query = query.view(*readers.token_NM.shape, groups, -1, width).transpose(1, 2).flatten(2, 3)
-    mask = None if readers.key_mask_NK is None else readers.key_mask_NK[:, None, None]
-    key, value = (
-        x[:, :, :length].index_select(0, readers.document_N) for x in (key_EGLD, value_EGLD)
-    )
-    read = attend(query, key, value, mask).unflatten(2, (readers.token_NM.shape[1], -1))
-    weight = readers.weight_NM.to(read.dtype)[:, None, :, None, None]
-    if norm is not None:
-        weight = weight / (read[..., norm, None] + EPSILON)
-        read = read[..., :norm]
-    return (read * weight).transpose(1, 2).reshape(-1, heads, read.shape[-1])

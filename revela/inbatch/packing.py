@@ -29,7 +29,7 @@ def flash_takes(model: Any, device: torch.device) -> bool:
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return dtype == torch.bfloat16 and width + 8 <= _WIDEST  # V-norm adds eight
+    return dtype == torch.bfloat16 and width + 8 <= _WIDEST  # `biased` adds eight
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,19 @@ def flash(
         **options,
     )
     return output[..., : value_SGE.shape[-1]]
+
+
+def biased(query_THD: Tensor, key_SGD: Tensor, bias_SG: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys whose scores have a bias for each key, whatever their precision.
+
+    One column has the rounded bias and one the remainder; six are zero, because flash attention
+    requires multiples of eight. The bias (S, G, 1) or (S, 1, 1) gets its gradient from the keys.
+    """
+    rounded = bias_SG.to(key_SGD.dtype)
+    rest = (bias_SG - rounded).to(key_SGD.dtype)
+    columns = torch.cat([rounded, rest], dim=-1).expand(*key_SGD.shape[:2], 2)
+    key = F.pad(torch.cat([key_SGD, columns], dim=-1), (0, 6))
+    return F.pad(query_THD, (0, 8), value=1.0), key
 
 
 def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -> Tensor:

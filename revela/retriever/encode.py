@@ -98,6 +98,7 @@ def embed(
     if prompt_length is not None:
         features["prompt_length"] = prompt_length
     output = encoder(features)["sentence_embedding"].float()
+    encoder = getattr(encoder, "module", encoder)  # within a wrapper for several devices
     embeddings_ND = output if encoder.truncate_dim is None else output[:, : encoder.truncate_dim]
     cosine = encoder.similarity_fn_name == "cosine"
     return F.normalize(embeddings_ND, dim=-1) if cosine else embeddings_ND

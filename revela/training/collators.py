@@ -51,24 +51,18 @@ class BatchCollator:
         }
 
     def tensors(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
+        """Return the `chunk_tensors` of all rows' chunks.
 
-        The B chunks of all rows are concatenated; `sizes` are their numbers per row if there are
-        several rows, `retriever_lengths` the token counts of the retriever's rows, `reads` the
-        chunks that Revela's chunks read if their documents determine it.
+        `sizes` are their numbers per row if there are several rows, `reads` the chunks that
+        Revela's chunks read if their documents determine it.
         """
-        encoder, length = self.encoder, self.experiment.max_length
-        queries, passages, bare = [], [], []
-        for row in rows:
-            texts, half = row["texts"], row["source"] in self.experiment.first_half
-            queries += tokenize(encoder, texts, "query", length, first_half=half)
-            passages += tokenize(encoder, texts, "passage", length)
-            bare += self.language_model_tokenizer(texts, truncation=True, max_length=length - 1)[
-                "input_ids"
-            ]
-        ids, mask = pad(bare, self.language_model_tokenizer.pad_token_id)
-        tensors = _padded("retriever", queries + passages, encoder.tokenizer)
-        tensors |= {"language_model_ids": ids, "language_model_mask": mask}
+        halved = self.experiment.first_half
+        tensors = chunk_tensors(
+            self.encoder,
+            self.language_model_tokenizer,
+            [(row["texts"], row["source"] in halved) for row in rows],
+            self.experiment.max_length,
+        )
         if len(rows) > 1:
             tensors["sizes"] = [len(row["texts"]) for row in rows]
         objective, seed = self.experiment.objective, self.experiment.seed
@@ -80,6 +74,27 @@ class BatchCollator:
                 for row in rows
             ]
         return tensors
+
+
+def chunk_tensors(
+    encoder: SentenceTransformer,
+    language_model_tokenizer: Any,
+    batches: Sequence[tuple[list[str], bool]],
+    length: int,
+) -> dict[str, Any]:
+    """Return ids and masks: retriever (2B, L), all query forms first; language model (B, L).
+
+    The B chunks of all batches are concatenated. A batch is its texts, and whether their first
+    halves are the query forms. `retriever_lengths` are the token counts of the retriever's rows.
+    """
+    queries, passages, bare = [], [], []
+    for texts, half in batches:
+        queries += tokenize(encoder, texts, "query", length, first_half=half)
+        passages += tokenize(encoder, texts, "passage", length)
+        bare += language_model_tokenizer(texts, truncation=True, max_length=length - 1)["input_ids"]
+    ids, mask = pad(bare, language_model_tokenizer.pad_token_id)
+    tensors = _padded("retriever", queries + passages, encoder.tokenizer)
+    return tensors | {"language_model_ids": ids, "language_model_mask": mask}
 
 
 class PairCollator:

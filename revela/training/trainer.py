@@ -1,4 +1,4 @@
-"""Training a retriever: one entry point for the three objectives."""
+"""Training a retriever: one entry point for all objectives."""
 
 import functools
 import os
@@ -15,6 +15,7 @@ from revela.common.errors import RevelaError, reading
 from revela.common.memory import keep_freed_memory, return_freed_memory
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
+from revela.inbatch.joint import joint_lm
 from revela.retriever.card import make_card
 from revela.retriever.encode import (
     devices,
@@ -57,7 +58,7 @@ def train(
     gradient_checkpointing: bool = False,
     loader_workers: int = 2,
 ) -> None:
-    """Train a retriever on a batch file (for Contriever, a pair file) and write it to a folder.
+    """Train a retriever on a file of batches or pairs and write it to a folder.
 
     The arguments are the options of `revela train`. The processes of a launcher train together: a
     step has the same batches and dropout on any number of processes, so that their number changes
@@ -250,5 +251,8 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
     collate = BatchCollator(experiment, tokenizing, load_tokenizer(reads))
     trained = objective.name == "revela" and not objective.freeze_language_model
     language_model = load(reads, lambda one: load_language_model(one, weights), trained)
-    kind: Any = Replug if objective.name == "replug" else Revela
-    return kind(retriever, language_model, objective), collate
+    if objective.name == "revela" and objective.reading == "joint":
+        with reading(reads.name, "a language model for reading: joint"):
+            joint_lm(language_model, experiment.max_length)
+    kinds: Any = {"replug": Replug, "revela": Revela}
+    return kinds[objective.name](retriever, language_model, objective), collate

@@ -10,6 +10,8 @@ from revela.common.errors import RevelaError
 from revela.common.files import digest
 from revela.config import load_config, parse_config
 from revela.config.names import ModelName, ModelRef, references
+from revela.config.settings import parse_settings
+from revela.config.training import RevelaObjective
 from revela.retriever.source import Source
 from revela.start.local import check_local
 from tests.config.common import DEMO, ROOT, changed
@@ -123,6 +125,14 @@ def test_an_api_is_measured_only_with_its_key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     assert {r.label: r.model for r in config.table("coir").rows}["Ada-2"] == ["ada-002"]
     assert "a key" not in config.table("coir").dump()
+
+
+def test_a_new_key_leaves_the_settings_of_earlier_trainings_as_they_were():
+    earlier = RevelaObjective(name="revela", value_norm=True)
+    assert earlier.dump() == '{"name": "revela"}'
+    joint = RevelaObjective(name="revela", reading="joint")
+    assert not joint.value_norm
+    assert parse_settings(RevelaObjective, joint.dump()) == joint
 
 
 def test_settings_do_not_depend_on_the_order_of_keys():

@@ -15,27 +15,39 @@ def in_batch_losses(
     model: Any,
     chunks: list[list[int]],
     similarity: Tensor,
-    value_norm: bool,
+    value_norm: bool = False,
     epsilon: float = 1e-6,
+    reading: str = "sum",
 ) -> tuple[Tensor, Tensor]:
     """Return the mean next-token losses of the h rows and of the e rows of a Llama or Qwen2.
 
     One chunk, one head, one query token and one document at a time; no padding, no batching. Values
-    are divided by their weighted norm + `epsilon`.
+    are divided by their weighted norm + `epsilon`. With joint reading documents end where chunks
+    begin.
     """
+    joint, longest = reading == "joint", max(map(len, chunks))
     body = model.model
     e = [body.embed_tokens(torch.tensor(ids)) for ids in chunks]
     h = [states.clone() for states in e]
     for layer in body.layers:
         e_normed = [layer.input_layernorm(states) for states in e]
         h_normed = [layer.input_layernorm(states) for states in h]
-        e_projected = [_project(model, layer.self_attn, states) for states in e_normed]
-        h_projected = [_project(model, layer.self_attn, states) for states in h_normed]
+        e_projected = [
+            _project(model, layer.self_attn, states, longest - len(states) if joint else 0)
+            for states in e_normed
+        ]
+        h_projected = [
+            _project(model, layer.self_attn, states, longest if joint else 0) for states in h_normed
+        ]
         new_e, new_h = [], []
         for i in range(len(chunks)):
             new_e.append(_block(layer, e[i], _causal(e_projected[i])))
             attended = _causal(h_projected[i])
-            for j in range(len(chunks)):
+            if joint:
+                others = [j for j in range(len(chunks)) if j != i and similarity[i, j] > 0]
+                documents = [(e_projected[j], similarity[i, j].log()) for j in others]
+                attended = _causal(h_projected[i], documents)
+            for j in range(0 if joint else len(chunks)):
                 if j != i:
                     read = _read(h_projected[i], e_projected[j], value_norm, epsilon)
                     attended = attended + similarity[i, j] * read
@@ -90,8 +102,10 @@ def varlen_attn(
     return torch.cat(rows)
 
 
-def _project(model: Any, attention: Any, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys, values (heads, tokens, width) with rotary positions 0…L−1."""
+def _project(
+    model: Any, attention: Any, states: Tensor, start: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys, values (heads, tokens, width) with rotary positions from `start` on."""
     config = model.config
     width = attention.head_dim
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
@@ -110,7 +124,7 @@ def _project(model: Any, attention: Any, states: Tensor) -> tuple[Tensor, Tensor
         turned = torch.zeros_like(tensor)
         for position in range(length):
             for k in range(half):
-                angle = position * base ** (-2 * k / width)
+                angle = (start + position) * base ** (-2 * k / width)
                 a, b = tensor[:, position, k], tensor[:, position, k + half]
                 turned[:, position, k] = a * math.cos(angle) - b * math.sin(angle)
                 turned[:, position, k + half] = b * math.cos(angle) + a * math.sin(angle)
@@ -121,15 +135,19 @@ def _project(model: Any, attention: Any, states: Tensor) -> tuple[Tensor, Tensor
     return rotated[0], key, value
 
 
-def _causal(projected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def _causal(projected: tuple[Tensor, Tensor, Tensor], documents: Any = ()) -> Tensor:
+    """Attend to a chunk's prefix and, in the same softmax, to documents with a bias each."""
     query, key, value = projected
     heads, length, width = query.shape
     rows = []
     for t in range(length):
         parts = []
         for n in range(heads):
-            scores = key[n, : t + 1] @ query[n, t] / math.sqrt(width)
-            parts.append(scores.softmax(0) @ value[n, : t + 1])
+            scores, values = [key[n, : t + 1] @ query[n, t] / math.sqrt(width)], [value[n, : t + 1]]
+            for (_, other, other_value), bias in documents:
+                scores.append(other[n] @ query[n, t] / math.sqrt(width) + bias)
+                values.append(other_value[n])
+            parts.append(torch.cat(scores).softmax(0) @ torch.cat(values))
         rows.append(torch.cat(parts))
     return torch.stack(rows)
 

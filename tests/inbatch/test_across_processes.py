@@ -19,7 +19,12 @@ CHUNKS = [[5, 3, 8, 9], [7, 2], [4, 4, 6], [9, 8, 7], [3, 3, 3, 1], [11, 12]]
 
 
 def losses(
-    rank: int, world: int, temperature: float, folder: str, min_similarity: float = 1e-12
+    rank: int,
+    world: int,
+    temperature: float,
+    reading: str,
+    folder: str,
+    min_similarity: float = 1e-12,
 ) -> None:
     """Compute one process's loss and write it to a file, with all gradients."""
     group = None
@@ -38,7 +43,7 @@ def losses(
     columns = all_gather(embedding, group) if group else embedding
     similarity = in_batch_similarity(embedding @ columns.T, temperature, group)
     loss = in_batch_loss(
-        model, ids, mask, similarity, value_norm=True, group=group, min_similarity=min_similarity
+        model, ids, mask, similarity, reading=reading, group=group, min_similarity=min_similarity
     )
     loss.backward()
     kept = (similarity.detach() >= min_similarity).sum()
@@ -49,18 +54,19 @@ def losses(
         distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.01])
-def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature):
-    losses(0, 1, temperature, str(tmp_path))
-    multiprocessing.spawn(losses, (2, temperature, str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize(("temperature", "reading"), [(1.0, "sum"), (0.01, "sum"), (0.3, "joint")])
+def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature, reading):
+    losses(0, 1, temperature, reading, str(tmp_path))
+    multiprocessing.spawn(losses, (2, temperature, reading, str(tmp_path)), nprocs=2)
     compare(tmp_path)
 
 
-def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path):
+@pytest.mark.parametrize("reading", ["sum", "joint"])
+def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path, reading):
     """At this bound one process keeps a pair for each of its chunks, the other one keeps none."""
     bound = 0.36
-    losses(0, 1, 1.0, str(tmp_path), bound)
-    multiprocessing.spawn(losses, (2, 1.0, str(tmp_path), bound), nprocs=2)
+    losses(0, 1, 1.0, reading, str(tmp_path), bound)
+    multiprocessing.spawn(losses, (2, 1.0, reading, str(tmp_path), bound), nprocs=2)
     compare(tmp_path)
     kept = [torch.load(tmp_path / f"2-{rank}.pt")["kept"] for rank in (0, 1)]
     assert [int(pairs) for pairs in kept] == [0, 3]

@@ -1,6 +1,7 @@
 """In-batch attention against a plain-loop transcription of the paper's equations."""
 
 import doctest
+import itertools
 
 import pytest
 import torch
@@ -16,8 +17,14 @@ from tests.conftest import tiny_llama
 from tests.inbatch.common import MODELS, TEMPERATURES, random_chunks
 from tests.inbatch.reference import in_batch_losses
 
+READINGS = {
+    "sum": {"value_norm": False},
+    "sum, value_norm": {"value_norm": True},
+    "joint": {"reading": "joint"},
+}
 
-def compare(model, chunks, cosine, temperature, value_norm, min_similarity=1e-12, way="padded"):
+
+def compare(model, chunks, cosine, temperature, reading, min_similarity=1e-12, way="padded"):
     """Compare losses and all gradients, for the retriever with respect to the cosines."""
     model = model.double()
     epsilon = 1e-6 if way == "padded" else 0.0
@@ -29,11 +36,12 @@ def compare(model, chunks, cosine, temperature, value_norm, min_similarity=1e-12
         similarity = in_batch_similarity(scores, temperature)
         if reference:
             model.set_attn_implementation("eager")
-            loss, _ = in_batch_losses(model, chunks, similarity, value_norm, epsilon)
-        else:
-            loss = in_batch_loss(
-                model, ids, mask, similarity, value_norm=value_norm, min_similarity=min_similarity
+            loss, _ = in_batch_losses(
+                model, chunks, similarity, epsilon=epsilon, **READINGS[reading]
             )
+        else:
+            options = READINGS[reading] | {"min_similarity": min_similarity}
+            loss = in_batch_loss(model, ids, mask, similarity, **options)
         loss.backward()
         weights = {name: p.grad.clone() for name, p in model.named_parameters()}
         results.append((loss.detach(), scores.grad, weights))
@@ -46,20 +54,21 @@ def compare(model, chunks, cosine, temperature, value_norm, min_similarity=1e-12
         )
 
 
-@pytest.mark.parametrize("value_norm", [False, True])
+@pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("sharpness", TEMPERATURES)
 @pytest.mark.parametrize("name", MODELS)
-def test_equals_the_equations(name, sharpness, value_norm, both_ways):
+def test_equals_the_equations(name, sharpness, reading, both_ways):
     chunks = random_chunks([5, 3, 7, 1])
     cosine = torch.rand(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    compare(MODELS[name](), chunks, cosine, TEMPERATURES[sharpness], value_norm, way=both_ways)
+    compare(MODELS[name](), chunks, cosine, TEMPERATURES[sharpness], reading, way=both_ways)
 
 
-def test_equals_the_equations_with_ties(both_ways):
+@pytest.mark.parametrize("reading", ["sum, value_norm", "joint"])
+def test_equals_the_equations_with_ties(reading, both_ways):
     cosine = torch.zeros(4, 4, dtype=torch.float64)
     cosine[0, 1] = cosine[0, 2] = cosine[1, 3] = cosine[2, 3] = 1.0
     compare(
-        tiny_llama(vocab_size=50), random_chunks([4, 4, 6, 2]), cosine, 1e-3, True, way=both_ways
+        tiny_llama(vocab_size=50), random_chunks([4, 4, 6, 2]), cosine, 1e-3, reading, way=both_ways
     )
 
 
@@ -71,10 +80,10 @@ def test_equals_the_equations_with_ties(both_ways):
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=2, max_size=9),
     temperature=st.sampled_from([1e-4, 0.1, 10.0]),
-    value_norm=st.booleans(),
+    reading=st.sampled_from(list(READINGS)),
     seed=st.integers(0, 1000),
 )
-def test_equals_the_equations_for_any_shape(both_ways, lengths, temperature, value_norm, seed):
+def test_equals_the_equations_for_any_shape(both_ways, lengths, temperature, reading, seed):
     predictions = sum(lengths) - len(lengths)
     size = len(lengths)
     generator = torch.Generator().manual_seed(seed)
@@ -82,17 +91,18 @@ def test_equals_the_equations_for_any_shape(both_ways, lengths, temperature, val
     model = tiny_llama(vocab_size=50, num_hidden_layers=2, hidden_size=8, num_attention_heads=2)
     chunks = random_chunks(lengths, seed)
     if predictions:
-        compare(model, chunks, cosine, temperature, value_norm, way=both_ways)
+        compare(model, chunks, cosine, temperature, reading, way=both_ways)
     else:
         similarity = in_batch_similarity(cosine.float(), temperature)
-        assert in_batch_loss(model, *pad(chunks, 0), similarity, value_norm=value_norm) == 0
+        assert in_batch_loss(model, *pad(chunks, 0), similarity, **READINGS[reading]) == 0
 
 
-def test_skipping_pairs_equals_the_dense_result(both_ways):
+@pytest.mark.parametrize("reading", ["sum, value_norm", "joint"])
+def test_skipping_pairs_equals_the_dense_result(reading, both_ways):
     chunks = random_chunks([6, 5, 4, 7, 3])
     cosine = torch.rand(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     for threshold in (0.0, 1e-12):
-        compare(tiny_llama(vocab_size=50), chunks, cosine, 0.01, True, threshold, both_ways)
+        compare(tiny_llama(vocab_size=50), chunks, cosine, 0.01, reading, threshold, both_ways)
 
 
 def test_skipped_pairs_are_not_computed(monkeypatch):
@@ -123,8 +133,9 @@ def test_documents_nobody_reads_have_no_row(monkeypatch):
     assert tokens == [4 * (2 + 5)]
 
 
+@pytest.mark.parametrize("reading", ["sum, value_norm", "joint"])
 @pytest.mark.parametrize("dual_loss", [False, True])
-def test_several_batches_in_one_pass_have_equal_weight(both_ways, dual_loss):
+def test_several_batches_in_one_pass_have_equal_weight(both_ways, dual_loss, reading):
     """Loss and gradients are the mean of those of the single batches, whatever their sizes."""
     sizes, chunks = [3, 2, 4], random_chunks([5, 2, 4, 7, 6, 3, 1, 2, 9])
     generator = torch.Generator().manual_seed(5)
@@ -144,10 +155,10 @@ def test_several_batches_in_one_pass_have_equal_weight(both_ways, dual_loss):
                 ids,
                 mask,
                 similarity,
-                value_norm=True,
                 min_similarity=0.0,
                 dual_loss=dual_loss,
                 sizes=own,
+                **READINGS[reading],
             )
             (loss / len(groups)).backward()
             total += loss.detach() / len(groups)
@@ -157,7 +168,8 @@ def test_several_batches_in_one_pass_have_equal_weight(both_ways, dual_loss):
         torch.testing.assert_close(together, apart, rtol=1e-6, atol=1e-9)
 
 
-def test_dual_loss_has_the_gradients_of_the_equations(both_ways):
+@pytest.mark.parametrize("reading", ["sum, value_norm", "joint"])
+def test_dual_loss_has_the_gradients_of_the_equations(both_ways, reading):
     chunks = random_chunks([5, 2, 4])
     model = tiny_llama(vocab_size=50).double()
     similarity = in_batch_similarity(torch.rand(3, 3, dtype=torch.float64), 0.5)
@@ -168,10 +180,11 @@ def test_dual_loss_has_the_gradients_of_the_equations(both_ways):
         if reference:
             model.set_attn_implementation("eager")
             epsilon = 1e-6 if both_ways == "padded" else 0.0
-            loss = sum(in_batch_losses(model, chunks, weights, True, epsilon))
+            losses = in_batch_losses(model, chunks, weights, epsilon=epsilon, **READINGS[reading])
+            loss = sum(losses)
         else:
             ids, mask = pad(chunks, 0)
-            loss = in_batch_loss(model, ids, mask, weights, value_norm=True, dual_loss=True)
+            loss = in_batch_loss(model, ids, mask, weights, dual_loss=True, **READINGS[reading])
         loss.backward()
         found.append([loss, *(p.grad.clone() for p in model.parameters())])
     for ours, expected in zip(*found, strict=True):
@@ -198,15 +211,14 @@ def test_values_of_another_width_than_queries(both_ways):
     model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**shape)).double()
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
     weights = in_batch_similarity(torch.rand(3, 3, dtype=torch.float64), 0.5)
-    for value_norm in (False, True):
+    for options in READINGS.values():
         similarity = weights.clone().requires_grad_()
-        loss = in_batch_loss(model, ids, mask, similarity, value_norm=value_norm)
+        loss = in_batch_loss(model, ids, mask, similarity, **options)
         loss.backward()
         step = torch.zeros(3, 3, dtype=torch.float64)
         step[0, 1], step[0, 2] = 1e-2, -1e-2  # rows still sum to one
         above, below = (
-            in_batch_loss(model, ids, mask, weights + sign * step, value_norm=value_norm)
-            for sign in (1, -1)
+            in_batch_loss(model, ids, mask, weights + sign * step, **options) for sign in (1, -1)
         )
         slope = (above - below) / 2
         torch.testing.assert_close(slope, (similarity.grad * step).sum(), rtol=1e-2, atol=1e-8)
@@ -230,12 +242,12 @@ def test_the_whole_batch_has_no_tensor_of_all_pairs_or_all_logits(monkeypatch):
     size, length, heads = 12, 32, 4
     monkeypatch.setattr(losses, "_LOGITS_AT_A_TIME", 1000)
     ids, mask = pad(random_chunks([length] * size), 0)
-    for temperature in (1e-4, 1e6):
+    for temperature, reading in itertools.product((1e-4, 1e6), ("sum", "joint")):
         model = tiny_llama(vocab_size=50, intermediate_size=16)
         similarity = in_batch_similarity(torch.rand(size, size), temperature)
         with Largest() as largest:
-            in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
-        # A block has B pairs, or all readers of one document.
+            in_batch_loss(model, ids, mask, similarity, reading=reading).backward()
+        # A block has B pairs, all readers of one document, or one reader of all documents.
         assert largest.elements <= 2 * size * heads * length * length
         assert largest.logits <= 1000
 
@@ -263,13 +275,14 @@ def test_bad_input_is_refused(change, message):
         in_batch_loss(tiny_llama(), ids, mask, similarity, value_norm=False, sizes=sizes)
 
 
-def test_a_similarity_that_is_not_finite_gives_a_loss_that_is_not_finite(both_ways):
+@pytest.mark.parametrize("reading", ["sum", "joint"])
+def test_a_similarity_that_is_not_finite_gives_a_loss_that_is_not_finite(both_ways, reading):
     """An error would be raised in one process only, and the others would wait for it."""
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
     cosine = torch.rand(3, 3)
     cosine[1, 2] = float("nan")
     similarity = in_batch_similarity(cosine.requires_grad_(), 0.1)
-    loss = in_batch_loss(tiny_llama(), ids, mask, similarity, value_norm=True)
+    loss = in_batch_loss(tiny_llama(), ids, mask, similarity, reading=reading)
     loss.backward()
     assert loss.isnan()
     assert cosine.grad.isnan().any()

@@ -38,7 +38,8 @@ def test_plain_loss_equals_the_library(both_ways):
     torch.testing.assert_close(ours, theirs.double(), rtol=1e-5, atol=1e-6)
 
 
-def test_gradient_checkpointing_and_lora_change_nothing(both_ways):
+@pytest.mark.parametrize("reading", ["sum", "joint"])
+def test_gradient_checkpointing_and_lora_change_nothing(both_ways, reading):
     from peft import LoraConfig, get_peft_model
 
     ids, mask = pad(random_chunks([5, 2, 4]), 0)
@@ -59,19 +60,20 @@ def test_gradient_checkpointing_and_lora_change_nothing(both_ways):
         model.train()
         scores = cosine.clone().requires_grad_()
         similarity = in_batch_similarity(scores, 0.5)
-        in_batch_loss(model, ids, mask, similarity, value_norm=True).backward()
+        in_batch_loss(model, ids, mask, similarity, reading=reading).backward()
         gradients.append(scores.grad)
     assert gradients[0].abs().max() > 0
     assert torch.equal(*gradients)
 
 
-def test_autocast_in_bfloat16_stays_close(both_ways):
+@pytest.mark.parametrize("reading", ["sum", "joint"])
+def test_autocast_in_bfloat16_stays_close(both_ways, reading):
     ids, mask = pad(random_chunks([9, 8, 12, 4]), 0)
     similarity = in_batch_similarity(torch.rand(4, 4), 0.2)
     model = tiny_llama(vocab_size=50)
-    exact = in_batch_loss(model, ids, mask, similarity, value_norm=True)
+    exact = in_batch_loss(model, ids, mask, similarity, reading=reading)
     with torch.autocast("cpu", torch.bfloat16):
-        coarse = in_batch_loss(model, ids, mask, similarity, value_norm=True)
+        coarse = in_batch_loss(model, ids, mask, similarity, reading=reading)
     torch.testing.assert_close(coarse, exact, rtol=2e-2, atol=2e-2)
 
 
@@ -141,6 +143,24 @@ def test_models_that_compute_more_than_packed_rows_do_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
+
+
+def test_models_that_cannot_read_jointly_are_refused():
+    ids, mask = pad(random_chunks([9, 2]), 0)
+    shape = {"vocab_size": 50, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    mistral = transformers.MistralConfig(**shape, num_key_value_heads=1, sliding_window=12)
+    gpt2 = transformers.GPT2Config(**shape)
+    opt = transformers.OPTConfig(**shape, ffn_dim=8, word_embed_proj_dim=8)
+    for model, message in (
+        (transformers.MistralForCausalLM(mistral), "attends to 12 tokens only, but 18 are needed"),
+        (transformers.GPT2LMHeadModel(gpt2), "has no rotary positions"),
+        (transformers.OPTForCausalLM(opt), "has no rotary positions"),
+        (tiny_llama(max_position_embeddings=17), "has 17 positions, .* 9 tokens need 18"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), reading="joint")
+    with pytest.raises(ValueError, match="joint reading has no value_norm"):
+        in_batch_loss(tiny_llama(), ids, mask, torch.eye(2), reading="joint", value_norm=True)
 
 
 def test_a_model_keeps_its_own_attention_and_its_layers_their_hooks():

@@ -29,6 +29,12 @@ def test_more_tokens_than_positions_are_refused(backbone, data, tmp_path):
         train(experiment(backbone, max_length=513), data, tmp_path / "m")
 
 
+def test_joint_reading_needs_positions_for_a_document_and_a_chunk(backbone, data, tmp_path):
+    objective = {"name": "revela", "reading": "joint"}
+    with pytest.raises(RevelaError, match=r"for reading: joint: .* has 512 positions, but .* 514$"):
+        train(experiment(backbone, objective=objective, max_length=257), data, tmp_path / "m")
+
+
 def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path):
     pq.write_table(pq.read_table(data).drop_columns("documents"), tmp_path / "nameless.parquet")
     reading = {"name": "revela", "similarity": "documents"}

@@ -312,10 +312,16 @@ def test_gradients_are_clipped(backbone, data, tmp_path):
         assert least < moved < most
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-def test_a_frozen_language_model_is_neither_trained_nor_saved(backbone, data, tmp_path, lora):
+@pytest.mark.parametrize(("lora", "reading"), [(None, "sum"), (LORA, "sum"), (LORA, "joint")])
+def test_a_frozen_language_model_is_neither_trained_nor_saved(
+    backbone, data, tmp_path, lora, reading
+):
     objective = {"name": "revela", "temperature": 0.1, "freeze_language_model": True}
-    train(experiment(backbone, objective=objective, lora=lora, steps=1), data, tmp_path / "m")
+    made = {"objective": objective | {"reading": reading}, "similarity_snapshot_steps": [0]}
+    train(experiment(backbone, lora=lora, steps=1, **made), data, tmp_path / "m")
+    snapshot, entry = read_log(tmp_path / "m/log.jsonl")
+    assert snapshot["snapshot"]["loss"] != snapshot["snapshot"]["plain_loss"]
+    assert {"plain_loss_gain", "top_similarity"} < entry.keys()
     saved = weights_of(tmp_path / "m")
     assert {name.split("/")[0] for name in saved} == {"retriever"}
     manifest = json.loads((tmp_path / "m/manifest.json").read_text())

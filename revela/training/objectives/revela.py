@@ -81,6 +81,7 @@ class Revela(nn.Module):
             language_model_ids,
             language_model_mask,
             similarity_BB,
+            reading=self.settings.reading,
             value_norm=self.settings.value_norm,
             min_similarity=self.settings.min_similarity,
             dual_loss=self.settings.language_model_loss,
@@ -106,14 +107,14 @@ class Revela(nn.Module):
         model, ids, mask = self.language_model, language_model_ids, language_model_mask
         # Even if this process does not need them: with sharded weights all processes must run the
         # same passes.
-        value_norm = self.settings.value_norm
         right, wrong = (
             in_batch_loss(
                 model,
                 ids,
                 mask,
                 _one_hot([chunks_to_read(own, share, Random(0)) for own in documents], ids.device),
-                value_norm=value_norm,
+                reading=self.settings.reading,
+                value_norm=self.settings.value_norm,
                 sizes=sizes,
             )
             for share in (0, 1)
