@@ -1,8 +1,8 @@
 """Settings of models and benchmarks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from revela.config.encoding import EncodingKeys
 from revela.config.names import (
@@ -12,7 +12,15 @@ from revela.config.names import (
     LanguageWeights,
     Weights,
 )
-from revela.config.settings import LocalPath, Natural, Positive, Precision, Settings, Tokens
+from revela.config.settings import (
+    LocalPath,
+    Natural,
+    Positive,
+    Precision,
+    Settings,
+    Share,
+    Tokens,
+)
 
 Language = Literal[
     "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto",
@@ -98,6 +106,7 @@ AnyRetriever = Annotated[Retriever, Field(discriminator="kind")]
 AnyModel = Annotated[Retriever | HybridModel | LanguageModel, Field(discriminator="kind")]
 SplitName = Annotated[str, Field(pattern=r"^\w+$")]
 TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
+TextsTask = Literal["halves", "titles"]
 
 
 class Benchmark(Settings):
@@ -125,6 +134,11 @@ class PydocsBenchmark(Benchmark):
     seed: Natural = 0
 
 
+def _by_name(tasks: Any) -> Any:
+    strings = isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)
+    return {task: task for task in tasks} if strings else tasks
+
+
 class TextsBenchmark(Benchmark):
     """Two retrieval tasks built from a corpus, which should be held out from training.
 
@@ -134,7 +148,17 @@ class TextsBenchmark(Benchmark):
 
     source: Literal["texts"]
     corpus: CorpusName
-    tasks: list[Literal["halves", "titles"]] = Field(min_length=1)
+    tasks: Annotated[
+        dict[TaskName, TextsTask],
+        BeforeValidator(_by_name, json_schema_input_type=list[TextsTask] | dict[str, TextsTask]),
+    ] = Field(
+        min_length=1, description="names of your choice → halves or titles, or a list of both"
+    )
+    queries: tuple[Share, Share] = Field(
+        (0.0, 1.0),
+        description="keep queries whose hash is in this range, e.g. [0, 0.5] to choose between "
+        "models and, in another benchmark, [0.5, 1] to report; the documents are the same",
+    )
     max_queries: Positive = 500
     max_length: Tokens = Field(512, description="maximum number of tokens in a text")
     seed: Natural = 0

@@ -86,6 +86,10 @@ class Table(Captioned):
         "table", description="scope within which the best figure is bold"
     )
     transposed: bool = Field(False, description="print tasks as rows, systems as columns")
+    compared_to: EvaluatedName | None = Field(
+        None,
+        description="model of a row; the table shows intervals, and each row's difference to it",
+    )
     tolerance: float = Field(
         1.0, ge=0, description="largest difference in points that counts as reproduced"
     )
@@ -101,6 +105,8 @@ class Table(Captioned):
             raise ValueError("measured rows need benchmark or columns")
         if (self.reported is not None) != any(row.reported for row in self.rows):
             raise ValueError("a reported file and rows with reported require each other")
+        if self.compared_to and not any(self.compared_to in row.model for row in self.rows):
+            raise ValueError(f"compared_to: no row has the model {self.compared_to!r}")
         for heading, shown in self.columns:
             if not shown:
                 raise ValueError(f"column {heading!r} has no task")

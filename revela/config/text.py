@@ -42,6 +42,11 @@ class Corpus(Settings):
         description="keep documents whose hashed id is in this range, e.g. [0, 0.9] for training "
         "and [0.9, 1] for a held-out benchmark",
     )
+    skip_repeated: bool = Field(
+        False,
+        description="skip documents whose text occurred before, so that no text is on both sides "
+        "of a `share`",
+    )
     max_words: Positive = Field(120, description="maximum number of words in a chunk")
     punkt: LocalPath | None = Field(
         None,

@@ -10,29 +10,37 @@ from typing import Any
 from revela.common.errors import RevelaError
 from revela.config.evaluation import TextsBenchmark
 from revela.evaluation.benchmarks import write_collection
+from revela.text.corpora import place
 from revela.text.rows import parquet_rows
 from revela.text.words import word_pattern
 
-_MIN_WORDS = 8  # minimum length of a chunk that is split into halves
+MIN_WORDS = 8  # minimum length of a chunk that is split into halves
 _TITLE_WORDS = 12  # maximum length of a first line that counts as a title
 
 
 def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) -> dict[str, int]:
     """Write a task in BEIR layout; return its sizes.
 
-    Queries that match several documents or chunks equally are dropped.
+    Queries that match several documents or chunks equally are dropped, and those outside of the
+    benchmark's share; the documents do not depend on them.
 
     Raises:
         RevelaError: no queries remain.
     """
-    pairs = list(_halves(chunks) if task == "halves" else _titles(chunks))
+    kind = settings.tasks[task]
+    pairs = list(_halves(chunks) if kind == "halves" else _titles(chunks))
     times = Counter(query for query, _ in pairs)
     documents = {name: text for _, texts in pairs for name, text in texts.items()}
-    unique = [(query, list(texts)) for query, texts in pairs if query and times[query] == 1]
+    low, high = settings.queries
+    unique = [
+        (query, list(texts))
+        for query, texts in pairs
+        if query and times[query] == 1 and low <= place(query) < high
+    ]
     random.Random(settings.seed).shuffle(unique)
     asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
-        what = f"half of a chunk of {_MIN_WORDS} words" if task == "halves" else "title"
+        what = f"half of a chunk of {MIN_WORDS} words" if kind == "halves" else "title"
         raise RevelaError(
             f"corpus {settings.corpus!r} gives no queries for {task!r}: no {what} occurs just once"
         )
@@ -48,7 +56,7 @@ def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the first half of each chunk, and the second half by its id."""
     for number, row in enumerate(parquet_rows(chunks)):
         words = list(word_pattern(row["text"]).finditer(row["text"]))
-        if len(words) >= _MIN_WORDS:
+        if len(words) >= MIN_WORDS:
             middle = words[len(words) // 2].start()
             yield row["text"][:middle].strip(), {f"chunk-{number}": row["text"][middle:]}
 
@@ -60,11 +68,19 @@ def _titles(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
         rows: list[tuple[int, dict[str, Any]]] = list(group)
         texts = {f"chunk-{number}": row["text"] for number, row in rows}
         title, first = rows[0][1]["title"], next(iter(texts))
-        if not title:
-            title, texts[first] = split_title(texts[first])
+        heading, rest = split_title(texts[first])
+        # A text often begins with its title, which would be found by any retriever.
+        if heading and (not title or _same(title, heading)):
+            title, texts[first] = title or heading, rest
         texts = {name: text for name, text in texts.items() if text}
         if texts:
             yield title, texts
+
+
+def _same(title: str, heading: str) -> bool:
+    """Return whether one of two headings, such as `Name - Site` and `Name`, begins the other."""
+    one, other = sorted((title.casefold(), heading.casefold()), key=len)
+    return other.startswith(one)
 
 
 def split_title(text: str) -> tuple[str, str]:

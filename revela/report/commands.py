@@ -31,7 +31,6 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
 
     frame = tables.compile_table(settings, scores)
     analysis = significance.analyse(settings, scores)
-    undecided = significance.undecided(analysis)
     _write(
         files.with_name(f"{files.stem}_significance.csv"),
         md=tables.analysis_to_markdown(settings, analysis),
@@ -39,8 +38,8 @@ def table(settings: Table, scores: Scores, files: Files) -> None:
     )
     _write(
         files,
-        md=tables.to_markdown(settings, frame, undecided),
-        tex=tables.to_latex(settings, frame, undecided),
+        md=tables.to_markdown(settings, frame, analysis),
+        tex=tables.to_latex(settings, frame, analysis),
         csv=tables.to_csv(frame),
     )
     for line in tables.gaps(settings, frame):

@@ -19,7 +19,8 @@ import pandas as pd
 from revela.common.errors import RevelaError, reading
 from revela.config.report import Table
 
-COLUMNS = ["system", "column", "score", "ci_low", "ci_high", "std", "compared_to", "p", "queries"]
+_TESTED = ["compared_to", "difference", "difference_low", "difference_high", "p"]
+COLUMNS = ["system", "column", "score", "ci_low", "ci_high", "std", *_TESTED, "queries"]
 _CELLS = 4_000_000  # resamples × queries held in memory at a time
 
 Stratum = tuple[str, str]  # task, and subset, which is empty in a task that has only one
@@ -30,11 +31,13 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
 
     Columns: `score`; `ci_low` and `ci_high`, its 95% confidence interval by the percentile
     bootstrap over queries, stratified by task and subset; `std`, the sample standard deviation over
-    its seeds; `compared_to`, the best ranked system of the table (of its group if the table's
-    `bold` is `group`), and `p` of the two-sided paired randomisation test against it (random sign
+    its seeds; `compared_to`, the system of the table's `compared_to` or, without, the best ranked
+    system of the table (of its group if the table's `bold` is `group`); the `difference` to it,
+    with its interval; and `p` of the two-sided paired randomisation test against it (random sign
     flips of the queries' differences), adjusted by Holm for the comparisons with it in the column;
-    `queries`, their number. The best system itself and unranked ones have neither `compared_to` nor
-    `p`. A system without query scores for all tasks of a column has no row for that column.
+    `queries`, their number. The system that others are compared to has no comparison, and an
+    unranked one only if the table names `compared_to`. A system without query scores for all tasks
+    of a column has no row for that column.
 
     The table's benchmarks are expanded (`Config.table`); `scores` holds
     `<model>/<task>.queries.csv`.
@@ -62,7 +65,7 @@ def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame
         frame["ci_low"], frame["ci_high"] = np.quantile(bootstrap_RS, [0.025, 0.975], axis=0)
         of_models = 100 * sum(weight * strata[s].mean() for s, weight in weights.items())
         frame["std"] = [of_models.reindex(row.model).std() for row in table.rows]
-        frame[["compared_to", "p"]] = _against_best(table, frame["score"], null_RS)
+        frame[_TESTED] = _comparisons(table, frame["score"], bootstrap_RS, null_RS)
         frame["queries"] = sum(len(strata[stratum]) for stratum in weights)
         lines.append(frame.dropna(subset="score"))
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=COLUMNS)
@@ -116,18 +119,32 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(stepped).clip(max=1)[np.argsort(order)]
 
 
-def _against_best(table: Table, scores: pd.Series, null_RS: np.ndarray) -> pd.DataFrame:
-    """Return the best system that each system is compared to, and the adjusted p."""
-    tests = pd.DataFrame({"compared_to": "", "p": np.nan}, index=scores.index)
-    scope = pd.Series([row.group if table.bold == "group" else "" for row in table.rows])
-    for _, systems in scores[[row.ranked for row in table.rows]].dropna().groupby(scope):
-        best = systems.idxmax()
-        others = systems.index.drop(best)
+def _comparisons(
+    table: Table, scores: pd.Series, bootstrap_RS: np.ndarray, null_RS: np.ndarray
+) -> pd.DataFrame:
+    """Return what each system is compared to, the difference, its interval and the adjusted p."""
+    tests = pd.DataFrame(np.nan, scores.index, _TESTED).astype({"compared_to": object})
+    tests["compared_to"] = ""
+    chosen = [n for n, row in enumerate(table.rows) if table.compared_to in row.model]
+    by_group = table.bold == "group" and not table.compared_to
+    scope = pd.Series([row.group if by_group else "" for row in table.rows])
+    takes_part = [row.ranked or bool(table.compared_to) for row in table.rows]
+    for _, systems in scores[takes_part].dropna().groupby(scope):
+        to = chosen[0] if table.compared_to else systems.idxmax()
+        if to not in systems:
+            continue
+        others = systems.index.drop(to)
+        tests.loc[others, "compared_to"] = table.names()[to]
+        tests.loc[others, "difference"] = systems[others] - systems[to]
+        low, high = np.quantile(
+            bootstrap_RS[:, others] - bootstrap_RS[:, [to]], [0.025, 0.975], axis=0
+        )
+        tests.loc[others, "difference_low"] = low
+        tests.loc[others, "difference_high"] = high
         # Flipping the sign of a difference flips those of both scores.
-        null_RO = np.abs(null_RS[:, [best]] - null_RS[:, others])
+        null_RO = np.abs(null_RS[:, others] - null_RS[:, [to]])
         # 1e-9: sums that differ by rounding only are equal. 1 +: the observed signs count.
-        reached = null_RO >= (systems[best] - systems[others]).to_numpy() - 1e-9
-        tests.loc[others, "compared_to"] = table.names()[best]
+        reached = null_RO >= tests.loc[others, "difference"].abs().to_numpy() - 1e-9
         tests.loc[others, "p"] = holm((1 + reached.sum(axis=0)) / (1 + len(null_RO)))
     return tests
 

@@ -1,6 +1,6 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from revela.common.outputs import read_json
 from revela.config.report import Table
 from revela.report.render import MISSING, as_latex, escape, latex, markdown, with_digits
 from revela.report.reported import printed_figures, row_means
+from revela.report.significance import COLUMNS, undecided
 
 SOURCE = "source"
 _UNDECIDED = "‡"
@@ -19,12 +20,20 @@ _UNDECIDED_NOTE = (
     f"{_UNDECIDED} not significantly better than the next best system measured here (paired "
     "randomisation test over queries, p ≥ 0.05 after Holm)."
 )
-_ANALYSIS_DIGITS = {"score": 2, "ci_low": 2, "ci_high": 2, "std": 2, "p": 4}
+_INTERVAL = "95% interval"
+_COMPARED_NOTE = (
+    "95% intervals of the mean and of its differences: bootstrap over queries. p: two-sided paired "
+    "randomisation test, adjusted by Holm for the comparisons in the column."
+)
+_ANALYSIS_DIGITS = {"score": 2, "ci_low": 2, "ci_high": 2, "std": 2, "p": 4} | dict.fromkeys(
+    ("difference", "difference_low", "difference_high"), 2
+)
 _ANALYSIS_NOTE = (
     "ci_low, ci_high: 95% confidence interval, bootstrap over queries, stratified by subset and "
     "task. std: standard deviation over the seeds that a system was trained with; its score is "
-    "their mean. p: two-sided paired randomisation test against the best ranked system "
-    "(compared_to), adjusted by Holm for the comparisons with that system in a column."
+    "their mean. difference: to the system in compared_to, the best ranked one unless the table "
+    "names another. p: two-sided paired randomisation test against that system, adjusted "
+    "by Holm for the comparisons with it in a column."
 )
 
 
@@ -95,19 +104,19 @@ def to_csv(frame: pd.DataFrame) -> str:
     return frame.to_csv(float_format="%.1f")
 
 
-# (system, heading) of best figures that are not significant (`significance.undecided`).
-Undecided = Set[tuple[str, str]]
+def to_markdown(table: Table, frame: pd.DataFrame, analysis: pd.DataFrame | None = None) -> str:
+    """Return a table as Markdown, its best figures in bold.
 
-
-def to_markdown(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
-    """Return a table as Markdown, its best figures in bold, marked if they are `undecided`."""
-    cells, notes = _cells(table, frame, undecided)
+    `analysis` (`significance.analyse`) marks those that are not significant or, if the table has
+    `compared_to`, adds intervals and differences.
+    """
+    cells, notes = _cells(table, frame, analysis)
     return markdown(cells.T if table.transposed else cells, table.caption, notes)
 
 
-def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset()) -> str:
+def to_latex(table: Table, frame: pd.DataFrame, analysis: pd.DataFrame | None = None) -> str:
     """Return a table as LaTeX: as `to_markdown`, with groups, sizes and shaded rows."""
-    cells, notes = _cells(table, frame, undecided)
+    cells, notes = _cells(table, frame, analysis)
     cells = as_latex(cells)
     grey = pd.Series(["\\cellcolor{gray!20}" * row.shaded for row in table.rows], cells.index)
     for heading in cells.columns.drop(SOURCE):
@@ -123,7 +132,8 @@ def to_latex(table: Table, frame: pd.DataFrame, undecided: Undecided = frozenset
     used = [any(row.group for row in table.rows), True, any(row.size for row in table.rows)]
     names = pd.Series(["", "", "Model Size"])[used]
     cells.index = pd.MultiIndex.from_frame(pd.DataFrame(levels).loc[:, used], names=names)
-    blocks = ["tasks"] * (len(cells.columns) - 2) + ["mean"] * 2
+    tasks = len(frame.columns) - 2
+    blocks = ["tasks"] * tasks + ["mean"] * (len(cells.columns) - tasks)
     return latex(cells.T, table.caption, blocks, notes, merged=used[0])
 
 
@@ -139,7 +149,7 @@ def analysis_to_csv(analysis: pd.DataFrame) -> str:
 
 
 def _cells(
-    table: Table, frame: pd.DataFrame, undecided: Undecided
+    table: Table, frame: pd.DataFrame, analysis: pd.DataFrame | None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return a table's cells as Markdown, the best of a column in bold, and the notes below it."""
     cells = with_digits(frame, dict.fromkeys(frame.columns.drop(SOURCE), 1)).rename_axis(None)
@@ -150,7 +160,35 @@ def _cells(
     scope = pd.Series([row.group * (table.bold == "group") for row in table.rows], cells.index)
     is_best = figures == figures.groupby(scope).transform("max")
     cells[texts.columns] = texts.mask(is_best, "**" + texts + "**")
-    marked = [cell for cell in undecided if is_best.at[cell]]
+    analysis = pd.DataFrame(columns=COLUMNS) if analysis is None else analysis
+    notes = gaps(table, frame)
+    if table.compared_to:
+        return _with_differences(table, cells, analysis), [_COMPARED_NOTE, *notes]
+    marked = [cell for cell in undecided(analysis) if is_best.at[cell]]
     for cell in marked:
         cells.at[cell] += _UNDECIDED
-    return cells, [_UNDECIDED_NOTE] * bool(marked) + gaps(table, frame)
+    return cells, [_UNDECIDED_NOTE] * bool(marked) + notes
+
+
+def _with_differences(table: Table, cells: pd.DataFrame, analysis: pd.DataFrame) -> pd.DataFrame:
+    """Insert the interval of each system's mean, and its difference to that of `compared_to`."""
+    means = analysis[analysis["column"] == table.mean].set_index("system").reindex(cells.index)
+    compared_to = next(row.label for row in table.rows if table.compared_to in row.model)
+    intervals = [
+        MISSING if np.isnan(low) else f"{low:.1f} to {high:.1f}"
+        for low, high in zip(means["ci_low"], means["ci_high"], strict=True)
+    ]
+    for heading, shown in (
+        (_INTERVAL, intervals),
+        (f"Difference to {compared_to}", [difference(line) for _, line in means.iterrows()]),
+    ):
+        cells.insert(cells.columns.get_loc(SOURCE), heading, shown)
+    return cells
+
+
+def difference(line: pd.Series) -> str:
+    """Return the difference in a line of an analysis with its interval and p, as people read it."""
+    if np.isnan(line["p"]):
+        return MISSING
+    text = "{difference:+.1f} ({difference_low:+.1f} to {difference_high:+.1f}), p = {p:.2g}"
+    return text.format(**line)

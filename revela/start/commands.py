@@ -20,26 +20,27 @@ def new(
     output: Annotated[
         Path | None, typer.Option(help="File to write; named after the texts by default.")
     ] = None,
-    backbone: Annotated[
-        str | None,
+    encoder: Annotated[
+        list[str],
         typer.Option(
-            help="Folder or hub name; SmolLM2-135M by default, without a GPU data/backbones/5m."
+            help="Folder or hub name; the first is adapted, others are compared. By default "
+            "gte-modernbert-base, without a GPU all-MiniLM-L6-v2."
         ),
-    ] = None,
+    ] = [],  # noqa: B006
     collection: Annotated[
         Path | None,
-        typer.Option(help="Folder of a test collection in BEIR layout, as a further task."),
+        typer.Option(help="Folder of a test collection in BEIR layout, for a further table."),
     ] = None,
     field: Annotated[
         str | None, typer.Option(help="Field of the rows that holds the text, if not told by them.")
     ] = None,
 ) -> None:
-    """Write a config that trains a retriever on your texts and evaluates it on held-out ones."""
+    """Write a config that adapts an encoder to your texts and tells whether that is worth it."""
     from revela.start.new import write_config
 
     name = re.sub(r"[^\w.-]+", "-", Path(os.path.abspath(texts)).stem).strip("-") or "texts"
     output = output or Path(f"{name}.yaml")
-    print(write_config(texts, output, backbone, collection, field))
+    print(write_config(texts, output, encoder, collection, field))
     print(f"{output}: read it, then: revela run {output}")
 
 

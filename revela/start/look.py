@@ -1,11 +1,13 @@
 """What `revela new` learns of texts before it reads them all: documents, words, chunks."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 from revela.common.errors import RevelaError
 from revela.config.text import FilesCorpus
-from revela.text.corpora import Document, Skipped, read_documents
+from revela.evaluation.texts import MIN_WORDS, split_title
+from revela.text.corpora import Document, Skipped, place, read_documents
 from revela.text.files import text_files
 from revela.text.formats import OPENERS, is_plain
 from revela.text.rows import count_rows
@@ -15,6 +17,8 @@ from revela.text.words import word_pattern
 # as long: 0.87 to 0.93 of 120 words, 0.80 to 0.85 of 60 and 0.78 to 0.80 of 25 on books and
 # manuals.
 CHUNK_FILL = 0.88
+_HELD_OUT = 0.2  # of the documents at most
+_HELD_OUT_CHUNKS = 2000  # give each half of the queries 500, the most that count
 _SAMPLE = 1000  # documents
 _SAMPLE_BYTES = 2_000_000  # of a compressed file; gzip reads up to 128 kB ahead of its lines
 
@@ -36,6 +40,54 @@ def look(corpus: FilesCorpus, skipped: Skipped) -> tuple[float, float, list[Docu
         documents = sum(map(_rows_of, text_files(Path(corpus.path))))
     words = sum(len(word_pattern(doc.text).findall(doc.text)) for doc in sample)
     return documents, words / len(sample), sample
+
+
+def look_joined(
+    corpus: FilesCorpus, skipped: Skipped
+) -> tuple[FilesCorpus, float, float, list[Document]]:
+    """Return a corpus with what `look` does, its rows joined if most go on with the one before.
+
+    Passages of one text must not be on both sides of a split.
+    """
+    documents, words, sample = look(corpus, skipped)
+    follow = sum(one.title == two.title != "" for one, two in itertools.pairwise(sample))
+    if not corpus.fields.title or 2 * follow < len(sample):
+        return corpus, documents, words, sample
+    corpus = corpus.model_copy(update={"join_title": True})
+    joined, words, sample = look(corpus, Skipped())
+    if joined == documents:  # the number of rows
+        joined *= 1 - follow / _SAMPLE
+    return corpus, joined, words, sample
+
+
+def held_out(
+    documents: float, words: float, sample: list[Document], max_words: int
+) -> tuple[float, list[Document]]:
+    """Return the share of documents that are kept for training, and those of the others.
+
+    If the sample is not the whole corpus, they are as many of it, at most all.
+    """
+    aside = min(_HELD_OUT, _HELD_OUT_CHUNKS / chunks_of(documents, words, max_words))
+    kept = 1 - float(f"{aside:.2g}")
+    if documents > len(sample):
+        return kept, sample[: round(documents * (1 - kept))]
+    return kept, [document for document in sample if place(document.id) >= kept]
+
+
+def queries_of(aside: list[Document], max_words: int) -> dict[str, int]:
+    """Return about how many queries, which occur just once, each task of documents gives."""
+    halves, titles = Counter[str](), Counter[str]()
+    for document in aside:
+        titles[document.title or split_title(document.text)[0]] += 1
+        words = word_pattern(document.text).findall(document.text)
+        for start in range(0, len(words), max_words):
+            chunk = words[start : start + max_words]
+            halves[" ".join(chunk[: len(chunk) // 2])] += len(chunk) >= MIN_WORDS
+    titles.pop("", None)
+    return {
+        kind: sum(count == 1 for count in found.values())
+        for kind, found in (("halves", halves), ("titles", titles))
+    }
 
 
 def chunks_of(documents: float, words: float, max_words: int) -> float:

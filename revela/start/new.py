@@ -11,102 +11,113 @@ import yaml
 import revela
 from revela.common.errors import RevelaError
 from revela.common.outputs import write_text
-from revela.config.names import ModelRef
+from revela.config.encoding import EncodingKeys
 from revela.config.read import parse_config
 from revela.config.text import FilesCorpus
 from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.bm25 import guess_language
-from revela.evaluation.texts import split_title
+from revela.retriever.load import read_encoder
 from revela.retriever.source import Source
-from revela.start.look import chunks_of, look
+from revela.start.estimate import run_time
+from revela.start.look import chunks_of, held_out, look_joined, queries_of
 from revela.start.machine import visible_gpus
-from revela.text.corpora import Skipped, place
+from revela.start.status import duration
+from revela.text.corpora import Skipped
 from revela.text.fields import field_names
 from revela.text.files import text_files
 from revela.text.formats import is_plain
 
-_HELD_OUT = 0.1
-_MIN_STEPS, _MAX_EPOCHS = 100, 10
-_CPU_STEPS = 300  # maximum; more would take hours on a CPU
-_SMALL_BACKBONE = "data/backbones/5m"  # in this repository
-_BACKBONE = "HuggingFaceTB/SmolLM2-135M"  # the paper's smallest
+_AT_ONCE = 32  # pairs or chunks of a step
+_STEPS, _MAX_EPOCHS = 64, 10
+_SMALL = 200_000_000  # parameters; above, training all of them takes more than 3 GB
+_MIN_QUERIES = 20  # of a task
+_IN_CHECKOUT = ("data/encoders/all-MiniLM-L6-v2", "data/backbones/5m")
+_ON_HUB = ("Alibaba-NLP/gte-modernbert-base", "HuggingFaceTB/SmolLM2-135M")
 
 _TEMPLATE = """\
 {schema}# {texts}: {documents:,.0f} documents, about {words:,.0f} words.
 #
-#   revela run {file}      trains a retriever on them and prints the table
+#   revela run {file}      adapts an encoder to them and says whether that was worth it
 
 corpora:
   {key}: &texts
     source: files
     path: {path}
-    fields: {fields}
+    fields: {fields}{join_title}
     on_bad_row: skip # such as empty files, up to 100 or one in a hundred
-    max_words: {max_words} # of a chunk
+    skip_repeated: true # or a text might be on both sides of the split
+    max_words: 120 # of a chunk
     share: [0, {kept}] # the other documents are held out for the benchmark
   {name}-aside: {{<<: *texts, share: [{kept}, 1]}}
 
-batches: # chunks that attend to each other: about {chunks:,.0f} chunks are {batches:,} batches
+pairs: # for Contriever: two spans of a document, or a sentence and the rest of its chunk
+  {key}: {{corpora: [{key}], negatives: 0}} # but those in the batch
+
+batches: # for Revela: chunks that read each other; about {chunks:,.0f} chunks
   {key}: {{corpora: [{key}], batch_size: 16{run_length}}}
 
 experiments:
-  {name}-revela:
-    objective: {{name: revela{temperature}}}
+  {name}-contriever:
+    objective: {{name: contriever, temperature: 0.05}}
     data: {key}
-    retriever: {backbone}
-    language_model: {backbone}{experiment}
-    batches_per_step: {batches_per_step}
-    steps: {steps} # {epochs:.1f} passes over the batches
+    retriever: {encoder}{lora}
+    max_length: {max_length}
+    batches_per_step: {pairs} # pairs
+    batches_per_device: {pairs_per_device}
+    steps: {steps} # {epochs:.1f} passes over the texts
+    learning_rate: 5.0e-5
     warmup_steps: 0.1 # of all steps
+    average_with_start: 0.5 # so that little of what the encoder knows is lost
+  {name}-revela:
+    base: {name}-contriever
+    objective: {{name: revela, reading: joint, freeze_language_model: true, temperature: 0.1}}
+    language_model: {language_model}
+    batches_per_step: {batches}
+    batches_per_device: 1
 
 models:
   bm25: {{kind: bm25s, language: {language}}}
-  {name}-untouched: {{kind: encoder, retriever: {backbone}{encoding}}}
+{untouched}  # The best of the three with BM25, and its weight, are chosen on the tuning queries.
+  {name}-best+bm25:
+    kind: hybrid
+    of: [bm25, {name}-untouched, {name}-contriever, {name}-revela]
+    tuned_on: {name}-tune
 
-benchmarks:
-  {key}: # from the held-out documents: half a chunk, or a title, must retrieve the rest
+benchmarks: # from the held-out documents: half a chunk, or a title, must retrieve the rest
+  {key}: &held-out
     source: texts
     corpus: {name}-aside
     tasks: {tasks}
-    max_length: {max_length}
-{collection}
+    queries: [0.5, 1] # those that the table reports
+  {name}-tune: {{<<: *held-out, tasks: {tuning}, queries: [0, 0.5]}}
+{benchmark}
 tables:
   {key}:
     caption: Retrieval on {name} (nDCG@10, %).
-    columns: {columns}
+    benchmark: {key}
+    compared_to: {name}-untouched
     rows:
       - {{label: BM25, model: bm25}}
-      - {{label: Backbone untouched, model: {name}-untouched}}
-      - {{label: Revela, model: {name}-revela}}
-"""
-_ON_GPU = {"max_words": 120, "max_length": 512, "temperature": "", "encoding": "", "experiment": ""}
-_ON_CPU = {
-    "max_words": 40,
-    "max_length": 256,
-    "temperature": ", temperature: 0.05",
-    "encoding": ", encoding: {pooling: mean}",
-    "experiment": """
-    encoding: {pooling: mean}
-    lora: null # all weights: the backbone is small
-    max_length: 128
-    learning_rate: 5.0e-4""",
-}
+{rows}      - {{label: adapted by Contriever, model: {name}-contriever}}
+      - {{label: adapted by Revela, model: {name}-revela}}
+      - {{label: best of the three + BM25, model: {name}-best+bm25}}
+{table}"""
 
 
 def write_config(
     texts: Path,
     output: Path,
-    backbone: str | None,
+    encoders: list[str],
     collection: Path | None,
     field: str | None = None,
 ) -> str:
-    """Write a configuration that trains on texts, with entries named after its file.
+    """Write a configuration that adapts an encoder to texts, with entries named after its file.
 
-    The arguments are the options of `revela new`; return a line of summary.
+    The arguments are the options of `revela new`; return lines of summary.
 
     Raises:
-        RevelaError: the texts or the collection cannot be read, the texts are too few for a batch
-            or to hold some out, or the file exists.
+        RevelaError: the texts, the collection or an encoder cannot be read, the texts are too few
+            for a step or to hold some out, or the file exists.
     """
     if output.exists():
         raise RevelaError(f"{output}: already exists; give another --output")
@@ -114,43 +125,38 @@ def write_config(
         check_collection(collection)
     files = text_files(texts)
     fields = field_names(files, field)
-    corpus = FilesCorpus(source="files", path=str(texts), fields=fields)
-    documents, each, sample = look(corpus, skipped := Skipped())
-    words = documents * each
+    corpus = FilesCorpus(source="files", path=str(texts), fields=fields, skip_repeated=True)
+    corpus, documents, words, sample = look_joined(corpus, skipped := Skipped())
     gpus = visible_gpus()
-    small = not backbone and not gpus
-    backbone = backbone or (_small_backbone() if small else _BACKBONE)
-    machine: dict[str, Any] = _ON_CPU if small else _ON_GPU
-    if ModelRef(backbone).is_folder:
-        Source(backbone).check_is_language_model()
-    kept = 1 - _HELD_OUT
-    chunks = chunks_of(kept * documents, each, machine["max_words"])
-    batches = int(chunks / 16)
-    devices = max(1, gpus)  # each takes the same number of batches in a step
-    if batches < devices:
-        at_once = f", and a step has a batch for each of {gpus} GPUs" if gpus > 1 else ""
+    kept, aside = held_out(documents, words, sample, corpus.max_words)
+    counts = queries_of(aside, corpus.max_words)
+    kinds = [kind for kind, count in counts.items() if count >= _MIN_QUERIES]
+    if not kinds:
+        found = " and ".join(f"{count} {kind}" for kind, count in counts.items())
         raise RevelaError(
-            f"{texts}: {words:.0f} words give about {chunks:.0f} chunks; a batch has 16{at_once}"
+            f"{texts}: too few texts to hold some out: {len(aside)} documents give {found} that "
+            f"may be queries; a task needs {_MIN_QUERIES}"
         )
-    if len({place(document.id) < kept for document in sample}) < 2:
+    chunks = chunks_of(kept * documents, words, corpus.max_words)
+    epoch = int(chunks / _AT_ONCE)
+    each = max(1, _AT_ONCE // max(1, gpus))  # pairs of each GPU
+    if epoch < 2:
         raise RevelaError(
-            f"{texts}: too few documents to hold out a tenth ({len(sample)}); split them into more "
-            "files"
+            f"{texts}: {documents * words:.0f} words give about {chunks:.0f} chunks to "
+            f"train on; two steps take {2 * _AT_ONCE}"
         )
-    batches_per_step = max(1, min(4 if small else 32, batches // _MIN_STEPS) // devices) * devices
-    epoch = batches // batches_per_step
-    steps = max(epoch, min(_MIN_STEPS, _MAX_EPOCHS * epoch))
-    steps = min(steps, _CPU_STEPS) if small else steps
-    language = guess_language(document.text for document in sample)
-    titled = sum(bool(doc.title or all(split_title(doc.text))) for doc in sample)
-    tasks = columns = ["halves", "titles"] if titled > len(sample) / 2 else ["halves"]
-    brought = ""
-    if collection:
-        folder, columns = str(collection.resolve().parent), [*tasks, collection.name]
-        benchmark = {"source": "folder", "path": folder, "tasks": [collection.name]}
-        brought = f"  brought: {_flow(benchmark)}\n"
-    schema = Path("workflow/schema.json")
+    if not encoders:
+        encoders = [_ON_HUB[0] if gpus else _of_checkout(_IN_CHECKOUT[0])]
+    language_model = _ON_HUB[1] if gpus else _of_checkout(_IN_CHECKOUT[1])
+    described = [read_encoder(Source(encoder), EncodingKeys()) for encoder in encoders]
+    small = sum(weight.numel() for weight in described[0].parameters()) < _SMALL
+    steps = min(_STEPS, _MAX_EPOCHS * epoch)
     name = _entry_name(output.stem)
+    short = [Path(encoder).name for encoder in encoders]
+    labels = short if len({*short}) == len(short) else encoders
+    models = [f"{name}-untouched{f'-{n}' if n else ''}" for n in range(len(encoders))]
+    language = guess_language(document.text for document in sample)
+    schema = Path("workflow/schema.json")
     text = _TEMPLATE.format(
         # Only in a checkout, where an editor finds the schema.
         schema=f"# yaml-language-server: $schema={os.path.relpath(schema, output.parent)}\n"
@@ -162,32 +168,73 @@ def write_config(
         texts=texts,
         path=_flow(str(texts)),
         documents=documents,
-        words=words,
-        language=language,
+        words=documents * words,
         fields=_flow(fields.model_dump(exclude_none=True)),
+        join_title="\n    join_title: true # rows with equal titles are one text"
+        * corpus.join_title,
         kept=kept,
         chunks=chunks,
-        batches=batches,
         # Long documents: a batch from a single place would be too easy.
         run_length=", run_length: 4" if chunks > 8 * kept * documents else "",
-        backbone=_flow(backbone),
-        batches_per_step=batches_per_step,
+        encoder=_flow(encoders[0]),
+        lora="\n    lora: null # all weights: the encoder is small" * small,
+        max_length=160 if gpus else 128,
+        pairs=each * max(1, gpus),
+        pairs_per_device=each,
         steps=steps,
         epochs=steps / epoch,
-        tasks=_flow(tasks),
-        columns=_flow({column: column for column in columns}),
-        collection=brought,
-        **machine,
+        language_model=_flow(language_model),
+        batches=max(2, gpus),
+        language=language,
+        untouched="".join(
+            f"  {model}: {{kind: encoder, retriever: {_flow(encoder)}}}\n"
+            for model, encoder in zip(models, encoders, strict=True)
+        ),
+        tasks=_flow({f"{name}-{kind}": kind for kind in kinds}),
+        tuning=_flow({f"{name}-tune-{kind}": kind for kind in kinds}),
+        rows="".join(
+            f"      - {_flow({'label': f'{label} untouched', 'model': model})}\n"
+            for label, model in zip(labels, models, strict=True)
+        ),
+        **_brought(name, collection),
     )
-    parse_config(yaml.safe_load(text), str(output))
+    config = parse_config(yaml.safe_load(text), str(output))
+    seconds, each_step = run_time(
+        config, name, words, chunks_of((1 - kept) * documents, words, corpus.max_words)
+    )
     write_text(output, text)
-    made_of = f"{documents:,.0f} documents, {words:,.0f} words"
+    made_of = f"{texts}: {documents:,.0f} documents, {documents * words:,.0f} words"
     if not is_plain(files[0]):
         made_of += f" in field {fields.text!r}"
     made_of += f"; language of BM25: {language}"
     if bad_rows := skipped.summary():
         made_of += f"; {bad_rows}"
-    return f"{texts}: {made_of}; {steps} steps from {backbone}"
+    made_of += (
+        f"\nheld out: about {documents * (1 - kept):,.0f} documents, for {' and '.join(kinds)}"
+    )
+    for kind in counts.keys() - {*kinds}:
+        made_of += f"; not for {kind}, of which only {counts[kind]} occur just once"
+    return (
+        f"{made_of}\n{steps} steps from {encoders[0]}; about {duration(seconds)} on this machine "
+        f"(a step: {each_step})"
+    )
+
+
+def _brought(name: str, collection: Path | None) -> dict[str, str]:
+    """Return the lines of a benchmark and a table for the user's own test collection."""
+    if not collection:
+        return {"benchmark": "", "table": ""}
+    folder, task = str(collection.resolve().parent), collection.name
+    suite = {"source": "folder", "path": folder, "tasks": [task]}
+    table = {
+        "base": name,
+        "caption": f"Retrieval on {task} (nDCG@10, %).",
+        "benchmark": f"{name}-{task}",
+    }
+    return {
+        "benchmark": f"  {name}-{task}: {_flow(suite)} # your own queries\n",
+        "table": f"  {name}-{task}: {_flow(table)}\n",
+    }
 
 
 def _flow(value: Any) -> str:
@@ -202,8 +249,9 @@ def _entry_name(stem: str) -> str:
     return re.sub(r"[^\w.-]+", "-", plain).strip("-._") or "texts"
 
 
-def _small_backbone() -> str:
-    folder = Path(revela.__file__).parents[1] / _SMALL_BACKBONE
+def _of_checkout(name: str) -> str:
+    """Return the path of a model that comes with the repository."""
+    folder = Path(revela.__file__).parents[1] / name
     if not folder.is_dir():
-        raise RevelaError("no GPU found; give a --backbone that can be trained on the CPU")
-    return _SMALL_BACKBONE if folder == Path(_SMALL_BACKBONE).resolve() else str(folder)
+        raise RevelaError(f"no GPU found, and no folder {folder}: run `make`, or give --encoder")
+    return name if folder == Path(name).resolve() else str(folder)

@@ -44,6 +44,7 @@ def run(
     from revela.config.report import LearningFigure
     from revela.report.commands import show
     from revela.report.training_figures import learning_text
+    from revela.report.verdict import verdict
     from revela.start import progress
 
     if not (cores == "all" or (cores.isdecimal() and int(cores))):
@@ -84,6 +85,10 @@ def run(
             raise
     if makes:
         show([path for name in checked.tables if (path := Path(made("tables", name))).exists()])
+        for name, table in checked.tables.items():
+            compiled = table.compared_to and Path(made("tables", name)).exists()
+            if says := verdict(checked, name) if compiled else "":
+                print(f"\n{says}\n")
         drawn, trained = [], []
         for name, figure in checked.figures.items():
             if (path := Path(f"results/figures/{name}.png")).exists():

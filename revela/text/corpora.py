@@ -24,8 +24,9 @@ from revela.config.text import (
 )
 from revela.text.fields import text_of
 from revela.text.files import text_files
-from revela.text.formats import encoding_of, is_json_lines, is_plain
-from revela.text.rows import REMEDY, column_kinds, numbered_rows, take
+from revela.text.formats import is_plain
+from revela.text.plain import read_plain
+from revela.text.rows import column_kinds, numbered_rows, take
 
 _BAD_ROWS, _BAD_SHARE = 100, 0.01  # maximum number and share that are skipped, but at most half
 _ROWS_TO_JUDGE = 10_000  # before that, bad rows are judged at the end only
@@ -60,13 +61,14 @@ class Skipped:
     cleaned: int = 0  # texts that lost a byte-order mark or null characters
     wordless: int = 0  # documents without a letter or digit, skipped
     repeated_ids: int = 0  # documents with the id of one of the first million
+    repeated_texts: int = 0  # documents with the text of one before, skipped
 
     def summary(self) -> str:
         """Return what was skipped or is unusual, for people; empty if nothing."""
         parts = []
         if self.count:
             parts.append(f"skipped {self.count} bad rows, first: {printable(self.examples[0])}")
-        for key in ("cleaned", "wordless", "repeated_ids", "copied_beginnings"):
+        for key in ("cleaned", "wordless", "repeated_ids", "repeated_texts", "copied_beginnings"):
             if count := getattr(self, key):
                 parts.append(f"{count} {key.replace('_', ' ')}")
         return "; ".join(parts)
@@ -107,7 +109,15 @@ def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
         documents = _checked(files, corpus, skipped)
         documents = _joined(documents, skipped) if corpus.join_title else documents
     low, high = corpus.share
+    seen: set[float] = set()
     for document in documents:
+        if corpus.skip_repeated:
+            # Before the share, or a text could be on both sides of a split.
+            text = place(document.text)
+            skipped.repeated_texts += text in seen
+            if text in seen:
+                continue
+            seen.add(text)
         excluded = any(part in document.id for part in corpus.exclude)
         if low <= place(document.id) < high and not excluded:
             yield document
@@ -157,7 +167,9 @@ def _checked(files: _Files, corpus: RowCorpus, skipped: Skipped) -> Iterator[Doc
                     if key is not None:
                         check_name(place, "field", key, [*map(str, row)])
             try:
-                document = document_of(place, row, corpus.fields)
+                document = (
+                    row if isinstance(row, Document) else document_of(place, row, corpus.fields)
+                )
                 if not document.text.strip() and name:
                     raise ValueError(f"field {corpus.fields.text!r} is empty")
             except ValueError as error:
@@ -247,23 +259,14 @@ def _file_rows(corpus: FilesCorpus) -> _Files:
     return ((str(file), _rows_of(file, corpus.fields, corpus.encoding)) for file in files)
 
 
-def _plain_row(file: Path, corpus: FilesCorpus) -> dict[str, str] | ValueError:
-    """Return a file of one text as a row, or the reason why it is none."""
+def _plain_row(file: Path, corpus: FilesCorpus) -> Document | ValueError:
+    """Return a file of one text as a document, or the reason why it is none."""
     try:
-        with file.open("rb") as stream:
-            encoding = encoding_of(stream.read(4), corpus.encoding)
-        text = file.read_text(encoding=encoding)
-    except UnicodeError as error:
-        reason = getattr(error, "reason", error)
-        return ValueError(f"not {encoding}: {reason}; {REMEDY}")
-    except OSError as error:
-        raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
-    if text.startswith("%PDF-") or text.count("\0") > len(text) / 100:
-        return ValueError(f"not a text: PDF or binary; {REMEDY}")
-    if is_json_lines(text):
-        return ValueError("holds JSON lines: rename it to .jsonl")
-    names = [name for name in (corpus.fields.id, corpus.fields.title) if name]
-    return dict.fromkeys(names, str(file)) | {corpus.fields.text: text}
+        title, text = read_plain(file, corpus.encoding)
+    except ValueError as error:
+        return error
+    title = title or (str(file) if corpus.fields.title else "")
+    return Document(str(file), text, title) if text.strip() else Document(str(file), title)
 
 
 def _rows_of(path: Path, fields: FieldNames, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:

@@ -33,9 +33,10 @@ def cut(tmp_path):
         )
 
     def of(task, **settings):
-        benchmark = TextsBenchmark(source="texts", corpus="c", tasks=[task], **settings)
+        tasks = {"mine": task} if settings else [task]
+        benchmark = TextsBenchmark(source="texts", corpus="c", tasks=tasks, **settings)
         folder = tmp_path / f"{task}{len(list(tmp_path.iterdir()))}"
-        sizes = write_task(benchmark, task, chunks, folder)
+        sizes = write_task(benchmark, next(iter(tasks)), chunks, folder)
         found = local_task(task, folder, folder).dataset["default"]["test"]
         documents = {row["id"]: row["text"] for row in found["corpus"]}
         queries = {row["id"]: row["text"] for row in found["queries"]}
@@ -69,6 +70,23 @@ def test_titles_of_documents(cut):
         "Heading of this text": ["Its first sentence is here for all to read."],
     }
     assert len(documents) == 6  # a heading without a text is not a document
+
+
+def test_a_text_does_not_repeat_its_title(cut):
+    texts = ["# A Note\nIts text.", "a note on\nIts text."]
+    cut.write([("0", "A note - Site", 0, texts[0]), ("1", "a note", 0, texts[1])])
+    answers, _ = cut("titles")
+    assert answers == {"A note - Site": ["Its text."], "a note": ["Its text."]}
+    cut.write([("0", "Other", 0, texts[0])])
+    assert cut("titles")[0] == {"Other": [texts[0]]}
+
+
+def test_a_share_of_the_queries_has_all_documents(cut):
+    cut.write([(str(n), f"Title {n}", 0, f"The text of number {n}.") for n in range(60)])
+    parts = [cut("titles", queries=share) for share in ((0, 0.5), (0.5, 1))]
+    assert not {*parts[0][0]} & {*parts[1][0]}
+    assert sum(len(answers) for answers, _ in parts) == 60
+    assert parts[0][1] == parts[1][1]
 
 
 def test_queries_are_sampled(cut):

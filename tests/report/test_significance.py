@@ -157,6 +157,34 @@ def test_systems_are_compared_to_the_best_of_their_scope(tmp_path):
     assert found["ci_low"].notna().all()
 
 
+def test_differences_to_a_chosen_system(tmp_path):
+    random = np.random.default_rng(0)
+    base = random.random(80) * 0.8
+    values = {"start": base, "better": base + 0.1, "noisy": base + random.normal(0, 0.1, 80)}
+    for system, row in values.items():
+        write_queries(tmp_path, system, {"a": {"": row.tolist()}})
+    table = table_of(*values, columns={"a": "a"}, compared_to="start")
+    analysis = significance.analyse(table, tmp_path)
+    means = analysis[analysis["column"] == "Mean"].set_index("system")
+    assert means["compared_to"].to_dict() == {"start": "", "better": "start", "noisy": "start"}
+    assert means.loc["better", "difference"] == pytest.approx(10)
+    assert means.loc["better", "difference_low"] == pytest.approx(10)  # each query gains as much
+    noise = 100 * (values["noisy"] - base)
+    expected = noise.mean() - 1.96 * noise.std() / math.sqrt(80)
+    assert means.loc["noisy", "difference_low"] == pytest.approx(expected, abs=0.3)
+    assert means["p"].to_dict() == pytest.approx(
+        {"start": np.nan, "better": 2 / 10_001, "noisy": means.loc["noisy", "p"]}, nan_ok=True
+    )
+    markdown = tables.to_markdown(table, tables.compile_table(table, tmp_path), analysis)
+    assert "| 95% interval | Difference to start |" in " ".join(markdown.split())
+    assert "+10.0 (+10.0 to +10.0), p = 0.0002 |" in markdown
+    assert "‡" not in markdown
+    latex = tables.to_latex(table, tables.compile_table(table, tmp_path), analysis)
+    check_latex(latex, tmp_path)
+    with pytest.raises(ValueError, match="no row has the model 'other'"):
+        table_of("start", compared_to="other")
+
+
 def test_a_system_of_several_seeds_is_their_mean(scores):
     rows = [{"label": "both", "model": ["one", "two"]}, {"label": "one", "model": "one"}]
     found = significance.analyse(table_of(rows=rows), scores, resamples=2_000)
@@ -203,19 +231,19 @@ def test_a_best_score_that_is_not_significant_is_marked(tmp_path, transposed):
     table = table_of("one", "two", columns={"clear": "clear", "unclear": "unclear"})
     table = table.model_copy(update={"transposed": transposed})
     frame = tables.compile_table(table, tmp_path)
-    undecided = significance.undecided(significance.analyse(table, tmp_path))
-    assert undecided == {("one", "unclear"), ("two", "unclear")}
-    markdown = tables.to_markdown(table, frame, undecided)
+    analysis = significance.analyse(table, tmp_path)
+    assert significance.undecided(analysis) == {("one", "unclear"), ("two", "unclear")}
+    markdown = tables.to_markdown(table, frame, analysis)
     assert "**75.0** |" in markdown
     assert "**55.0**‡ |" in markdown
     assert markdown.count("‡") == 2  # the mark and its note
-    latex = tables.to_latex(table, frame, undecided)
+    latex = tables.to_latex(table, frame, analysis)
     assert "\\textbf{55.0}$^{\\ddagger}$" in latex
     check_latex(latex, tmp_path)
     assert "‡" not in tables.to_csv(frame)
     assert "‡" not in tables.to_markdown(table, frame)
     plain = table.model_copy(update={"bold": "none"})
-    assert "‡" not in tables.to_markdown(plain, frame, undecided)
+    assert "‡" not in tables.to_markdown(plain, frame, analysis)
 
 
 def test_nothing_is_marked_without_a_comparison(scores):

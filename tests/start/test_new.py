@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -12,13 +13,31 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import load_config
+from revela.config.encoding import EncodingKeys
+from revela.start import new as module
 from revela.text.corpora import Document
-from tests.conftest import TEXTS
+from tests.conftest import TEXTS, make_encoder
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch):
+    """Return how to measure steps, which most tests do not."""
+    measure = module.run_time
+    monkeypatch.setattr(module, "run_time", lambda *_: (90, "contriever 0.1 s"))
+    return lambda: monkeypatch.setattr(module, "run_time", measure)
+
+
+@pytest.fixture(scope="module")
+def encoder(backbone, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder") / "tiny"
+    shutil.copytree(backbone, folder)
+    make_encoder(folder, pooling="mean", query_prefix="", passage_prefix="", append_eos=False)
+    return folder
 
 
 def new(*arguments: object) -> str:
@@ -30,44 +49,67 @@ def new(*arguments: object) -> str:
 def notes(count: int, text: str = " ".join(TEXTS), folder: str = "my notes") -> Path:
     Path(folder).mkdir()
     for number in range(count):
-        Path(folder, f"{number}.md").write_text(f"# Note {number}\n\n{text}")
+        Path(folder, f"{number}.md").write_text(f"# Note {number}\n\n{number} notes: {text}")
     return Path(folder)
 
 
-def test_config_for_a_folder_of_markdown(backbone):
-    out = new(notes(200), "--backbone", backbone)
-    words = 200 * (3 + len(" ".join(TEXTS).split()))
+def test_config_for_a_folder_of_markdown(encoder):
+    out = new(notes(200), "--encoder", encoder)
+    words = 200 * (5 + len(" ".join(TEXTS).split()))
     assert f"my notes: 200 documents, {words:,} words; " in out
+    assert "held out: about 40 documents, for halves and titles\n" in out
+    assert f" steps from {encoder}; about 1 min 30 s on this machine (a step: " in out
     assert out.endswith("my-notes.yaml: read it, then: revela run my-notes.yaml\n")
     config = load_config(Path("my-notes.yaml"))
     kept, aside = config.corpora["my-notes"], config.corpora["my-notes-aside"]
-    assert (kept.path, kept.share) == (aside.path, (0, aside.share[0]))
-    assert aside.share == (0.9, 1)
-    assert config.benchmarks["my-notes"].tasks == ["halves", "titles"]
+    assert (kept.path, kept.share, aside.share) == (aside.path, (0, 0.8), (0.8, 1))
+    assert kept.skip_repeated
+    assert aside.skip_repeated
+    reported, tuning = config.benchmarks["my-notes"], config.benchmarks["my-notes-tune"]
+    assert reported.tasks == {"my-notes-halves": "halves", "my-notes-titles": "titles"}
+    assert (tuning.queries, reported.queries) == ((0, 0.5), (0.5, 1))
     assert config.batches["my-notes"].run_length is None  # short documents
-    experiment = config.experiments["my-notes-revela"]
-    assert experiment.retriever == experiment.language_model == str(backbone)
-    assert experiment.warmup_steps == 0.1
+    for name in ("my-notes-contriever", "my-notes-revela"):
+        experiment = config.experiments[name]
+        assert experiment.retriever == str(encoder)
+        assert experiment.encoding == EncodingKeys()  # that of its own files
+        assert (experiment.lora, experiment.average_with_start) == (None, 0.5)
+        assert experiment.batches_per_step in (32, 2)  # pairs, or batches of 16
+    assert experiment.objective.reading == "joint"
+    assert experiment.objective.freeze_language_model
+    table = config.tables["my-notes"]
+    assert table.compared_to == "my-notes-untouched"
+    assert [row.label for row in table.rows] == [
+        "BM25",
+        "tiny untouched",
+        "adapted by Contriever",
+        "adapted by Revela",
+        "best of the three + BM25",
+    ]
     assert "$schema" not in Path("my-notes.yaml").read_text()
     with pytest.raises(RevelaError, match=r"my-notes\.yaml: already exists"):
         new("my notes")
 
 
-def test_bm25_has_the_language_of_the_texts(backbone):
+def test_every_encoder_is_a_row_and_the_first_is_adapted(encoder):
+    shutil.copytree(encoder, "other")
+    new(notes(200), "--encoder", "other", "--encoder", encoder)
+    config = load_config(Path("my-notes.yaml"))
+    assert config.experiments["my-notes-revela"].retriever == "other"
+    assert config.models["my-notes-untouched-1"].retriever == str(encoder)
+    labels = [row.label for row in config.tables["my-notes"].rows]
+    assert labels[1:3] == ["other untouched", "tiny untouched"]
+
+
+def test_bm25_has_the_language_of_the_texts(encoder):
     german = "Das Haus steht an dem Fluss, und der Weg zu ihm ist lang. " * 9
-    assert "; language of BM25: german; " in new(notes(50, german), "--backbone", backbone)
+    assert "; language of BM25: german\n" in new(notes(200, german), "--encoder", encoder)
     assert load_config(Path("my-notes.yaml")).models["bm25"].language == "german"
-    assert "; language of BM25: english; " in new(notes(200, folder="b"), "--backbone", backbone)
-
-
-def test_a_linked_folder_gives_its_own_name(backbone):
-    Path("link").symlink_to(notes(200))
-    assert new("link", "--backbone", backbone).endswith("then: revela run link.yaml\n")
 
 
 @pytest.mark.parametrize("folder", ["C #1 notes", "notes: old", "[draft]", "it's, well"])
-def test_a_folder_may_have_any_name(backbone, folder):
-    new(notes(20, folder=folder), "--backbone", backbone, "--output", "mine.yaml")
+def test_a_folder_may_have_any_name(encoder, folder):
+    new(notes(200, folder=folder), "--encoder", encoder, "--output", "mine.yaml")
     assert load_config(Path("mine.yaml")).corpora["mine"].path == folder
 
 
@@ -75,85 +117,102 @@ def test_a_folder_may_have_any_name(backbone, folder):
     ("folder", "name"),
     [("Été à Genève", "Ete-a-Geneve"), ("2024", "2024"), ("日本語", "texts"), (".notes", "notes")],
 )
-def test_entries_are_named_after_the_folder_as_far_as_names_allow(backbone, folder, name):
-    new(notes(20, folder=folder), "--backbone", backbone)
+def test_entries_are_named_after_the_folder_as_far_as_names_allow(encoder, folder, name):
+    Path("link").symlink_to(notes(200, folder=folder))
+    new(folder, "--encoder", encoder)
     (file,) = Path().glob("*.yaml")
     config = load_config(file)
     assert list(config.corpora) == [name, f"{name}-aside"]
     assert config.experiments[f"{name}-revela"].data == name
+    assert new("link", "--encoder", encoder).endswith("then: revela run link.yaml\n")
 
 
-def test_a_config_in_a_checkout_names_its_schema(backbone):
+def test_a_config_in_a_checkout_names_its_schema(encoder):
     Path("workflow").mkdir()
     Path("workflow/schema.json").touch()
     Path("mine").mkdir()
-    new(notes(20), "--backbone", backbone, "--output", "mine/notes.yaml")
+    new(notes(200), "--encoder", encoder, "--output", "mine/notes.yaml")
     first = Path("mine/notes.yaml").read_text().splitlines()[0]
     assert first == "# yaml-language-server: $schema=../workflow/schema.json"
 
 
 @pytest.mark.parametrize(
-    ("words", "per_step", "steps", "epochs"),
+    ("words", "kept", "steps", "epochs"),
     [
-        (8_000, 1, 40, 10.0),  # too few for a hundred steps: at most ten passes
-        (100_000, 1, 100, 1.7),
-        (1_000_000, 5, 117, 1.0),
-        (30_000_000, 32, 549, 1.0),
+        (10_000, 0.8, 20, 10.0),  # too few for all steps: at most ten passes
+        (100_000, 0.8, 64, 2.7),
+        (30_000_000, 0.993, 64, 0.01),  # no more is held out than what counts
     ],
 )
-def test_small_corpora_get_smaller_steps_and_more_epochs(
-    backbone, words, per_step, steps, epochs, monkeypatch
+def test_steps_and_held_out_texts_depend_on_the_size(
+    encoder, words, kept, steps, epochs, monkeypatch
 ):
-    from revela.start import new as module
-
-    sample = [Document(str(n), "A text.") for n in range(50)]
-    monkeypatch.setattr(module, "look", lambda *_: (words / 1000, 1000, sample))
-    new(notes(1), "--backbone", backbone)
-    experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
-    assert experiment.batches_per_step == per_step
-    assert experiment.steps == pytest.approx(steps, rel=0.1)
-    (passes,) = re.findall(r"# ([\d.]+) passes", Path("my-notes.yaml").read_text())
-    assert float(passes) == pytest.approx(epochs, abs=0.3)
-
-
-@pytest.mark.parametrize(("words", "per_step"), [(8_000, 3), (1_000_000, 3), (5_000_000, 27)])
-def test_the_gpus_of_this_machine_divide_a_step(backbone, words, per_step, monkeypatch):
-    from revela.start import new as module
-
-    sample = [Document(str(n), "A text.") for n in range(50)]
-    monkeypatch.setattr(module, "look", lambda *_: (words / 1000, 1000, sample))
-    monkeypatch.setattr(module, "visible_gpus", lambda: 3)
-    new(notes(1), "--backbone", backbone)
-    experiment = load_config(Path("my-notes.yaml")).experiments["my-notes-revela"]
-    assert experiment.batches_per_step == per_step
-    monkeypatch.setattr(module, "visible_gpus", lambda: 4000)
-    with pytest.raises(RevelaError, match="a step has a batch for each of 4000 GPUs"):
-        new("my notes", "--backbone", backbone, "--output", "more.yaml")
-    with pytest.raises(RevelaError, match=r"^model '\./nothere': no such folder$"):
-        new("my notes", "--backbone", "./nothere", "--output", "more.yaml")
-
-
-def test_short_texts_without_a_title_give_no_task_of_titles(backbone):
-    rows = [{"text": "Rivers carry water to the sea."} for _ in range(900)]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    new("rows.jsonl", "--backbone", backbone)
-    assert load_config(Path("rows.yaml")).benchmarks["rows"].tasks == ["halves"]
-
-
-def test_config_for_rows_with_fields_and_a_collection(backbone):
-    rows = [
-        {"uid": n, "headline": f"Title {n}", "body": f"{TEXTS[n % 5]}\n" * 9} for n in range(90)
+    sample = [
+        Document(str(n), f"Text {n} says that it is one of these few texts.") for n in range(200)
     ]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(
+        module, "look_joined", lambda corpus, _: (corpus, words / 1000, 1000, sample)
+    )
+    new(notes(1), "--encoder", encoder)
+    config = load_config(Path("my-notes.yaml"))
+    assert config.corpora["my-notes"].share[1] == pytest.approx(kept, abs=1e-3)
+    assert config.experiments["my-notes-revela"].steps == steps
+    (passes,) = re.findall(r"# ([\d.]+) passes", Path("my-notes.yaml").read_text())
+    assert float(passes) == pytest.approx(epochs, abs=0.1)
+
+
+def test_the_gpus_of_this_machine_divide_a_step(encoder, monkeypatch):
+    monkeypatch.setattr(module, "visible_gpus", lambda: 3)
+    new(notes(200), "--encoder", encoder)
+    config = load_config(Path("my-notes.yaml"))
+    contriever, revela = (config.experiments[f"my-notes-{n}"] for n in ("contriever", "revela"))
+    assert (contriever.batches_per_step, contriever.batches_per_device) == (30, 10)
+    assert revela.batches_per_step == 3
+
+
+def test_a_task_with_too_few_queries_is_left_out(encoder):
+    for number in range(200):
+        path = notes(0) / "x" if number == 0 else Path("my notes/x")
+        path.with_name(f"{number}.md").write_text(
+            f"---\ntitle: Note\n---\nNote number {number}. {' '.join(TEXTS)}"
+        )
+    out = new("my notes", "--encoder", encoder)
+    assert "for halves; not for titles, of which only 0 occur just once\n" in out
+    tasks = load_config(Path("my-notes.yaml")).benchmarks["my-notes"].tasks
+    assert tasks == {"my-notes-halves": "halves"}
+
+
+def rows(count: int, per_title: int = 1) -> None:
+    written = [
+        {
+            "uid": n,
+            "headline": f"Title {n // per_title}",
+            "body": f"{n} is it: {TEXTS[n % 5]}\n" * 9,
+        }
+        for n in range(count)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+
+
+def test_passages_of_a_text_are_on_one_side(encoder):
+    rows(600, per_title=4)
+    assert "rows.jsonl: 150 documents" in new("rows.jsonl", "--encoder", encoder)
+    assert load_config(Path("rows.yaml")).corpora["rows-aside"].join_title
+
+
+def test_config_for_rows_with_fields_and_a_collection(encoder):
+    rows(150)
     Path("mine/asked").mkdir(parents=True)
     Path("mine/asked/corpus.jsonl").write_text('{"_id": "d", "text": "x"}\n')
     Path("mine/asked/queries.jsonl").write_text('{"_id": "q", "text": "x"}\n')
     Path("mine/asked/qrels.tsv").write_text("q\td\t1\n")
-    new("rows.jsonl", "--backbone", backbone, "--collection", "mine/asked", "--output", "r.yaml")
+    new("rows.jsonl", "--encoder", encoder, "--collection", "mine/asked", "--output", "r.yaml")
     config = load_config(Path("r.yaml"))
     fields = config.corpora["r"].fields
     assert (fields.id, fields.title, fields.text) == ("uid", "headline", "body")
-    assert list(dict(config.table("r").columns)) == ["halves", "titles", "asked"]
+    assert config.table("r").tasks() == ["r-halves", "r-titles"]
+    assert config.table("r-asked").tasks() == ["asked"]
+    assert config.tables["r-asked"].rows == config.tables["r"].rows
     Path("mine/asked/qrels.tsv").write_text("q\td\t1\nq\td\t0\n")
     with pytest.raises(RevelaError, match=r"asked/qrels\.tsv:2: 'q' and 'd' have relevance 0 here"):
         new("rows.jsonl", "--collection", "mine/asked", "--output", "again.yaml")
@@ -164,20 +223,25 @@ def test_config_for_rows_with_fields_and_a_collection(backbone):
     ("make", "message"),
     [
         (lambda: Path("nowhere"), "nowhere: no such file or folder"),
-        (lambda: notes(2, "A few words."), "12 words give about .* chunks; a batch has 16"),
+        (
+            lambda: notes(30, "A few words."),
+            "my notes: too few texts to hold some out: . documents",
+        ),
+        (lambda: notes(110, "A few words here."), "words give about .* chunks to train on"),
         (lambda: _file("x.jsonl", '{"n": 1}\n'), "x.jsonl: no field .* is a text: n"),
         (lambda: _file("x.jsonl", "[]\n"), "x.jsonl: no field .* is a text: none"),
         (lambda: _file("x.jsonl", "{\n"), "x.jsonl:1: broken JSON: "),
         (lambda: _file("\udce9.jsonl", '{"text": "x"}\n'), "rename it: its name is not UTF-8"),
         (lambda: _file("my notes/x.jsonl", "{}\n"), "contains both files of rows and plain texts"),
-        (lambda: notes(1, "word " * 9999), r"too few documents to hold out a tenth \(1\)"),
+        (lambda: notes(1, "word " * 9999), "too few texts to hold some out: . documents"),
     ],
 )
-def test_unusable_texts_are_refused_in_one_line(make, message, backbone):
+def test_unusable_texts_are_refused_in_one_line(make, message, encoder):
     if "plain" in message:
         notes(1)
-    with pytest.raises(RevelaError, match=message):
-        new(make(), "--backbone", backbone)
+    with pytest.raises(RevelaError, match=message) as raised:
+        new(make(), "--encoder", encoder)
+    assert "\n" not in str(raised.value)
     assert not list(Path().glob("*.yaml"))
 
 
@@ -186,28 +250,42 @@ def _file(name: str, text: str) -> Path:
     return Path(name.partition("/")[0])
 
 
-def test_new_config_runs_through_to_its_table(backbone):
-    """`revela new` followed by `revela run` gives a table of three systems."""
-    import subprocess
+def test_unusable_encoders_are_refused_in_one_line(encoder, monkeypatch):
+    notes(200)
+    shutil.copytree(encoder, "broken")
+    Path("broken/model.safetensors").unlink()
+    for name, message in (
+        ("./nothere", r"model '\./nothere': no such folder"),
+        ("nobody/nothing", "model 'nobody/nothing' is not in the local cache and the hub cannot"),
+        ("broken", "broken: no safetensors weights in it"),
+    ):
+        with pytest.raises(RevelaError, match=message) as raised:
+            new("my notes", "--encoder", encoder, "--encoder", name)
+        assert "\n" not in str(raised.value)
+    monkeypatch.setattr(module, "_IN_CHECKOUT", ("data/encoders/none", "data/backbones/5m"))
+    with pytest.raises(RevelaError, match="no GPU found, and no folder "):
+        new("my notes")
+    assert not Path("my-notes.yaml").exists()
 
-    Path("backbone").mkdir()
-    shutil.copytree(backbone, "backbone/tiny")
-    new(notes(60, "\n\n".join(TEXTS * 2)), "--backbone", "backbone/tiny")
-    text = Path("my-notes.yaml").read_text()
-    text = re.sub(r"steps: \d+ #", "steps: 3 #", text).replace(
-        "warmup_steps: 0.1", "warmup_steps: 1"
-    )
-    text = text.replace("objective: {name: revela}", "lora: null\n    objective: {name: revela}")
-    Path("my-notes.yaml").write_text(text)
+
+def test_new_config_runs_through_to_its_verdict(encoder, measured):
+    """`revela new` followed by `revela run` gives a table and says what it means."""
+    measured()
+    shutil.copytree(encoder, "tiny")
+    out = new(notes(150, "\n\n".join(TEXTS)), "--encoder", "tiny")
+    assert re.search(r"\(a step: contriever \d+\.\d s, revela \d+\.\d s\)", out)
+    text = re.sub(r"steps: \d+ #", "steps: 2 #", Path("my-notes.yaml").read_text())
+    # One task is enough.
+    Path("my-notes.yaml").write_text(re.sub(r", my-notes-\S*titles: titles", "", text))
     command = ["revela", "run", "my-notes.yaml", "--cores", "2"]
     ran = subprocess.run(command, check=True, timeout=900, stdout=subprocess.PIPE, text=True)
-    assert ran.stdout.endswith("retrievers: results/models/my-notes-revela/retriever\n")
-    table = pd.read_csv("results/tables/my-notes.csv")
-    assert list(table["system"]) == ["BM25", "Backbone untouched", "Revela"]
+    assert re.search(r"\nmy-notes: adapting tiny (is|makes) .*\nNext:\n  revela", ran.stdout)
+    table = pd.read_csv("results/tables/my-notes.csv", index_col="system")
     assert (table["source"] == "measured").all()
-    assert table["titles"].between(0, 100).all()
+    assert table["my-notes-halves"].between(0, 100).all()
+    assert "Difference to tiny untouched" in Path("results/tables/my-notes.md").read_text()
 
 
-def test_a_batch_of_long_documents_is_from_several_places(backbone):
-    new(notes(30, " ".join(TEXTS * 20)), "--backbone", backbone)
+def test_a_batch_of_long_documents_is_from_several_places(encoder):
+    new(notes(150, " ".join(TEXTS * 20)), "--encoder", encoder)
     assert load_config(Path("my-notes.yaml")).batches["my-notes"].run_length == 4

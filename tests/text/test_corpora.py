@@ -436,3 +436,34 @@ def test_the_set_that_is_asked_for_is_read(tmp_path, monkeypatch):
     (found,) = documents(file="x.jsonl", **settings)
     assert found.id == "some/texts/x.jsonl:1"
     download.assert_called_once_with("some/texts", "x.jsonl", repo_type="dataset", revision="abc")
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "body"),
+    [
+        ("---\ntitle: A note\ntags: [a]\n---\n\n# Head\nText.", "A note", "# Head\nText."),
+        ("\ufeff---\ntitle: Rest: API\nms.date: 1\n---\nText.", "Rest: API", "Text."),
+        ('+++\ntitle = "T"\n+++\nText.', "T", "Text."),
+        ("---\nauthor: me\n...\nText.", "", "Text."),
+        ("---\ntitle: Alone\n---\n", "", "Alone"),
+        ("---\nA rule above.\n\n---\nText.", "", "---\nA rule above.\n\n---\nText."),
+        ("Text.\n---\ntitle: x\n---\n", "", "Text.\n---\ntitle: x\n---\n"),
+    ],
+)
+def test_front_matter_is_not_text(tmp_path, text, title, body):
+    (tmp_path / "a.md").write_text(text, encoding="utf-8")
+    (document,) = read_documents(FilesCorpus(source="files", path=str(tmp_path)), Skipped())
+    assert (document.id, document.title, document.text) == ("a.md", title, body)
+
+
+def test_a_repeated_text_is_on_one_side_of_a_share(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"Text {number % 20}.")
+    sides = []
+    for share in ((0, 0.5), (0.5, 1)):
+        corpus = FilesCorpus(source="files", path=str(tmp_path), share=share, skip_repeated=True)
+        skipped = Skipped()
+        sides.append({document.text for document in read_documents(corpus, skipped)})
+        assert "20 repeated texts" in skipped.summary()
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 20

@@ -1,0 +1,105 @@
+"""What a table says in words: whether adapting an encoder was worth it, and what comes next."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from revela.common.outputs import read_json
+from revela.config import paths
+from revela.config.evaluation import EncoderModel, TextsBenchmark
+from revela.config.file import Config
+from revela.config.report import Table
+from revela.config.text import FilesCorpus
+from revela.report.significance import read_analysis
+from revela.report.tables import difference
+
+_SIGNIFICANT = 0.05
+
+
+def verdict(config: Config, name: str) -> str:
+    """Return what a compiled table with `compared_to` says of its experiments; "" if nothing.
+
+    If a hybrid of the table chose among them on queries of its own, the one that it chose is
+    judged, else the best. A table of the user's own texts also says what to do next.
+    """
+    table = config.table(name)
+    analysis = read_analysis(Path(paths.made("tables", name)))
+    means = analysis[analysis["column"] == table.mean].set_index("system")
+    named = zip(table.rows, table.names(), strict=True)
+    rows = {str(row.model[0]): label for row, label in named if row.model}
+    lines: dict[str, Any] = {
+        m: means.loc[label] for m, label in rows.items() if label in means.index
+    }
+    start = str(table.compared_to)
+    trained = [model for model in lines if model in config.experiments]
+    if not trained or start not in lines:
+        return ""
+    chosen = _chosen(table) or max(trained, key=lambda model: lines[model]["difference"])
+    gains = chosen in trained and _sign(lines[chosen]) > 0
+    if chosen not in trained:
+        says = "is not worth it: on the queries that choose, it was at least as good untouched"
+    elif gains:
+        says = "is worth it"
+    elif _sign(lines[chosen]) < 0:
+        says = "makes it worse"
+    else:
+        says = "is not shown to be worth it: the difference may be chance"
+    encoders = [m for m in lines if isinstance(config.models.get(m), EncoderModel) and m != start]
+    better = [model for model in encoders if _sign(lines[model]) > 0]
+    shown = [*([chosen] if chosen in trained else trained), *better]
+    figures = (f"{rows[m]} {lines[m]['score']:.1f}, {difference(lines[m])}" for m in shown)
+    untouched = f"{rows[start]} {lines[start]['score']:.1f}"
+    measure = table.measure.replace("ndcg_at_", "nDCG@")
+    adapting = f"{name}: adapting {rows[start].removesuffix(' untouched')} {says}"
+    text = f"{adapting}. {measure}: {'; '.join([untouched, *figures])}."
+    if better:
+        text += f" {rows[better[0]]} is the better start: name it first."
+    return f"{text}{_next(config, table, name, shown[0], gains)}"
+
+
+def _next(config: Config, table: Table, name: str, trained: str, gains: bool) -> str:
+    """Return the commands that come next, if the table is of the user's own texts."""
+    suites = [config.benchmarks[config.tasks[task]] for task in table.tasks()]
+    made = [config.corpora[suite.corpus] for suite in suites if isinstance(suite, TextsBenchmark)]
+    model = config.models.get(str(table.compared_to))
+    if not made or not isinstance(made[0], FilesCorpus) or not isinstance(model, EncoderModel):
+        return ""
+    texts, encoder = shlex.quote(made[0].path), shlex.quote(model.retriever)
+    mine, index, adapted = f"{name}-encoder", f"{name}-index", paths.retriever(trained)
+    if gains:
+        steps = [
+            f"revela export {adapted} {mine}",
+            f"revela index {texts} --model {mine} --output {index}",
+        ]
+    else:
+        steps = [
+            f"revela index {texts} --model {encoder} --output {index}",
+            f'revela search {index} "A QUESTION"',
+        ]
+    both = f"{name}-both"
+    compare = [
+        f"revela index {texts} --model {encoder} --model {adapted} --output {both}",
+        f"revela search {both} --queries FILE --compare",
+    ]
+    lines = [
+        "\nNext:",
+        *(f"  {step}" for step in steps),
+        "Tasks cut from the texts themselves flatter: real questions may gain less. To know, give",
+        "`revela new` judged questions (--collection), or compare the answers to yours:",
+        *(f"  {step}" for step in compare),
+    ]
+    return "\n".join(lines)
+
+
+def _chosen(table: Table) -> str | None:
+    """Return the retriever that a hybrid of the table chose, as its scores say."""
+    for row in table.rows:
+        scores = Path(paths.scores(row.model[0], table.tasks()[0])) if row.model else Path()
+        if scores.is_file() and (fused := read_json(scores).get("fused")):
+            return str(fused["retriever"])
+    return None
+
+
+def _sign(line: Any) -> int:
+    """Return 1 for a significantly better system, -1 for a worse one, else 0."""
+    return (1 if line["difference"] > 0 else -1) if line["p"] < _SIGNIFICANT else 0

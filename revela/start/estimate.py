@@ -1,0 +1,64 @@
+"""How long a run will take, measured by a few of its steps."""
+
+import contextlib
+import io
+import math
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from revela.config.evaluation import EncoderModel
+from revela.config.file import Config
+from revela.config.text import First
+from revela.retriever.encode import devices, encode
+from revela.retriever.load import load_encoder
+from revela.start.look import chunks_of
+from revela.text.batching import make_batches
+from revela.text.chunking import chunk_corpus
+from revela.text.pairs import make_pairs
+from revela.text.rows import parquet_rows
+from revela.training.trainer import train
+from revela.training.trainlog import LOG, read_log
+
+_JOB = 10  # seconds that a job takes to start, mostly to import its libraries
+_CHUNKS = 128  # that the steps are measured on
+
+
+def run_time(config: Config, name: str, words: float, held_out: float) -> tuple[float, str]:
+    """Return the seconds that a config of `revela new` takes here, and what its steps take.
+
+    Two steps of each experiment are made on the first documents of the corpus `name`, of so many
+    words each, and some of its chunks are encoded; `held_out` chunks are to be searched.
+
+    Raises:
+        RevelaError: an encoder or the language model cannot be loaded or trained.
+    """
+    corpus = config.corpora[name]
+    first = math.ceil(_CHUNKS / chunks_of(1, words, corpus.max_words))
+    corpus = corpus.model_copy(update={"max_documents": First(first=first)})
+    total, steps = 0.0, []
+    print(f"{name}: measuring two steps of each objective", file=sys.stderr, flush=True)
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with tempfile.TemporaryDirectory() as temporary, quiet[0], quiet[1]:
+        folder = Path(temporary)
+        made = {name: folder / "chunks"}
+        chunk_corpus(corpus, made[name], workers=1)
+        make_batches(config.batches[name], made, folder / "batches")
+        make_pairs(config.pairs[name], made, folder / "pairs")
+        for label, experiment in config.experiments.items():
+            two = experiment.model_copy(update={"steps": 2, "warmup_steps": 0})
+            train(two, folder / experiment.data.section, folder / label)
+            seconds = read_log(folder / label / LOG)[-1]["seconds"]  # the first one prepares
+            total += seconds * (experiment.steps or 0)
+            steps.append(f"{experiment.objective.name} {seconds:.1f} s")
+        texts = [row["text"] for row in parquet_rows(made[name])][:_CHUNKS]
+        tasks = len(config.retrieval_tasks)
+        encoders = [model for model in config.models.values() if isinstance(model, EncoderModel)]
+        for model in encoders:
+            encoder = load_encoder(model, "bfloat16", devices()[0])
+            start = time.monotonic()
+            encode(encoder, texts, "passage", 512)
+            times = 1 + len(config.experiments) * (model is encoders[0])  # it is adapted by each
+            total += (time.monotonic() - start) / len(texts) * held_out * tasks * times
+    return total + _JOB * tasks * len(config.evaluated), ", ".join(steps)

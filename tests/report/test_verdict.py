@@ -1,0 +1,98 @@
+"""What `revela run` says in words of a table with `compared_to`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from revela.config.read import parse_config
+from revela.report import significance
+from revela.report.verdict import verdict
+
+TRAINED = {"objective": {"name": "contriever"}, "data": "t", "retriever": "my/start"}
+ENCODER = {"kind": "encoder", "retriever": "my/start"}
+HYBRID = {"kind": "hybrid", "of": ["bm25", "start", "one", "two"], "tuned_on": "tune"}
+SUITE = {"source": "texts", "corpus": "t", "tasks": {"mine": "halves"}}
+NAMES = {"start": "Start", "other": "Other", "one": "One", "two": "Two", "best": "Best"}
+CONFIG = {
+    "corpora": {"t": {"source": "files", "path": "my texts"}},
+    "pairs": {"t": {"corpora": ["t"]}},
+    "experiments": {"one": TRAINED, "two": TRAINED},
+    "models": {"bm25": {"kind": "bm25s"}, "start": ENCODER, "other": ENCODER, "best": HYBRID},
+    "benchmarks": {"t": SUITE, "tune": SUITE | {"tasks": {"tuning": "halves"}}},
+    "tables": {
+        "t": {
+            "caption": "c",
+            "benchmark": "t",
+            "compared_to": "start",
+            "rows": [{"label": label, "model": name} for name, label in NAMES.items()],
+        }
+    },
+}
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """Write the differences of systems as (difference, p), and the hybrid's choice."""
+    monkeypatch.chdir(tmp_path)
+
+    def say(chosen: str, **differences: tuple[float, float]) -> str:
+        lines = [{"system": "Start", "score": 50.0, "compared_to": "", "p": np.nan}]
+        for name, (difference, p) in differences.items():
+            line = {"system": NAMES[name], "score": 50 + difference, "compared_to": "Start"}
+            line |= {"difference": difference, "p": p}
+            line |= {"difference_low": difference - 1, "difference_high": difference + 1}
+            lines.append(line)
+        Path("results/tables").mkdir(parents=True, exist_ok=True)
+        frame = pd.DataFrame(lines).assign(column="Mean").reindex(columns=significance.COLUMNS)
+        frame.to_csv("results/tables/t_significance.csv", index=False)
+        Path("results/scores/best").mkdir(parents=True, exist_ok=True)
+        fused = {"fused": {"retriever": chosen, "weight": 0.5, "tuned_on": ["tuning"]}}
+        Path("results/scores/best/mine.json").write_text(json.dumps(fused))
+        return verdict(parse_config(CONFIG, "c.yaml"), "t")
+
+    return say
+
+
+def test_a_gain_is_told_with_the_commands_that_come_next(said):
+    text = said("one", one=(2.0, 0.003), two=(3.0, 0.001))
+    first, *others = text.splitlines()
+    gain = "nDCG@10: Start 50.0; One 52.0, +2.0 (+1.0 to +3.0), p = 0.003."
+    assert first == f"t: adapting Start is worth it. {gain}"  # not of the best reported one
+    assert others[1:3] == [
+        "  revela export results/models/one/retriever t-encoder",
+        "  revela index 'my texts' --model t-encoder --output t-index",
+    ]
+    compared = "--model my/start --model results/models/one/retriever --output t-both"
+    assert f"  revela index 'my texts' {compared}" in others
+    assert "  revela search t-both --queries FILE --compare" in others
+    assert "flatter" in text
+    assert "--collection" in text
+
+
+@pytest.mark.parametrize(
+    ("chosen", "difference", "says"),
+    [
+        ("one", (0.6, 0.49), "is not shown to be worth it: the difference may be chance. "),
+        ("one", (-3.0, 0.001), "makes it worse. "),
+        ("start", (1.0, 0.04), "is not worth it: on the queries that choose, it was at least as "),
+    ],
+)
+def test_no_gain_is_told_as_plainly(said, chosen, difference, says):
+    text = said(chosen, one=difference, two=(0.1, 0.9))
+    assert text.startswith(f"t: adapting Start {says}")
+    assert f"One {50 + difference[0]:.1f}, {difference[0]:+.1f} (" in text
+    assert ("Two 50.1" in text) == (chosen == "start")
+    assert "\nNext:\n  revela index 'my texts' --model my/start --output t-index\n" in text
+    assert "revela export" not in text
+
+
+def test_a_better_encoder_is_named(said):
+    text = said("one", one=(2.0, 0.003), other=(4.0, 0.001))
+    assert "Other 54.0, +4.0 (+3.0 to +5.0), p = 0.001. Other is the better start" in text
+
+
+def test_a_table_without_its_adapted_systems_says_nothing(said):
+    assert said("start", other=(1.0, 0.5)) == ""
