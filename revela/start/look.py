@@ -69,7 +69,7 @@ def held_out(
     If the sample is not the whole corpus, they are as many of it, at most all.
     """
     aside = min(_HELD_OUT, _HELD_OUT_CHUNKS / chunks_of(documents, words, max_words))
-    kept = 1 - float(f"{aside:.2g}")
+    kept = round(1 - float(f"{aside:.2g}"), 9)  # not 0.9299999999999999
     if documents > len(sample):
         return kept, sample[: round(documents * (1 - kept))]
     return kept, [document for document in sample if place(document.id) >= kept]
