@@ -10,7 +10,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError, errors_at, reading
 from revela.common.files import digest, first_of
-from revela.common.hub import commit, find_file, read_model_json
+from revela.common.hub import commit, find_file
 from revela.common.outputs import read_json
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
@@ -87,7 +87,11 @@ class Source:
             RevelaError: the folder is incomplete, the hub denies access, or it cannot be read.
         """
         check_model_folder(self.name)
-        return read_model_json(self.name, file, self.revision)
+        path = find_file(self.name, file, self.revision)
+        if path is None:
+            return None
+        with reading(path, "JSON"):
+            return json.loads(path.read_text(encoding="utf-8"))
 
     def has(self, file: str) -> bool:
         """Return whether it has a file."""
