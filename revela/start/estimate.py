@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ def run_time(config: Config, name: str, held_out: float) -> tuple[float, str]:
     total, steps = 0.0, []
     print(f"{name}: measuring two steps of each objective", file=sys.stderr, flush=True)
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    os.environ["REVELA_TRACKERS"] = ""  # nothing to track
     with tempfile.TemporaryDirectory() as temporary, quiet[0], quiet[1]:
         folder = Path(temporary)
         made = {name: folder / "chunks"}
