@@ -60,12 +60,10 @@ bench: .venv/installed
 	python -m bench.inbatch.step
 	python -m bench.training.step_cost
 	python -m bench.training.freed_memory
-	python -m bench.inbatch.kernels
 	python -m bench.training.replug
 	python -m bench.evaluation.encoding
 	python -m bench.evaluation.large
 	python -m bench.search.indexing
-	python -m bench.search.fusion  # of the demo's results
 	python -m bench.text.chunking
 
 # torch comes first and on its own: a plain `torch` would choose its own version. deepspeed is built

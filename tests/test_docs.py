@@ -22,7 +22,6 @@ from tests.conftest import TEXTS, make_encoder
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SNAKEMAKE, REVELA, MAKE = "snakemake", "revela|python -m revela", "make"
-FUSION = r"python -m bench\.search\.fusion"  # tests/bench/test_fusion.py runs it
 # Setting up, and a server that is not installed.
 OTHERS = r"\. \.venv/bin/activate|mkdir -p ~/mine; cat >|pre-commit install|vllm serve"
 # Endless, for four GPUs or the hub, or after a run: tested elsewhere; here only their options.
@@ -54,7 +53,7 @@ def of(program: str) -> list[str]:
 
 
 def test_every_command_has_a_test():
-    tested = {line for program in (SNAKEMAKE, REVELA, MAKE, FUSION) for line in of(program)}
+    tested = {line for program in (SNAKEMAKE, REVELA, MAKE) for line in of(program)}
     others = [line for line in commands() if line not in tested]
     assert [line for line in others if not re.match(OTHERS, line)] == []
     assert min(map(len, map(of, (SNAKEMAKE, REVELA, MAKE)))) > 2

@@ -1,15 +1,13 @@
 """Files of the Hugging Face hub, and its errors explained in one line."""
 
 import contextlib
-import json
 import os
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from revela.common.errors import RevelaError, reading
+from revela.common.errors import RevelaError
 
 KINDS = {"model": "model", "data set": "dataset"}  # names used by the hub's client
 
@@ -100,19 +98,6 @@ def find_file(
                 lacks = f"{file} is not in the local cache; assuming that there is none"
                 print(f"{what} {name!r}: {lacks}", file=sys.stderr)
             return None
-
-
-def read_model_json(name: str, file: str, revision: str | None = None) -> Any | None:
-    """Return the content of a model's JSON file (see `find_file`), or None if there is none.
-
-    Raises:
-        RevelaError: the hub denies access to the file, or it cannot be read.
-    """
-    path = find_file(name, file, revision)
-    if path is None:
-        return None
-    with reading(path, "JSON"):
-        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def commit(name: str, revision: str | None) -> str | None:

@@ -17,8 +17,8 @@ from revela.config.settings import (
     Natural,
     Positive,
     Precision,
+    Range,
     Settings,
-    Share,
     Tokens,
 )
 
@@ -154,7 +154,7 @@ class TextsBenchmark(Benchmark):
     ] = Field(
         min_length=1, description="names of your choice → halves or titles, or a list of both"
     )
-    queries: tuple[Share, Share] = Field(
+    queries: Range = Field(
         (0.0, 1.0),
         description="keep queries whose hash is in this range, e.g. [0, 0.5] to choose between "
         "models and, in another benchmark, [0.5, 1] to report; the documents are the same",

@@ -136,15 +136,12 @@ class Config(Settings):
         return table.model_copy(update={"benchmark": None, "columns": columns, "rows": rows})
 
     def _measured(self, models: list[Any]) -> list[str]:
-        parts = [part for model in models for part in self._parts(model)]
+        hybrids = self.hybrids
+        parts = [part for model in models for part in getattr(hybrids.get(model), "of", [model])]
         entries = map(self.models.get, parts)
         if any(isinstance(e, ApiModel) and not os.environ.get(e.key) for e in entries):
             return []
         return [name for model in models for name in self.seeds_of(model)]
-
-    def _parts(self, model: str) -> list[str]:
-        """Return the parts of a hybrid, for another model its name."""
-        return list(self.hybrids[model].of) if model in self.hybrids else [model]
 
     def task(self, name: str) -> AnyBenchmark:
         """Return a task's benchmark without the settings of its other tasks."""

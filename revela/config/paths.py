@@ -24,11 +24,6 @@ embeddings = "results/embeddings/{}/{}".format  # of a model and a task; kept wh
 bench = "results/bench/{}.csv".format  # the measurements that a figure is drawn from
 
 
-def is_made_here(path: str) -> bool:
-    """Return whether a path is that of a result."""
-    return path.startswith("results/")
-
-
 def trained(path: str) -> str | None:
     """Return the experiment whose training writes a path, or None for other paths."""
     match = re.match("results/models/([^/]+)/", f"{path}/")

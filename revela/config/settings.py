@@ -41,6 +41,12 @@ class Settings(BaseModel):
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
+def _in_order(share: tuple[float, float]) -> tuple[float, float]:
+    if share[0] >= share[1]:
+        raise ValueError("the first number must be below the second")
+    return share
+
+
 # Strict: `true` is not a number.
 Positive = Annotated[int, Field(gt=0, strict=True)]
 Natural = Annotated[int, Field(ge=0, strict=True)]
@@ -48,6 +54,7 @@ Tokens = Annotated[int, Field(ge=8, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Temperature = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Range = Annotated[tuple[Share, Share], AfterValidator(_in_order)]
 Precision = Annotated[
     Literal["float32", "bfloat16"],
     Field(description="bfloat16 is used on GPUs that support it, elsewhere float32"),

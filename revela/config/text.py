@@ -3,10 +3,10 @@
 import codecs
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from revela.config.names import BatchSetName, CorpusName, SourceName
-from revela.config.settings import LocalPath, Natural, Positive, Settings, Share
+from revela.config.settings import LocalPath, Natural, Positive, Range, Settings
 
 
 class First(Settings):
@@ -37,7 +37,7 @@ class Corpus(Settings):
     exclude: list[Annotated[str, Field(min_length=1), AfterValidator(_no_pattern)]] = Field(
         [], description="skip documents whose id contains one of these"
     )
-    share: tuple[Share, Share] = Field(
+    share: Range = Field(
         (0.0, 1.0),
         description="keep documents whose hashed id is in this range, e.g. [0, 0.9] for training "
         "and [0.9, 1] for a held-out benchmark",
@@ -54,13 +54,6 @@ class Corpus(Settings):
         "punkt_tab/english; if null, nltk's own, else one trained on the texts",
     )
     seed: Natural = 0
-
-    @field_validator("share")
-    @classmethod
-    def _in_order(cls, share: tuple[float, float]) -> tuple[float, float]:
-        if share[0] >= share[1]:
-            raise ValueError("the first number must be below the second")
-        return share
 
 
 class FieldNames(Settings):

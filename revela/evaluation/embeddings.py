@@ -43,7 +43,12 @@ class Passages:
     def __getitem__(self, part: slice) -> list[str]:
         rows = self.corpus[part]
         titles = rows.get("title") or [""] * len(rows["text"])
-        return [f"{t or ''} {x or ''}".strip() for t, x in zip(titles, rows["text"], strict=True)]
+        return list(map(passage, titles, rows["text"]))
+
+
+def passage(title: str | None, text: str | None) -> str:
+    """Return the text of a document that is encoded."""
+    return f"{title or ''} {text or ''}".strip()
 
 
 @dataclass(frozen=True)

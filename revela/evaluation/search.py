@@ -11,7 +11,6 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from revela.common.versions import STAGE_VERSIONS
-from revela.config import paths
 from revela.config.evaluation import EncoderModel, MtebBenchmark, RetrievalBenchmark
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
@@ -66,7 +65,7 @@ class DenseSearch:
                 "similarity_fn_name": ScoringFunction(described.similarity_fn_name),
                 "use_instructions": bool(self.prompt),
                 # Models trained here have seen raw text only; for others it is unknown.
-                "training_datasets": set() if paths.is_made_here(model.retriever) else None,
+                "training_datasets": set() if model.retriever.startswith("results/") else None,
             }
         )
 

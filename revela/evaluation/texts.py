@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from revela.text.corpora import place
 from revela.text.rows import parquet_rows
 from revela.text.words import word_pattern
 
-MIN_WORDS = 8  # minimum length of a chunk that is split into halves
+_MIN_WORDS = 8  # minimum length of a chunk that is split into halves
 _TITLE_WORDS = 12  # maximum length of a first line that counts as a title
+
+Chunk = Mapping[str, Any]
+"""A row of a chunk file; those of a document are consecutive."""
 
 
 def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) -> dict[str, int]:
@@ -28,7 +31,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
         RevelaError: no queries remain.
     """
     kind = settings.tasks[task]
-    pairs = list(_halves(chunks) if kind == "halves" else _titles(chunks))
+    pairs = list(CUTS[kind](parquet_rows(chunks)))
     times = Counter(query for query, _ in pairs)
     documents = {name: text for _, texts in pairs for name, text in texts.items()}
     low, high = settings.queries
@@ -40,7 +43,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     random.Random(settings.seed).shuffle(unique)
     asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
-        what = f"half of a chunk of {MIN_WORDS} words" if kind == "halves" else "title"
+        what = f"half of a chunk of {_MIN_WORDS} words" if kind == "halves" else "title"
         raise RevelaError(
             f"corpus {settings.corpus!r} gives no queries for {task!r}: no {what} occurs just once"
         )
@@ -52,23 +55,22 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     )
 
 
-def _halves(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def halves(chunks: Iterable[Chunk]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the first half of each chunk, and the second half by its id."""
-    for number, row in enumerate(parquet_rows(chunks)):
+    for number, row in enumerate(chunks):
         words = list(word_pattern(row["text"]).finditer(row["text"]))
-        if len(words) >= MIN_WORDS:
+        if len(words) >= _MIN_WORDS:
             middle = words[len(words) // 2].start()
             yield row["text"][:middle].strip(), {f"chunk-{number}": row["text"][middle:]}
 
 
-def _titles(chunks: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def titles(chunks: Iterable[Chunk]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the title of each document, empty if it has none, and its chunks without it."""
-    numbered = enumerate(parquet_rows(chunks))
-    for _, group in itertools.groupby(numbered, key=lambda item: item[1]["document"]):
-        rows: list[tuple[int, dict[str, Any]]] = list(group)
+    for _, group in itertools.groupby(enumerate(chunks), key=lambda item: item[1]["document"]):
+        rows = list(group)
         texts = {f"chunk-{number}": row["text"] for number, row in rows}
         title, first = rows[0][1]["title"], next(iter(texts))
-        heading, rest = split_title(texts[first])
+        heading, rest = _split_title(texts[first])
         # A text often begins with its title, which would be found by any retriever.
         if heading and (not title or _same(title, heading)):
             title, texts[first] = title or heading, rest
@@ -83,9 +85,13 @@ def _same(title: str, heading: str) -> bool:
     return other.startswith(one)
 
 
-def split_title(text: str) -> tuple[str, str]:
+def _split_title(text: str) -> tuple[str, str]:
     """Return a text's first line if it may be a title, else an empty string, and the rest."""
     line, _, rest = text.partition("\n")
     if 0 < len(word_pattern(line).findall(line)) <= _TITLE_WORDS:
         return line.strip("# "), rest.strip()
     return "", text
+
+
+CUTS = {"halves": halves, "titles": titles}
+"""How queries are cut from chunks, by the kind of a task."""

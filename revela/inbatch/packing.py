@@ -154,7 +154,7 @@ def attend(query_NGMD: Tensor, key_NGKD: Tensor, value_NGKD: Tensor, mask: Tenso
     """Return softmax(QKᵀ)V of scaled queries, where the mask is true, as (N, G, M, D').
 
     On a CPU the fused kernel takes two to three times as long as separate operations in bfloat16,
-    and a tenth less in float32 (`bench/inbatch/kernels.py`), where it is used without gradients.
+    and a tenth less in float32 (`bench/RESULTS.md`), where it is used without gradients.
     """
     if query_NGMD.dtype == torch.float32 and not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(

@@ -5,6 +5,7 @@ from pathlib import Path
 from revela.common.errors import check_name, reading
 from revela.evaluation.benchmarks import read_qrels, read_queries, read_rows
 from revela.evaluation.collections import collection_files
+from revela.evaluation.fusion import read_run
 
 _WIDTH = 90  # characters of a text
 
@@ -14,8 +15,7 @@ def first_ranked(
 ) -> str:
     """Return a query and each run's top documents, relevant ones marked, as lines of text.
 
-    TREC runs show `depth` documents; the query is the id of one,
-    or None for the first with a judgement.
+    Of each run `depth` documents are shown; without a query, those of the first judged one.
 
     Raises:
         RevelaError: a file cannot be read, or the collection has no such query or document.
@@ -30,9 +30,7 @@ def first_ranked(
     for path in runs:
         lines.append(f"{path}:")
         with reading(path, f"a TREC run of {folder}"):
-            rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-            ranked = [document for name, _, document, _, _, _ in rows if name == query]
-            for document in ranked[:depth]:
+            for document in [*read_run(path).get(query, {})][:depth]:
                 mark = "✓" if judged.get(query, {}).get(document) else " "
                 lines.append(f"  {mark} {documents[document]}")
     return "\n".join(lines)

@@ -4,13 +4,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from revela.common.outputs import read_json
 from revela.config import paths
 from revela.config.evaluation import EncoderModel, TextsBenchmark
 from revela.config.file import Config
 from revela.config.report import Table
 from revela.config.text import FilesCorpus
-from revela.report.significance import read_analysis
+from revela.report.significance import analyse, read_analysis
 from revela.report.tables import difference
 
 _SIGNIFICANT = 0.05
@@ -19,25 +21,25 @@ _SIGNIFICANT = 0.05
 def verdict(config: Config, name: str) -> str:
     """Return what a compiled table with `compared_to` says of its experiments; "" if nothing.
 
-    If a hybrid of the table chose among them on queries of its own, the one that it chose is
-    judged, else the best. A table of the user's own texts also says what to do next.
+    If a hybrid of the table chose among them on queries that are not in the table, the one that it
+    chose is judged, by a p that needs no adjustment for the other rows; else the best is. A table
+    of the user's own texts also says what to do next.
     """
     table = config.table(name)
-    analysis = read_analysis(Path(paths.made("tables", name)))
-    means = analysis[analysis["column"] == table.mean].set_index("system")
-    named = zip(table.rows, table.names(), strict=True)
-    rows = {str(row.model[0]): label for row, label in named if row.model}
-    lines: dict[str, Any] = {
-        m: means.loc[label] for m, label in rows.items() if label in means.index
-    }
-    start = str(table.compared_to)
+    lines = _means(table, read_analysis(Path(paths.made("tables", name))))
+    start, rows = str(table.compared_to), {model: line.name for model, line in lines.items()}
     trained = [model for model in lines if model in config.experiments]
     if not trained or start not in lines:
         return ""
-    chosen = _chosen(table) or max(trained, key=lambda model: lines[model]["difference"])
+    if (chosen := _chosen(table)) in trained:
+        pair = [row for row in table.rows if {start, chosen} & {*row.model}]
+        alone = table.model_copy(update={"rows": pair})
+        lines |= _means(alone, analyse(alone, Path("results/scores")))
+    chosen = chosen or max(trained, key=lambda model: lines[model]["difference"])
     gains = chosen in trained and _sign(lines[chosen]) > 0
     if chosen not in trained:
-        says = "is not worth it: on the queries that choose, it was at least as good untouched"
+        same = rows.get(chosen, chosen)
+        says = f"is not worth it: {same} was at least as good on the queries that choose"
     elif gains:
         says = "is worth it"
     elif _sign(lines[chosen]) < 0:
@@ -91,11 +93,19 @@ def _next(config: Config, table: Table, name: str, trained: str, gains: bool) ->
     return "\n".join(lines)
 
 
+def _means(table: Table, analysis: pd.DataFrame) -> dict[str, Any]:
+    """Return the line of an analysis on the mean of each measured row, by the row's first model."""
+    means = analysis[analysis["column"] == table.mean].set_index("system")
+    rows = {name: row.model for row, name in zip(table.rows, table.names(), strict=True)}
+    return {rows[name][0]: line for name, line in means.iterrows()}
+
+
 def _chosen(table: Table) -> str | None:
-    """Return the retriever that a hybrid of the table chose, as its scores say."""
+    """Return the retriever that a hybrid chose on tasks that are not in the table, if one did."""
     for row in table.rows:
         scores = Path(paths.scores(row.model[0], table.tasks()[0])) if row.model else Path()
-        if scores.is_file() and (fused := read_json(scores).get("fused")):
+        fused = read_json(scores).get("fused") if scores.is_file() else None
+        if fused and not {*fused["tuned_on"]} & {*table.tasks()}:
             return str(fused["retriever"])
     return None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from revela.common.errors import RevelaError, errors_at, reading
 from revela.common.files import digest, first_of
-from revela.common.hub import commit, find_file, read_model_json
+from revela.common.hub import commit, find_file
 from revela.common.outputs import read_json
 from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
@@ -87,7 +87,11 @@ class Source:
             RevelaError: the folder is incomplete, the hub denies access, or it cannot be read.
         """
         check_model_folder(self.name)
-        return read_model_json(self.name, file, self.revision)
+        path = find_file(self.name, file, self.revision)
+        if path is None:
+            return None
+        with reading(path, "JSON"):
+            return json.loads(path.read_text(encoding="utf-8"))
 
     def has(self, file: str) -> bool:
         """Return whether it has a file."""
@@ -96,12 +100,19 @@ class Source:
     def check_is_language_model(self) -> None:
         """Raise a `RevelaError` if its files say that it does not predict the next token."""
         config = (self.base or self).read("config.json") or {}
-        if problem := not_a_language_model(config, bool(self.modules)):
-            raise RevelaError(f"model {self.name!r} {problem}")
+        kinds = config.get("architectures") or ["ForCausalLM"]
+        if code := _own_code(config):
+            problem = f"has code of its own ({code}), which is never run"
+        elif self.modules or not any("CausalLM" in k or "LMHeadModel" in k for k in kinds):
+            what = "an encoder" if self.modules else kinds[0]
+            problem = f"is {what}, not a causal language model"
+        else:
+            return
+        raise RevelaError(f"model {self.name!r} {problem}")
 
     def check_is_encoder(self) -> None:
         """Raise a `RevelaError` if its files say that it cannot be computed as it is."""
-        if problem := not_an_encoder(self.read):
+        if problem := _not_an_encoder(self.read):
             raise RevelaError(f"model {self.name!r} {problem}")
 
     def fingerprint(self) -> str:
@@ -161,18 +172,7 @@ def model_files(folder: Path) -> list[Path]:
     return sorted(files - {folder / "manifest.json"})
 
 
-def not_a_language_model(config: Mapping[str, Any], has_modules: bool) -> str | None:
-    """Return why a model's `config.json` and modules do not describe a causal language model."""
-    if code := _own_code(config):
-        return f"has code of its own ({code}), which is never run"
-    kinds = config.get("architectures") or ["ForCausalLM"]
-    if has_modules or not any("CausalLM" in kind or "LMHeadModel" in kind for kind in kinds):
-        what = "an encoder" if has_modules else kinds[0]
-        return f"is {what}, not a causal language model"
-    return None
-
-
-def not_an_encoder(read: Callable[[str], Any]) -> str | None:
+def _not_an_encoder(read: Callable[[str], Any]) -> str | None:
     """Return why a model's files do not describe an encoder that can be computed.
 
     `read` returns the content of one of its JSON files, or None.

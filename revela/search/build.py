@@ -22,7 +22,7 @@ from revela.common.versions import STAGE_VERSIONS
 from revela.config.evaluation import Language
 from revela.config.text import AnyCorpus
 from revela.evaluation.bm25 import guess_language, tokenizer
-from revela.evaluation.embeddings import encode_corpus
+from revela.evaluation.embeddings import encode_corpus, passage
 from revela.retriever.encode import devices, native_dtype
 from revela.retriever.load import load_encoder, read_encoder
 from revela.retriever.source import Source
@@ -104,8 +104,7 @@ def build(
         if skipped := counts.skipped.summary():
             print(skipped)
         chunks = list(parquet_rows(folder / "chunks.parquet"))
-        # As evaluation encodes them.
-        texts = [f"{row['title']} {row['text']}".strip() for row in chunks]
+        texts = [passage(row["title"], row["text"]) for row in chunks]
         if not described["language"]:
             described["language"] = guess_language(texts[:: len(texts) // _SAMPLE + 1])
             print(f"language of BM25: {described['language']} (--language sets another)")

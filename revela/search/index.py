@@ -4,7 +4,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ PRECISION = "bfloat16"  # if the GPU supports it
 SHARD_SIZE = 1_024
 """Chunks whose embeddings share a file: few enough that a killed call on a CPU loses a minute."""
 
-_DEPTH = 100  # hits of each ranking that are fused
+DEPTH = 100  # hits of each ranking that are fused
 _HITS = 1_000_000  # held at a time while documents are collected
 
 
@@ -90,10 +90,10 @@ class Index:
         if ranking != "bm25":
             encoder, blocks = self._model(model)
             embeddings = encode(encoder, queries, "query", self.described["max_length"])
-            finders.append(lambda some, count: self._hits(embeddings[some], count, blocks))
+            finders.append(lambda some, count: dense_hits(embeddings[some], blocks, count))
         if ranking != "dense":
             finders.append(lambda some, count: self._lexical([queries[n] for n in some], count))
-        deep = max(depth, _DEPTH) if ranking == "hybrid" else depth
+        deep = max(depth, DEPTH) if ranking == "hybrid" else depth
         rankings = [self._best(find, len(queries), deep, chunks) for find in finders]
         if ranking != "hybrid":
             return rankings[0]
@@ -120,7 +120,7 @@ class Index:
         else:
             blocks = self._model(model)[1]
             embedding = blocks[chunk // SHARD_SIZE][chunk % SHARD_SIZE].float()
-            (hits,) = self._hits(embedding[None], depth + 1, blocks)
+            (hits,) = dense_hits(embedding[None], blocks, depth + 1)
         return [hit for hit in hits if hit.chunk != chunk][:depth]
 
     def row(self, hit: Hit) -> dict[str, Any]:
@@ -149,13 +149,6 @@ class Index:
             waiting, deep = unfinished, 4 * deep
         return [best[query] for query in range(queries)]
 
-    def _hits(self, queries_QD: Tensor, depth: int, blocks: list[Tensor]) -> list[list[Hit]]:
-        scores, numbers = exact_search(queries_QD, blocks, depth, device=devices()[0])
-        return [
-            [Hit(number, score) for score, number in zip(best, where, strict=True)]
-            for best, where in zip(scores.tolist(), numbers.tolist(), strict=True)
-        ]
-
     @functools.cached_property
     def _bm25(self) -> tuple[Any, Callable[[list[str]], Any]]:
         folder = self.folder / "bm25"
@@ -164,14 +157,8 @@ class Index:
             return bm25s.BM25.load(folder, show_progress=False), words
 
     def _lexical(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
-        """Return the chunks that share a word with each query, best first."""
         bm25, tokenize = self._bm25
-        terms, depth = tokenize(list(queries)), min(depth, len(self.chunks))
-        best = bm25.retrieve(terms, k=depth, show_progress=False)
-        return [
-            [Hit(int(n), float(s)) for n, s in zip(numbers, scores, strict=True) if s > 0]
-            for numbers, scores in zip(*best, strict=True)
-        ]
+        return lexical_hits(bm25, tokenize(list(queries)), depth)
 
     def _load(self, number: int) -> tuple[SentenceTransformer, list[Tensor]]:
         name = self.models[number]
@@ -186,6 +173,24 @@ class Index:
         except SafetensorError as error:
             raise RevelaError(f"{place}: {error}; run revela index again") from error
         return load_encoder(encoder_entry(name), PRECISION, devices()[0]), blocks
+
+
+def dense_hits(queries_QD: Tensor, blocks: Iterable[Tensor], depth: int) -> list[list[Hit]]:
+    """Return the chunks with the largest dot products for each query, best first."""
+    scores, numbers = exact_search(queries_QD, blocks, depth, device=devices()[0])
+    return _as_hits(numbers.tolist(), scores.tolist())
+
+
+def lexical_hits(bm25: Any, terms: Any, depth: int) -> list[list[Hit]]:
+    """Return the chunks that share a word with each query, which is given by its terms."""
+    depth = min(depth, bm25.scores["num_docs"])
+    numbers, scores = bm25.retrieve(terms, k=depth, show_progress=False)
+    found = _as_hits(numbers.tolist(), scores.tolist())
+    return [[hit for hit in hits if hit.score > 0] for hits in found]
+
+
+def _as_hits(numbers: list[list[int]], scores: list[list[float]]) -> list[list[Hit]]:
+    return [list(map(Hit, *best)) for best in zip(numbers, scores, strict=True)]
 
 
 def encoder_entry(name: str) -> EncoderModel:

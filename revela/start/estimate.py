@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-import math
+import os
 import sys
 import tempfile
 import time
@@ -13,11 +13,12 @@ from revela.config.file import Config
 from revela.config.text import First
 from revela.retriever.encode import devices, encode
 from revela.retriever.load import load_encoder
-from revela.start.look import chunks_of
 from revela.text.batching import make_batches
 from revela.text.chunking import chunk_corpus
+from revela.text.corpora import Skipped, read_documents
 from revela.text.pairs import make_pairs
 from revela.text.rows import parquet_rows
+from revela.text.words import word_pattern
 from revela.training.trainer import train
 from revela.training.trainlog import LOG, read_log
 
@@ -25,21 +26,27 @@ _JOB = 10  # seconds that a job takes to start, mostly to import its libraries
 _CHUNKS = 128  # that the steps are measured on
 
 
-def run_time(config: Config, name: str, words: float, held_out: float) -> tuple[float, str]:
+def run_time(config: Config, name: str, held_out: float) -> tuple[float, str]:
     """Return the seconds that a config of `revela new` takes here, and what its steps take.
 
-    Two steps of each experiment are made on the first documents of the corpus `name`, of so many
-    words each, and some of its chunks are encoded; `held_out` chunks are to be searched.
+    Two steps of each experiment are made on the first documents of the corpus `name`, and some of
+    its chunks are encoded; `held_out` chunks are to be searched.
 
     Raises:
         RevelaError: an encoder or the language model cannot be loaded or trained.
     """
     corpus = config.corpora[name]
-    first = math.ceil(_CHUNKS / chunks_of(1, words, corpus.max_words))
+    first = words = 0
+    for document in read_documents(corpus, Skipped()):
+        first += 1
+        words += len(word_pattern(document.text).findall(document.text))
+        if words > _CHUNKS * corpus.max_words:
+            break
     corpus = corpus.model_copy(update={"max_documents": First(first=first)})
     total, steps = 0.0, []
     print(f"{name}: measuring two steps of each objective", file=sys.stderr, flush=True)
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    os.environ["REVELA_TRACKERS"] = ""  # nothing to track
     with tempfile.TemporaryDirectory() as temporary, quiet[0], quiet[1]:
         folder = Path(temporary)
         made = {name: folder / "chunks"}

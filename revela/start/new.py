@@ -18,6 +18,7 @@ from revela.evaluation.benchmarks import check_collection
 from revela.evaluation.bm25 import guess_language
 from revela.retriever.load import read_encoder
 from revela.retriever.source import Source
+from revela.search.index import labels
 from revela.start.estimate import run_time
 from revela.start.look import chunks_of, held_out, look_joined, queries_of
 from revela.start.machine import visible_gpus
@@ -152,8 +153,6 @@ def write_config(
     small = sum(weight.numel() for weight in described[0].parameters()) < _SMALL
     steps = min(_STEPS, _MAX_EPOCHS * epoch)
     name = _entry_name(output.stem)
-    short = [Path(encoder).name for encoder in encoders]
-    labels = short if len({*short}) == len(short) else encoders
     models = [f"{name}-untouched{f'-{n}' if n else ''}" for n in range(len(encoders))]
     language = guess_language(document.text for document in sample)
     schema = Path("workflow/schema.json")
@@ -194,13 +193,13 @@ def write_config(
         tuning=_flow({f"{name}-tune-{kind}": kind for kind in kinds}),
         rows="".join(
             f"      - {_flow({'label': f'{label} untouched', 'model': model})}\n"
-            for label, model in zip(labels, models, strict=True)
+            for label, model in zip(labels(encoders), models, strict=True)
         ),
         **_brought(name, collection),
     )
     config = parse_config(yaml.safe_load(text), str(output))
     seconds, each_step = run_time(
-        config, name, words, chunks_of((1 - kept) * documents, words, corpus.max_words)
+        config, name, chunks_of((1 - kept) * documents, words, corpus.max_words)
     )
     write_text(output, text)
     made_of = f"{texts}: {documents:,.0f} documents, {documents * words:,.0f} words"

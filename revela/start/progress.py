@@ -7,7 +7,6 @@ terminal, elsewhere one a minute.
 import statistics
 import threading
 import time
-from collections import defaultdict
 from logging import WARNING, LogRecord
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +64,7 @@ class LogHandler(LogHandlerBase):
         self.stopping = False
         self.planned: dict[str, int] = {}
         self.running: dict[int, _Job] = {}
-        self.seconds: dict[str, list[float]] = defaultdict(list)  # of finished jobs by rule
+        self.seconds: dict[str, list[float]] = {}  # of finished jobs by rule
         self.console = Console(stderr=True)
         self.ended = threading.Event()
         self.watching = threading.Thread(target=self._watch, daemon=True)
@@ -106,7 +105,8 @@ class LogHandler(LogHandlerBase):
         return f"{self._done()} {' | '.join(jobs)}{self._left(now)}" if jobs else ""
 
     def _done(self) -> str:
-        return f"[{sum(map(len, self.seconds.values()))}/{sum(self.planned.values())}]"
+        done = sum(map(len, list(self.seconds.values())))
+        return f"[{done}/{sum(self.planned.values())}]"
 
     def emit(self, record: LogRecord) -> None:
         """Print an event if it is relevant."""
@@ -147,7 +147,7 @@ class LogHandler(LogHandlerBase):
 
     def _finished(self, job: _Job) -> None:
         now = time.monotonic()
-        self.seconds[job.rule].append(now - job.start)
+        self.seconds.setdefault(job.rule, []).append(now - job.start)
         line = f"{self._done()} {job.name}, {duration(now - job.start)}"
         if job.rule == "chunk" and job.log and job.log.exists():  # it says what it skipped
             line += f" ({last_line(job.log)})"
@@ -158,17 +158,19 @@ class LogHandler(LogHandlerBase):
 
         These are finished ones, and running trainings by the time of their steps.
         """
+        running = list(self.running.values())  # another thread may change it meanwhile
         spent = left = 0.0
         unknown = False
         for rule, count in self.planned.items():
-            elapsed = {job: now - job.start for job in self.running.values() if job.rule == rule}
+            finished = self.seconds.get(rule, [])
+            elapsed = {job: now - job.start for job in running if job.rule == rule}
             steps = {job: steps[2] for job in elapsed if (steps := job.steps(now))}
-            whole = self.seconds[rule] + [elapsed[job] + steps[job] for job in steps]
-            spent += sum(elapsed.values()) + sum(self.seconds[rule])
+            whole = finished + [elapsed[job] + steps[job] for job in steps]
+            spent += sum(elapsed.values()) + sum(finished)
             unknown |= rule in _LONG and not whole
             mean = statistics.mean(whole) if whole else 0.0
             left += sum(steps.get(job, max(0.0, mean - elapsed[job])) for job in elapsed)
-            left += (count - len(self.seconds[rule]) - len(elapsed)) * mean
+            left += (count - len(finished) - len(elapsed)) * mean
         if not left:
             return ""
         at_once = max(1.0, spent / (now - self.start))

@@ -209,10 +209,11 @@ def under_way(folder: Path, since: float) -> tuple[int, int, float] | None:
 
     None if it has not made a step since a time in seconds since the epoch.
     """
-    logs = [log for log in folder.glob("checkpoints/*/log.jsonl") if _written(log) > since]
-    for lines in map(_last_steps, logs):
-        if lines and (left := _seconds_left(lines)) is not None:
-            return lines[-1]["step"], lines[-1]["of"], left
+    with contextlib.suppress(FileNotFoundError):  # the training has just ended
+        for log in folder.glob("checkpoints/*/log.jsonl"):
+            lines = _last_steps(log) if _written(log) > since else []
+            if (left := _seconds_left(lines)) is not None:
+                return lines[-1]["step"], lines[-1]["of"], left
     return None
 
 

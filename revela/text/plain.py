@@ -50,7 +50,8 @@ def split_front_matter(text: str) -> tuple[str, str]:
     if not block:
         return "", text
     try:
-        settings: Any = (tomllib.loads if block[1] == "+++" else _yaml)(block[2])
+        is_toml = block[1] == "+++"
+        settings: Any = tomllib.loads(block[2]) if is_toml else yaml.load(block[2], _LOADER)
         if not isinstance(settings, dict):
             return "", text
         title = settings.get("title")
@@ -61,7 +62,3 @@ def split_front_matter(text: str) -> tuple[str, str]:
         title = found and found[1].strip(" \t\"'")
     plain = "" if title is None or isinstance(title, dict | list) else str(title).strip()
     return plain, text[block.end() :].lstrip("\n")
-
-
-def _yaml(text: str) -> Any:
-    return yaml.load(text, _LOADER)

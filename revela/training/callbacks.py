@@ -38,7 +38,9 @@ def save_model(
     state = zero.gathered_state(model)
     if not writes:
         return
-    state |= averaged(state, start or {}, share)
+    means = averaged(state, start or {}, share)
+    of_memory = {_memory(state[name]): mean for name, mean in means.items()}
+    state = {name: of_memory.get(_memory(weight), weight) for name, weight in state.items()}
     with outputs.atomic_output(path) as folder:
         write(folder, state)
         if (file := folder / ADAPTER).exists():
@@ -64,6 +66,11 @@ def averaged(
         for name, first in start.items()
         if ".lora_" not in name or not first.any()
     }
+
+
+def _memory(weight: Tensor) -> tuple[int, torch.Size]:
+    """Return what tied weights, of which the trained ones name one, have in common."""
+    return weight.data_ptr(), weight.shape
 
 
 def _trained(model: Any) -> list[str]:

@@ -28,7 +28,6 @@ from revela.text.corpora import Skipped, read_documents
 from revela.retriever.load import load_model, load_tokenizer
 from revela.retriever.source import Source
 from revela.common.errors import RevelaError
-from revela.common.hub import read_model_json
 from revela.config.text import Batches, HubCorpus
 
 def result_of(call):
@@ -51,9 +50,9 @@ def ids(name, **more):
 print(json.dumps({
     "weights": result_of(lambda: size("some/model")),
     "ids": result_of(lambda: load_tokenizer(Source("some/model", "COMMIT"))("mud")["input_ids"]),
-    "hidden": result_of(lambda: read_model_json("some/model", "config.json")["hidden_size"]),
-    "modules": result_of(lambda: read_model_json("some/model", "modules.json", "COMMIT")),
-    "folder": result_of(lambda: read_model_json("some/sentences", "1_Pooling/config.json")),
+    "hidden": result_of(lambda: Source("some/model").read("config.json")["hidden_size"]),
+    "modules": result_of(lambda: Source("some/model", "COMMIT").read("modules.json")),
+    "folder": result_of(lambda: Source("some/sentences").read("1_Pooling/config.json")),
     "streamed": result_of(lambda: texts("some/texts")),
     "file": result_of(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
     "adapted": result_of(lambda: size("some/adapter")),

@@ -9,6 +9,7 @@ import pytest
 
 from revela.config.read import parse_config
 from revela.report import significance
+from revela.report import verdict as module
 from revela.report.verdict import verdict
 
 TRAINED = {"objective": {"name": "contriever"}, "data": "t", "retriever": "my/start"}
@@ -38,7 +39,7 @@ def said(tmp_path, monkeypatch):
     """Write the differences of systems as (difference, p), and the hybrid's choice."""
     monkeypatch.chdir(tmp_path)
 
-    def say(chosen: str, **differences: tuple[float, float]) -> str:
+    def say(chosen: str, tuned_on: str = "tuning", **differences: tuple[float, float]) -> str:
         lines = [{"system": "Start", "score": 50.0, "compared_to": "", "p": np.nan}]
         for name, (difference, p) in differences.items():
             line = {"system": NAMES[name], "score": 50 + difference, "compared_to": "Start"}
@@ -48,8 +49,11 @@ def said(tmp_path, monkeypatch):
         Path("results/tables").mkdir(parents=True, exist_ok=True)
         frame = pd.DataFrame(lines).assign(column="Mean").reindex(columns=significance.COLUMNS)
         frame.to_csv("results/tables/t_significance.csv", index=False)
+        # Alone, a comparison has a smaller p than in the table.
+        alone = frame.set_index("system", drop=False).assign(p=frame["p"].to_numpy() / 10)
+        monkeypatch.setattr(module, "analyse", lambda pair, _: alone.loc[pair.names()])
         Path("results/scores/best").mkdir(parents=True, exist_ok=True)
-        fused = {"fused": {"retriever": chosen, "weight": 0.5, "tuned_on": ["tuning"]}}
+        fused = {"fused": {"retriever": chosen, "weight": 0.5, "tuned_on": [tuned_on]}}
         Path("results/scores/best/mine.json").write_text(json.dumps(fused))
         return verdict(parse_config(CONFIG, "c.yaml"), "t")
 
@@ -57,7 +61,7 @@ def said(tmp_path, monkeypatch):
 
 
 def test_a_gain_is_told_with_the_commands_that_come_next(said):
-    text = said("one", one=(2.0, 0.003), two=(3.0, 0.001))
+    text = said("one", one=(2.0, 0.03), two=(3.0, 0.001))
     first, *others = text.splitlines()
     gain = "nDCG@10: Start 50.0; One 52.0, +2.0 (+1.0 to +3.0), p = 0.003."
     assert first == f"t: adapting Start is worth it. {gain}"  # not of the best reported one
@@ -75,9 +79,9 @@ def test_a_gain_is_told_with_the_commands_that_come_next(said):
 @pytest.mark.parametrize(
     ("chosen", "difference", "says"),
     [
-        ("one", (0.6, 0.49), "is not shown to be worth it: the difference may be chance. "),
+        ("one", (0.6, 0.9), "is not shown to be worth it: the difference may be chance. "),
         ("one", (-3.0, 0.001), "makes it worse. "),
-        ("start", (1.0, 0.04), "is not worth it: on the queries that choose, it was at least as "),
+        ("start", (1.0, 0.04), "is not worth it: Start was at least as good on the queries that "),
     ],
 )
 def test_no_gain_is_told_as_plainly(said, chosen, difference, says):
@@ -92,6 +96,12 @@ def test_no_gain_is_told_as_plainly(said, chosen, difference, says):
 def test_a_better_encoder_is_named(said):
     text = said("one", one=(2.0, 0.003), other=(4.0, 0.001))
     assert "Other 54.0, +4.0 (+3.0 to +5.0), p = 0.001. Other is the better start" in text
+
+
+def test_a_choice_on_queries_of_the_table_is_no_choice(said):
+    text = said("one", "mine", one=(2.0, 0.2), two=(3.0, 0.3))
+    assert text.startswith("t: adapting Start is not shown to be worth it")  # by the adjusted p
+    assert "Two 53.0, +3.0" in text
 
 
 def test_a_table_without_its_adapted_systems_says_nothing(said):

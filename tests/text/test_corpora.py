@@ -18,7 +18,7 @@ from revela.common.errors import RevelaError
 from revela.config.settings import parse_settings
 from revela.config.text import AnyCorpus, FilesCorpus
 from revela.evaluation.benchmarks import read_rows
-from revela.search.index import _texts
+from revela.evaluation.embeddings import passage
 from revela.start.look import look
 from revela.text.chunking import chunk_corpus
 from revela.text.corpora import (
@@ -407,7 +407,7 @@ def test_a_title_without_a_text_is_a_document_everywhere(tmp_path):
     chunk_corpus(corpus, tmp_path / "chunks.parquet", 1)
     chunks = pq.read_table(tmp_path / "chunks.parquet").to_pylist()
     assert all(chunk["text"] for chunk in chunks)  # nothing to train on is no chunk
-    as_indexed = dict(zip((one["document"] for one in chunks), _texts(tmp_path), strict=True))
+    as_indexed = {one["document"]: passage(one["title"], one["text"]) for one in chunks}
     count, _, sample = look(corpus, Skipped())
     as_evaluated = {row["id"]: f"{row['title']} {row['text']}".strip() for row in read_rows([path])}
     assert as_indexed == as_evaluated == said

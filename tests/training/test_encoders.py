@@ -7,15 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from transformers import T5Config, T5EncoderModel
 
 from revela.common.errors import RevelaError
-from revela.config.check import check_local
 from revela.config.encoding import EncodingKeys
 from revela.config.read import parse_config
 from revela.config.training import PROJECTIONS, Lora
 from revela.retriever.export import export
 from revela.retriever.load import read_encoder
 from revela.retriever.source import Source
+from revela.start.local import check_local
+from revela.training.callbacks import save_model, start_weights
 from revela.training.trainer import train
 from tests.training.common import LORA, REPLUG, experiment
 from tests.training.encoders import KINDS, write_encoder
@@ -115,3 +117,18 @@ def test_what_cannot_be_computed_is_refused_with_the_config(tmp_path, file, chan
         check_local(parse_config({"models": models}, "c"))
     with pytest.raises(RevelaError, match=problem):
         read_encoder(Source(str(folder)), EncodingKeys())
+
+
+def test_tied_weights_are_averaged_once(tmp_path):
+    config = T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    model = T5EncoderModel(config)  # whose embeddings have two names
+    start = start_weights(model)
+    model.shared.weight.data += 1
+    expected = (model.shared.weight + start["shared.weight"]) / 2
+
+    def write(folder: Path, state: dict) -> None:
+        model.save_pretrained(folder, state_dict=state)
+
+    save_model(model, tmp_path / "saved", True, write, start, 0.5)
+    saved = T5EncoderModel.from_pretrained(tmp_path / "saved")
+    assert torch.equal(saved.encoder.embed_tokens.weight, expected)
