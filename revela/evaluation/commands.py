@@ -156,7 +156,7 @@ def fuse(
     from revela.evaluation import fusion, measure
 
     check_ours(*filter(None, (run, queries, mteb)))
-    bm25, *retrievers = model.of
+    bm25 = model.of[0]
 
     def runs(of_task: str, relevant: fusion.Judgements) -> dict[str, fusion.Run]:
         found: dict[str, fusion.Run] = {}
@@ -175,12 +175,13 @@ def fuse(
     with _working(cache, name, task) as work:
         loaded_task = load_task(benchmark, task, folder, work)
         own = runs(task, measure.judgements(loaded_task))
-        tuned = ((judged, runs(other, judged)) for other, judged in tuning.items())
         best, weight = fusion.choose(
-            (judged, found[bm25], {part: found[part] for part in retrievers})
-            for judged, found in tuned
+            (judged, found.pop(bm25), found)
+            for other, judged in tuning.items()
+            for found in [runs(other, judged)]
         )
-        searcher = fusion.FusedSearch(name, best, weight, own[best], own[bm25])
+        ranked = fusion.fuse_runs(own[best], own[bm25], weight)
+        searcher = fusion.SavedSearch(name, f"{best}-{weight}", ranked)
         measured = measure.evaluate(searcher, loaded_task)
         _write(measured, searcher, run, queries, mteb)
         fused = {"retriever": best, "weight": weight, "tuned_on": list(tuning)}

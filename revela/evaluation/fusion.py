@@ -35,6 +35,11 @@ def fuse(
     return dict(sorted(fused.items(), key=lambda item: (-item[1], item[0])))
 
 
+def fuse_runs(dense: Run, bm25: Run, weight: float) -> Run:
+    """Return the fused ranking of each query of a retriever's run; BM25's may lack some."""
+    return {query: fuse(ranking, bm25.get(query, {}), weight) for query, ranking in dense.items()}
+
+
 def choose(tuning: Iterable[tuple[Judgements, Run, Mapping[str, Run]]]) -> tuple[str, float]:
     """Return the retriever and its weight with the highest mean nDCG@10 over all judged queries.
 
@@ -47,21 +52,21 @@ def choose(tuning: Iterable[tuple[Judgements, Run, Mapping[str, Run]]]) -> tuple
     for relevant, bm25, retrievers in tuning:
         judge = pytrec_eval.RelevanceEvaluator(relevant, {"ndcg_cut.10"})
         for (name, dense), weight in itertools.product(retrievers.items(), WEIGHTS):
-            fused = {q: fuse(dense.get(q, {}), bm25.get(q, {}), weight) for q in relevant}
-            totals[name, weight] += sum(s["ndcg_cut_10"] for s in judge.evaluate(fused).values())
+            scores = judge.evaluate(fuse_runs(dense, bm25, weight)).values()
+            totals[name, weight] += sum(score["ndcg_cut_10"] for score in scores)
     return max(totals, key=totals.__getitem__)
 
 
-class FusedSearch:
-    """Two runs of a task as mteb's SearchProtocol."""
+class SavedSearch:
+    """A run of a task as mteb's SearchProtocol."""
 
-    def __init__(self, name: str, retriever: str, weight: float, dense: Run, bm25: Run) -> None:
-        """Prepare a search that is called `name`, with the weight of a retriever's run `dense`."""
+    def __init__(self, name: str, revision: str, run: Run) -> None:
+        """Prepare a search by a model's name and revision."""
         from mteb.models.model_meta import ModelMeta
 
-        self.weight, self.dense, self.bm25 = weight, dense, bm25
+        self.run = run
         self.mteb_model_meta = ModelMeta.create_empty(
-            {"name": f"revela/{name}", "revision": f"{retriever}-{weight}"}
+            {"name": f"revela/{name}", "revision": revision}
         )
 
     def index(self, corpus: Any, **_: Any) -> None:
@@ -71,19 +76,19 @@ class FusedSearch:
     def search(
         self, queries: Any, *, hf_split: str, hf_subset: str, **_: Any
     ) -> dict[str, dict[str, float]]:
-        """Return each query's documents and fused scores.
+        """Return each query's documents and scores.
 
         Raises:
-            RevelaError: a document of the runs is not in the corpus.
+            RevelaError: a document of the run is not in the corpus.
         """
         found = {}
         for query in queries["id"]:
-            name = query if query in self.dense else f"{hf_split}/{hf_subset}/{query}"
-            found[query] = fuse(self.dense[name], self.bm25.get(name, {}), self.weight)
+            name = query if query in self.run else f"{hf_split}/{hf_subset}/{query}"
+            found[query] = self.run[name]
             if others := found[query].keys() - self.ids:
                 raise RevelaError(
                     f"document {min(others)!r} of query {name!r} is not in the task's corpus: the "
-                    "runs are of another collection"
+                    "run is of another collection"
                 )
         return found
 

@@ -180,8 +180,8 @@ def search(
                 document = opened.trec_id(hit.chunk, chunks)
                 lines.append(f"{name} Q0 {document} {rank} {hit.score:.9g} {system}")
             else:
-                lines.append(printable(f"{rank:2}. {hit.score:.3f}  {_source(row)}"))
-                lines.append(printable(f"    {_snippet(row['text'], text)}"))
+                source, snippet = _shown(row, text)
+                lines += [f"{rank:2}. {hit.score:.3f}  {source}", f"    {snippet}"]
     if output:
         write_text(output, "".join(f"{line}\n" for line in lines))
         print(f"{output}: {len(asked)} queries")
@@ -203,16 +203,8 @@ def _print_columns(opened: Any, asked: dict[str, str], found: dict[str, list[Any
         for label in found:
             table.add_column(Text(label), ratio=1, overflow="fold")
         for hits in itertools.zip_longest(*(rankings[place] for rankings in found.values())):
-            rows = [opened.row(hit) if hit else None for hit in hits]
-            table.add_row(
-                *(
-                    Text(printable(_source(row)) + "\n" + printable(_snippet(row["text"], text)))
-                    if row
-                    else ""
-                    for row in rows
-                ),
-                end_section=True,
-            )
+            shown = ["\n".join(_shown(opened.row(hit), text)) if hit else "" for hit in hits]
+            table.add_row(*map(Text, shown), end_section=True)
         console.print(table)
 
 
@@ -234,8 +226,10 @@ def serve(
     run(Index(folder), host, port, os.environ.get("REVELA_TOKEN"))
 
 
-def _source(row: dict[str, Any]) -> str:
-    return f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
+def _shown(row: dict[str, Any], query: str) -> tuple[str, str]:
+    """Return the source of a hit, and a snippet."""
+    source = f"{row['document']} [{row['position']}]  {row['title']}".rstrip()
+    return printable(source), printable(_snippet(row["text"], query))
 
 
 def _read_queries(path: Path) -> dict[str, str]:

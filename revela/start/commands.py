@@ -1,7 +1,6 @@
 """`revela new`, `check`, `run`, `status` and `clean`."""
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -36,10 +35,9 @@ def new(
     ] = None,
 ) -> None:
     """Write a config that adapts an encoder to your texts and tells whether that is worth it."""
-    from revela.start.new import write_config
+    from revela.start.new import entry_name, write_config
 
-    name = re.sub(r"[^\w.-]+", "-", Path(os.path.abspath(texts)).stem).strip("-") or "texts"
-    output = output or Path(f"{name}.yaml")
+    output = output or Path(f"{entry_name(Path(os.path.abspath(texts)).stem)}.yaml")
     print(write_config(texts, output, encoder, collection, field))
     print(f"{output}: read it, then: revela run {output}")
 

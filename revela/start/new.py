@@ -152,7 +152,7 @@ def write_config(
     described = [read_encoder(Source(encoder), EncodingKeys()) for encoder in encoders]
     small = sum(weight.numel() for weight in described[0].parameters()) < _SMALL
     steps = min(_STEPS, _MAX_EPOCHS * epoch)
-    name = _entry_name(output.stem)
+    name = entry_name(output.stem)
     models = [f"{name}-untouched{f'-{n}' if n else ''}" for n in range(len(encoders))]
     language = guess_language(document.text for document in sample)
     schema = Path("workflow/schema.json")
@@ -242,7 +242,7 @@ def _flow(value: Any) -> str:
     return yaml.safe_dump([value], default_flow_style=True, **options)[1:-2]
 
 
-def _entry_name(stem: str) -> str:
+def entry_name(stem: str) -> str:
     """Return the nearest name that an entry of a config may have."""
     plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     return re.sub(r"[^\w.-]+", "-", plain).strip("-._") or "texts"
