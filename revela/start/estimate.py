@@ -22,7 +22,7 @@ from revela.text.words import word_pattern
 from revela.training.trainer import train
 from revela.training.trainlog import LOG, read_log
 
-_JOB = 10  # seconds that a job takes to start, mostly to import its libraries
+_JOB = 10  # seconds of a core that a job takes to start, mostly to import its libraries
 _CHUNKS = 128  # that the steps are measured on
 
 
@@ -68,4 +68,5 @@ def run_time(config: Config, name: str, held_out: float) -> tuple[float, str]:
             encode(encoder, texts, "passage", 512)
             times = 1 + len(config.experiments) * (model is encoders[0])  # it is adapted by each
             total += (time.monotonic() - start) / len(texts) * held_out * tasks * times
-    return total + _JOB * tasks * len(config.evaluated), ", ".join(steps)
+    at_once = os.cpu_count() or 1 if devices()[0] == "cpu" else 1  # jobs
+    return total + _JOB * tasks * len(config.evaluated) / at_once, ", ".join(steps)

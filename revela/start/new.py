@@ -28,7 +28,7 @@ from revela.text.fields import field_names
 from revela.text.files import text_files
 from revela.text.formats import is_plain
 
-_AT_ONCE = 32  # pairs or chunks of a step
+_BATCH = 16  # chunks that read each other
 _STEPS, _MAX_EPOCHS = 64, 10
 _SMALL = 200_000_000  # parameters; above, training all of them takes more than 3 GB
 _MIN_QUERIES = 20  # of a task
@@ -55,7 +55,7 @@ pairs: # for Contriever: two spans of a document, or a sentence and the rest of 
   {key}: {{corpora: [{key}], negatives: 0}} # but those in the batch
 
 batches: # for Revela: chunks that read each other; about {chunks:,.0f} chunks
-  {key}: {{corpora: [{key}], batch_size: 16{run_length}}}
+  {key}: {{corpora: [{key}], batch_size: {batch_size}{run_length}}}
 
 experiments:
   {name}-contriever:
@@ -139,12 +139,13 @@ def write_config(
             f"may be queries; a task needs {_MIN_QUERIES}"
         )
     chunks = chunks_of(kept * documents, words, corpus.max_words)
-    epoch = int(chunks / _AT_ONCE)
-    each = max(1, _AT_ONCE // max(1, gpus))  # pairs of each GPU
+    batches = max(2, gpus)  # of a step, one for each GPU
+    at_once = batches * _BATCH  # pairs or chunks of a step
+    epoch = int(chunks / at_once)
     if epoch < 2:
         raise RevelaError(
             f"{texts}: {documents * words:.0f} words give about {chunks:.0f} chunks to "
-            f"train on; two steps take {2 * _AT_ONCE}"
+            f"train on; two steps take {2 * at_once}"
         )
     if not encoders:
         encoders = [_ON_HUB[0] if gpus else _of_checkout(_IN_CHECKOUT[0])]
@@ -178,12 +179,13 @@ def write_config(
         encoder=_flow(encoders[0]),
         lora="\n    lora: null # all weights: the encoder is small" * small,
         max_length=160 if gpus else 128,
-        pairs=each * max(1, gpus),
-        pairs_per_device=each,
+        pairs=at_once,
+        pairs_per_device=at_once // max(1, gpus),
         steps=steps,
         epochs=steps / epoch,
         language_model=_flow(language_model),
-        batches=max(2, gpus),
+        batches=batches,
+        batch_size=_BATCH,
         language=language,
         untouched="".join(
             f"  {model}: {{kind: encoder, retriever: {_flow(encoder)}}}\n"
