@@ -150,6 +150,7 @@ def test_an_interrupted_job_has_not_failed(capsys, monkeypatch, tmp_path):
 
 def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     """Two jobs run at once: chunks take 10 s, batches 20 s, the training 15 s."""
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
     handler, number = progress.LogHandler(None, None), itertools.count(1)
 
     def emit(event, **details):
