@@ -1,12 +1,12 @@
 """The book: its generated pages contain every key, command and figure, and use no other host."""
 
 import re
+import runpy
 from pathlib import Path
 
 import nbformat
 import pytest
 import typer
-import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config as load_site
 from nbclient import NotebookClient
@@ -65,6 +65,14 @@ def test_every_figure_names_files_that_can_be_made(site):
     assert len(re.findall(r">\d\d\.\d<", html)) > 500
 
 
+def test_diagrams_are_those_of_their_script(tmp_path):
+    folder = ROOT / "docs/drawings"
+    runpy.run_path(str(folder / "draw.py"))["main"](tmp_path)
+    drawn, kept = ({path.name: path.read_text("utf-8") for path in here.glob("*.svg")}
+                   for here in (tmp_path, folder))  # fmt: skip
+    assert drawn == kept
+
+
 def test_equations_are_set(site):
     html = page(site, "in-batch-attention")
     assert html.count("<math") > 15
@@ -88,16 +96,6 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 
 def numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
-
-
-def test_hooks_of_commits_are_the_checks_of_lint():
-    recipe = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
-    (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert hooks["repo"] == "local"
-    checks = [line.strip().split() for line in recipe.splitlines()[1:]]
-    assert len(checks) > 5
-    entries = [hook["entry"].replace(".venv/bin/", "").split() for hook in hooks["hooks"]]
-    assert entries == [[word for word in check if "=" not in word] for check in checks]
 
 
 def test_the_version_is_one():

@@ -64,9 +64,12 @@ def test_make_has_what_is_documented(line):
     subprocess.run([*shlex.split(line), "-n"], cwd=ROOT, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("line", of(SNAKEMAKE))
+PLANNED = [re.sub(" -n(.*--profile)?", r" --cores 8\1", line) for line in of(SNAKEMAKE)]
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(PLANNED))
 def test_snakemake_can_plan_what_is_documented(line, tmp_path):
-    assert re.search(r"--cores|--profile|-n\b", line), "Snakemake refuses it"
+    assert re.search("--cores|--profile", line), "Snakemake refuses it"
     if "--report" in line or "collections.yaml" in line:
         return  # after a run of the reader's config
     (tmp_path / "mine").mkdir()  # the overlay that the page tells the reader to write
@@ -145,17 +148,10 @@ def prepared(tmp_path_factory, backbone) -> Path:
         model = folder / "results/models" / name / "retriever"
         shutil.copytree(backbone, model)
         make_encoder(model)
-        manifest = {
-            "settings": trained.model_dump(mode="json"),
-            "inputs": {"results/batches/mine.parquet": "0"},
-            "output": f"results/models/{name}",
-            "files": [],
-            "steps": 1,
-            "gpus": 0,
-            "gpu_hours": 0.1,
-            "revela": "0",
-            "git_commit": "0",
-        }
+        manifest = {"settings": trained.model_dump(mode="json"), "steps": 1, "files": []}
+        manifest |= {"inputs": {"results/batches/mine.parquet": "0"}}
+        manifest |= {"output": f"results/models/{name}", "gpus": 0, "gpu_hours": 0.1}
+        manifest |= {"revela": "0", "git_commit": "0"}
         write_json(model.parent / "manifest.json", manifest)
     (folder / "results/.revela").write_text("*\n")  # as the workflow does
     unfinished = folder / "results/models/revela-code-1b/checkpoints/0/checkpoint-1"

@@ -36,7 +36,6 @@ CONFIG = {name: TINY[name] for name in ("corpora", "batches")} | {
         "limited": {"base": "undisturbed", "steps": 3},
         "node-lost": {"base": "undisturbed"},
         "one-of-two-lost": {"base": "node-lost"},
-        "orphaned": {"base": "undisturbed"},
     },
     "models": {"untouched": TINY["models"]["untouched"]},
     "tables": {
@@ -216,37 +215,6 @@ def test_a_training_whose_node_is_lost_resumes_from_its_checkpoint(cluster, name
     assert first["JobState"] == "NODE_FAIL"
     assert second["JobState"] == "COMPLETED"
     assert second["NumNodes"] == nodes
-    assert_undisturbed(cluster, name)
-
-
-def test_a_training_whose_snakemake_was_killed_keeps_a_second_one_out(cluster):
-    name = "orphaned"
-    running, job = cluster.train_until(11, name)
-    running.kill()
-    running.wait()
-    # Suspended, so that it does not end before a second one starts.
-    subprocess.run(["scontrol", "suspend", job], check=True)
-    held = cluster.seen(name)
-    assert cluster.start(f"results/models/{name}/retriever").wait(timeout=60) != 0
-    assert "Directory cannot be locked" in (cluster.folder / "snakemake.log").read_text()
-    assert cluster.start("--unlock").wait(timeout=60) == 0
-    running = cluster.start(f"results/models/{name}/retriever")
-
-    def refused() -> dict[str, str] | None:
-        others = [slurm.record(other) for other in slurm.jobs("failed")]
-        return next((other for other in others if name in other["Comment"]), None)
-
-    slurm.wait_for(refused, 120, "the end of a second training")
-    message = f"models/{name}/checkpoints: another training is using this folder"
-    assert message in cluster.said(refused())
-    subprocess.run(["scontrol", "resume", job], check=True)
-    slurm.wait_for(lambda: cluster.seen(name) > held, 60, "the first one's next step")
-    cluster.cancel(job, name)
-    cluster.finish(running)
-    states = [job["JobState"] for job in cluster.records(f"rule_train_wildcards_{name}")]
-    assert states[0] == "CANCELLED"
-    assert set(states[1:-1]) == {"FAILED"}
-    assert states[-1] == "COMPLETED"
     assert_undisturbed(cluster, name)
 
 

@@ -85,14 +85,6 @@ def test_the_commit_of_another_project_is_not_ours(tmp_path, monkeypatch):
     assert outputs._git_commit() is None
 
 
-def test_a_folder_replaces_a_folder(tmp_path):
-    for content in ("one", "two"):
-        with atomic_output(tmp_path / "model") as folder:
-            folder.mkdir()
-            (folder / content).touch()
-    assert {p.name for p in (tmp_path / "model").iterdir()} == {"two", LEDGER}
-
-
 def test_a_folder_without_a_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (Path(), Path("..")):

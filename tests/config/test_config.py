@@ -175,10 +175,7 @@ def test_what_a_model_reference_is(tmp_path, monkeypatch):
 def test_an_entry_knows_what_it_uses():
     config = parse_config(DEMO, "demo.yaml")
     used = {(name.section, str(name)) for name in references(config.experiments["demo-revela"])}
-    assert used == {
-        ("batches", "python-packages"),
-        ("", "data/backbones/5m"),
-    }
+    assert used == {("batches", "python-packages"), ("", "data/backbones/5m")}
     data = "results/batches/python-packages.parquet"
     assert config.inputs("experiments", "demo-revela") == {"data": data}
     trained = "results/models/demo-revela/retriever"

@@ -37,6 +37,20 @@ def rows_of(run):
     return [line.split() for line in run.splitlines()]
 
 
+def bm25_scores(documents, query, k1, b):
+    """Return Lucene's BM25 scores by plain loops, of documents and a query as lists of words."""
+    mean_length = sum(map(len, documents.values())) / len(documents)
+    scores = {}
+    for name, words in documents.items():
+        for word in query:
+            holders = sum(word in other for other in documents.values())
+            if count := words.count(word):
+                idf = math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5))
+                norm = k1 * (1 - b + b * len(words) / mean_length)
+                scores[name] = scores.get(name, 0) + idf * count / (count + norm)
+    return scores
+
+
 def ndcg(ranked, relevant, depth=10):
     """Return nDCG by plain loops, with the gains of trec_eval."""
 

@@ -2,12 +2,10 @@
 
 import math
 import unicodedata
-from typing import get_args
 
 import pytest
-import Stemmer
 
-from revela.config.evaluation import Bm25Model, Language
+from revela.config.evaluation import Bm25Model
 from revela.evaluation import measure
 from revela.evaluation.benchmarks import local_task, write_collection
 from revela.evaluation.bm25 import guess_language
@@ -43,10 +41,6 @@ UNKNOWN = [
 def test_stop_words_tell_the_language(language, text):
     assert guess_language([text]) == language
     assert guess_language([unicodedata.normalize("NFD", text)] * 2) == language
-
-
-def test_all_stemmers_of_snowball_are_languages():
-    assert {*get_args(Language)} == {*Stemmer.algorithms()} - {"porter", "dutch_porter"}
 
 
 @pytest.mark.parametrize("restricted", [False, True])

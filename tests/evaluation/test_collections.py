@@ -2,16 +2,13 @@
 
 import json
 import lzma
-import sysconfig
 from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pytrec_eval import RelevanceEvaluator
 
-from data.pydocs import make
 from revela.common.errors import RevelaError
 from revela.config.evaluation import PydocsBenchmark
 from revela.evaluation.benchmarks import CORPUS, local_task, write_collection
@@ -61,19 +58,12 @@ def test_judgements_of_another_split_are_chosen_by_its_name(collection):
 
 
 def test_a_negative_relevance_counts_as_none_as_in_trec_eval(collection):
-    """Its nDCG, precision and recall do not differ, so neither must a folder's."""
     (collection / "qrels.tsv").write_text("q0\td2\t1\nq0\td1\t-2\nq1\td3\t-1\n")
     task = task_of(collection)
     assert task.dataset["default"]["test"]["relevant_docs"] == {
         "q0": {"d2": 1, "d1": 0},
         "q1": {"d3": 0},
     }
-    run = {"q0": {"d1": 3.0, "d2": 2.0}}
-    measures = {"ndcg_cut", "map_cut", "recall", "P", "recip_rank"}
-    scores = [
-        RelevanceEvaluator({"q0": {"d2": 1, "d1": one}}, measures).evaluate(run) for one in (0, -2)
-    ]
-    assert scores[0] == scores[1]
 
 
 def test_a_corpus_is_on_disk_and_may_be_larger_than_two_gigabytes(collection, tmp_path):
@@ -137,23 +127,11 @@ def test_pydocs_functions_have_no_docstring():
         functions = [json.loads(line) for line in lines]
     assert len(functions) == 2608
     assert len({function["id"] for function in functions}) == len(functions)
-    for function in functions:
-        assert function["docstring"] not in function["code"]
-        assert function["code"].lstrip("@").split()[0] != '"""'
+    assert not [function for function in functions if function["docstring"] in function["code"]]
     by_name = {function["id"].rpartition(":")[0]: function for function in functions}
     function = by_name["textwrap.dedent"]
     assert function["docstring"].startswith("Remove any common leading whitespace")
     assert function["code"].startswith("def dedent(text):\n    # Look for")
-
-
-def test_pydocs_functions_are_those_of_a_library():
-    with lzma.open(FUNCTIONS, "rt", encoding="utf-8") as lines:
-        kept = {(row["docstring"], row["code"]) for row in map(json.loads, lines)}
-    found = {
-        (function["docstring"], function["code"])
-        for function in make.functions(Path(sysconfig.get_path("stdlib")))
-    }
-    assert len(found & kept) > len(kept) / 2  # all of them in Python 3.11.7
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -173,30 +173,6 @@ def test_bm25_is_english_for_any_language_of_a_task(collection, tmp_path, langua
     assert [document for (query, document), s in scores.items() if query == "q1" and s] == ["d2"]
 
 
-@pytest.mark.parametrize("permitted", [None, ["d1", "d2", "d4"]])
-def test_bm25_finds_words_in_scripts_without_spaces(collection, tmp_path, permitted):
-    texts = {
-        "d0": "长城是中国古代的军事防御工程。",
-        "d1": "大熊猫主要生活在四川的山区，以竹子为食。",
-        "d2": "绿茶和红茶都很受欢迎。",
-        "d3": "寿司はとても人気があります。Sushi",
-        "d4": "ผัดไทยเป็นอาหารที่มีชื่อเสียง",
-    }
-    queries = {"q0": "红茶", "q1": "熊猫吃竹子吗？", "q2": "อาหารไทย"}
-    (collection / "corpus.jsonl.gz").unlink()
-    for name, rows in (("corpus", texts), ("queries", queries)):
-        lines = (json.dumps({"_id": key, "text": text}) + "\n" for key, text in rows.items())
-        (collection / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    judged = "query-id\tcorpus-id\tscore\nq0\td2\t1\nq1\td1\t1\nq2\td4\t1\n"
-    (collection / "qrels.tsv").write_text(judged)
-    task = task_of(collection)
-    if permitted:
-        task.load_data()
-        task.dataset["default"]["test"]["top_ranked"] = dict.fromkeys(queries, permitted)
-    found = measured(BM25, tmp_path, task)
-    assert found.scores["ndcg_at_10"] == 1
-
-
 def test_bm25_reads_each_subset_in_its_own_script(collection):
     metadata = task_of(collection).metadata
     what = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "default"}
@@ -272,14 +248,11 @@ def test_a_query_that_is_a_document_does_not_find_itself(backbone, collection, t
     assert found.scores["ndcg_at_10"] == pytest.approx(mean, abs=1e-4)
 
 
-def test_unjudged_queries_are_counted_and_must_not_be_all(backbone, collection, tmp_path):
+def test_unjudged_queries_are_counted(backbone, collection, tmp_path):
     (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td2\t1\n")
     task = task_of(collection)
     task.dataset["default"]["test"]["relevant_docs"]["missing"] = {"d0": 1}  # not a query
     assert measured(model_of(backbone), tmp_path, task).unjudged == 2
-    (collection / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n")
-    with pytest.raises(RevelaError, match="no relevance is above 0"):
-        task_of(collection)
 
 
 def test_missing_fields_of_a_data_set_are_reported(backbone, collection, tmp_path, monkeypatch):
@@ -324,8 +297,6 @@ def test_an_api_needs_its_key_and_its_package(tmp_path, monkeypatch):
 def test_an_mteb_task_by_name(tmp_path):
     suite = MtebBenchmark(source="mteb", tasks=["CosQA"])
     assert load_task(suite, "CosQA", None, tmp_path).metadata.name == "CosQA"
-    with pytest.raises(RevelaError, match=r"unknown mteb retrieval task 'CosQAA'.*'CosQA'"):
-        load_task(suite, "CosQAA", None, tmp_path)
 
 
 def test_the_revision_of_a_model_is_that_of_all_its_weights(backbone, tmp_path):

@@ -108,22 +108,10 @@ def test_the_command_writes_scores_and_where_they_come_from(backbone, tasks, tmp
     assert result.stdout.splitlines()[-1].startswith("tiny on tiny-choice: acc ")
 
 
-def test_errors_are_one_line(backbone, tasks, tmp_path, monkeypatch):
-    far = (tasks / "tiny-choice.yaml").read_text()
-    far = far.replace("dataset_path: json", "dataset_path: nobody/nothing").replace("tiny", "far")
-    (tmp_path / "far.yaml").write_text(far[far.index("dataset_path") :])
-    model = LanguageModel(kind="language-model", language_model=str(backbone))
-    suite = LmEvalBenchmark(source="lm-eval", path=str(tmp_path), tasks=["far-choice"])
-    for task, message in (
-        ("far-choice", "task 'far-choice': data set 'nobody/nothing' is not in the local cache"),
-        ("fa-choice", "unknown task of lm-eval 'fa-choice'; did you mean 'far-choice'"),
-    ):
-        with pytest.raises(RevelaError, match=message) as caught:
-            lm_eval.evaluate(model, suite, task)
-        assert "\n" not in str(caught.value)
+def test_a_missing_package_is_one_line(backbone, tasks, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(RevelaError, match=r"lm-eval is missing: pip install 'revela\[lm-eval\]'"):
-        lm_eval.evaluate(model, suite, "far-choice")
+        measure(backbone, tasks)
 
 
 def test_tasks_are_found_without_the_index_of_lm_eval():

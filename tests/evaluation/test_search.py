@@ -75,13 +75,15 @@ def encoded(load, folder, texts=None, made_by="r1", devices=("cpu",)):
 
 
 class Loader:
-    """Loads the encoder in any process."""
+    """Loads the encoder in any process, and changes it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, change=None):
         self.model = EncoderModel(kind="encoder", retriever=str(folder), encoding=Encoding())
+        self.change = change
 
     def __call__(self, device):
-        return load_encoder(self.model, "float32", device)
+        encoder = load_encoder(self.model, "float32", device)
+        return self.change(encoder) if self.change else encoder
 
 
 def suite_of(**changes):
@@ -120,36 +122,29 @@ def test_shards_of_other_texts_or_weights_are_encoded_again(backbone, tmp_path):
     assert os.stat(tmp_path / "00000.safetensors").st_mtime_ns > before
 
 
-class Broken(Loader):
-    def __call__(self, device):
-        encoder = super().__call__(device)
-        encoder[0].model.norm.weight.data.fill_(float("nan"))
-        return encoder
+def broken(encoder):
+    encoder[0].model.norm.weight.data.fill_(float("nan"))
+    return encoder
+
+
+def killed(_):
+    os._exit(9)
 
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
 def test_an_embedding_that_is_not_finite_is_an_error_with_its_text(backbone, tmp_path, devices):
     with pytest.raises(RevelaError, match=r"the embedding of '.*' is zero or not finite"):
-        encoded(Broken(backbone), tmp_path, devices=devices)
+        encoded(Loader(backbone, broken), tmp_path, devices=devices)
     assert not list(tmp_path.glob("[!.]*"))
-
-
-class Killed(Loader):
-    def __call__(self, device):
-        os._exit(9)
 
 
 def test_a_killed_process_is_reported(backbone, tmp_path):
     with pytest.raises(RevelaError, match="an encoding process was killed"):
-        encoded(Killed(backbone), tmp_path, devices=("cpu", "cpu"))
+        encoded(Loader(backbone, killed), tmp_path, devices=("cpu", "cpu"))
 
 
 def test_half_precision_is_stored_in_float16(backbone, tmp_path):
-    class Half(Loader):
-        def __call__(self, device):
-            return super().__call__(device).to(torch.bfloat16)
-
-    encoded(Half(backbone), tmp_path)
+    encoded(Loader(backbone, lambda encoder: encoder.bfloat16()), tmp_path)
     assert load_file(tmp_path / "00000.safetensors")["embeddings"].dtype == torch.float16
 
 
@@ -204,15 +199,13 @@ def test_queries_are_encoded_with_the_instruction_of_the_task(backbone, tmp_path
 
 
 def test_embeddings_too_large_for_half_precision_are_an_error(backbone, tmp_path):
-    class Large(Loader):
-        def __call__(self, device):
-            encoder = super().__call__(device).to(torch.bfloat16)
-            encoder.similarity_fn_name = "dot"
-            encoder[2].forward = lambda features: (
-                features | {"sentence_embedding": features["sentence_embedding"] * 1e6}
-            )
-            return encoder
+    def large(encoder):
+        encoder.similarity_fn_name = "dot"
+        encoder[2].forward = lambda features: (
+            features | {"sentence_embedding": features["sentence_embedding"] * 1e6}
+        )
+        return encoder.bfloat16()
 
     with pytest.raises(RevelaError, match="too large for float16: use float32"):
-        encoded(Large(backbone), tmp_path)
+        encoded(Loader(backbone, large), tmp_path)
     assert not list(tmp_path.glob("[!.]*"))

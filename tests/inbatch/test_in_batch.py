@@ -105,32 +105,23 @@ def test_skipping_pairs_equals_the_dense_result(reading, both_ways):
         compare(tiny_llama(vocab_size=50), chunks, cosine, 0.01, reading, threshold, both_ways)
 
 
-def test_skipped_pairs_are_not_computed(monkeypatch):
-    tokens = []
-    original = attention.cross_document
+def test_what_nobody_reads_is_not_computed(monkeypatch):
+    """One document is read by all others, and reads one itself."""
+    original, pairs, rows, model = attention.cross_document, [], [], tiny_llama()
     monkeypatch.setattr(
         attention,
         "cross_document",
-        lambda *a: tokens.append(sum(r.token_NM.numel() for r in a[-2])) or original(*a),
+        lambda *a: pairs.append(sum(r.token_NM.numel() for r in a[-2])) or original(*a),
     )
-    ids, mask = pad(random_chunks([4] * 6), 0)
-    one_hot = torch.eye(6).roll(1, dims=1)
-    in_batch_loss(tiny_llama(), ids, mask, one_hot, value_norm=False)
-    assert tokens == [24, 24]  # one document per reader, at each of two layers
-
-
-def test_documents_nobody_reads_have_no_row(monkeypatch):
-    ids, mask = pad(random_chunks([4] * 5), 0)
+    model.model.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
     similarity = torch.zeros(5, 5)
     similarity[:, 2] = 1.0
     similarity[2] = torch.tensor([1.0, 0, 0, 0, 0])
-    model = tiny_llama()
-    tokens = []
-    model.model.register_forward_pre_hook(
-        lambda _, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    in_batch_loss(model, ids, mask, similarity, value_norm=False)
-    assert tokens == [4 * (2 + 5)]
+    in_batch_loss(model, *pad(random_chunks([4] * 5), 0), similarity, value_norm=False)
+    assert pairs == [20, 20]  # one document per reader, at each of two layers
+    assert rows == [4 * (2 + 5)]
 
 
 @pytest.mark.parametrize("reading", ["sum, value_norm", "joint"])

@@ -35,12 +35,6 @@ def test_no_gradient_is_computed_without_grad_mode():
     assert not loss.requires_grad
 
 
-def test_a_gpu_takes_whole_tiles_of_tokens():
-    for vocabulary, expected in ((128256, 1024), (49152, 2560), (2**24, 256)):
-        head = torch.nn.Linear(1, vocabulary, device="meta")
-        assert losses._tokens_at_a_time(head, torch.device("cuda")) == expected
-
-
 def test_a_loss_in_half_precision_is_summed_in_float32():
     torch.manual_seed(0)
     head, hidden = torch.nn.Linear(6, 20).bfloat16(), torch.randn(3000, 6).bfloat16()

@@ -108,59 +108,58 @@ def test_a_saved_model_has_its_own_attention(tmp_path):
     assert decoder.NAME not in (tmp_path / "config.json").read_text()
 
 
-def test_models_whose_attention_cannot_be_replaced_are_refused():
-    ids, mask = pad(random_chunks([9, 2]), 0)
-    shape = {"vocab_size": 50, "hidden_size": 8}
-    bloom = transformers.BloomConfig(**shape, n_layer=1, n_head=2)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 8}
-    mistral = transformers.MistralConfig(**shape, **heads, num_hidden_layers=1, sliding_window=4)
-    gemma = transformers.Gemma2Config(**shape, **heads, num_hidden_layers=1)
-    doge = transformers.DogeConfig(**shape, **heads, num_hidden_layers=1)
-    for model, message in (
-        (transformers.BloomForCausalLM(bloom), "attention interface"),
-        (transformers.MistralForCausalLM(mistral), "attends to 4 tokens only"),
-        (transformers.Gemma2ForCausalLM(gemma), "has attn_logit_softcapping"),
-        (transformers.DogeForCausalLM(doge), "masks by itself"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
-
-
-def test_models_that_compute_more_than_packed_rows_do_are_refused():
-    ids, mask = pad(random_chunks([9, 2]), 0)
+def made(family: str, **changes: object) -> transformers.PreTrainedModel:
     shape = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1}
-    granite = transformers.GraniteConfig(**shape, logits_scaling=8.0)
-    cohere = transformers.CohereConfig(**shape, logit_scale=0.25)
-    sinks = transformers.GptOssConfig(**shape, head_dim=4, num_local_experts=2)
-    linear = transformers.Qwen3NextConfig(**shape, layer_types=["linear_attention"], num_experts=2)
-    for model, message in (
-        (transformers.GraniteForCausalLM(granite), "scales its logits"),
-        (transformers.CohereForCausalLM(cohere), "scales its logits"),
-        (tiny_llama(attention_dropout=0.1).train(), "attends with dropout"),
-        (transformers.GptOssForCausalLM(sinks), "attends with s_aux"),
-        (transformers.Qwen3NextForCausalLM(linear), "layers of linear_attention"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
+    shape |= {"num_attention_heads": 2} | changes
+    config = getattr(transformers, f"{family}Config")(**shape)
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def test_models_that_cannot_read_jointly_are_refused():
+ONE = {"num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("Bloom", {}, "attention interface"),
+        ("Mistral", ONE | {"sliding_window": 4}, "attends to 4 tokens only"),
+        ("Gemma2", ONE, "has attn_logit_softcapping"),
+        ("Doge", ONE, "masks by itself"),
+        ("Granite", ONE | {"logits_scaling": 8.0}, "scales its logits"),
+        ("Cohere", ONE | {"logit_scale": 0.25}, "scales its logits"),
+        ("Llama", {"attention_dropout": 0.1}, "attends with dropout"),
+        ("GptOss", ONE | {"head_dim": 4, "num_local_experts": 2}, "attends with s_aux"),
+        (
+            "Qwen3Next",
+            ONE | {"layer_types": ["linear_attention"], "num_experts": 2},
+            "layers of linear_attention",
+        ),
+    ],
+)
+def test_models_that_compute_otherwise_are_refused(family, changes, message):
     ids, mask = pad(random_chunks([9, 2]), 0)
-    shape = {"vocab_size": 50, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    mistral = transformers.MistralConfig(**shape, num_key_value_heads=1, sliding_window=12)
-    gpt2 = transformers.GPT2Config(**shape)
-    opt = transformers.OPTConfig(**shape, ffn_dim=8, word_embed_proj_dim=8)
-    for model, message in (
-        (transformers.MistralForCausalLM(mistral), "attends to 12 tokens only, but 18 are needed"),
-        (transformers.GPT2LMHeadModel(gpt2), "has no rotary positions"),
-        (transformers.OPTForCausalLM(opt), "has no rotary positions"),
-        (tiny_llama(max_position_embeddings=17), "has 17 positions, .* 9 tokens need 18"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), reading="joint")
+    model = made(family, **changes)
+    model.train("attention_dropout" in changes)
+    with pytest.raises(ValueError, match=message):
+        in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), value_norm=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("Mistral", ONE | {"sliding_window": 12}, "attends to 12 tokens only, but 18 are needed"),
+        ("GPT2", {}, "has no rotary positions"),
+        ("OPT", {"ffn_dim": 8, "word_embed_proj_dim": 8}, "has no rotary positions"),
+        ("Llama", {"max_position_embeddings": 17}, "has 17 positions, .* 9 tokens need 18"),
+    ],
+)
+def test_models_that_cannot_read_jointly_are_refused(family, changes, message):
+    ids, mask = pad(random_chunks([9, 2]), 0)
+    model = made(family, **changes)
+    with pytest.raises(ValueError, match=message):
+        in_batch_loss(model, ids, mask, torch.eye(2).roll(1, 0), reading="joint")
     with pytest.raises(ValueError, match="joint reading has no value_norm"):
-        in_batch_loss(tiny_llama(), ids, mask, torch.eye(2), reading="joint", value_norm=True)
+        in_batch_loss(model, ids, mask, torch.eye(2), reading="joint", value_norm=True)
 
 
 def test_a_model_keeps_its_own_attention_and_its_layers_their_hooks():

@@ -1,8 +1,8 @@
 """Rehearse the paper's plan: run jobs of `config.yaml`, in miniature and offline.
 
 By default one job represents each loader, objective, model and task; `--all` runs every job. All
-files are in `.rehearsal/`: the local hub, its clients' cache, the config, the results. It is
-recreated each time, unless `--go-on` is given.
+files are in `.rehearsal/`, which is recreated each time: the local hub, its clients' cache, the
+config, the results.
 """
 
 import argparse
@@ -26,16 +26,12 @@ SETS = ("corpora", "batches", "pairs")  # all of them are made: each takes secon
 def main() -> None:
     """Make the hub's contents and the config, run the workflow."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--go-on", action="store_true", help="keep what an earlier run made")
-    parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="run every job")
-    parser.add_argument("targets", nargs="*", help="files to make in place of the sample")
     options = parser.parse_args()
     os.chdir(ROOT)
-    if not options.go_on:
-        prepare()
-    sample = options.targets or representatives(load_config(FOLDER / "config.yaml"))
-    command = ["snakemake", f"--cores={options.cores}", "--directory", str(FOLDER)]
+    prepare()
+    sample = representatives(load_config(FOLDER / "config.yaml"))
+    command = ["snakemake", "--cores=2", "--directory", str(FOLDER)]
     command += ["--scheduler=greedy", "--nolock"]
     # After each job that it starts, Snakemake 9 rechecks all ready jobs, then again at an interval
     # of a second by default, which would soon take most of its time.

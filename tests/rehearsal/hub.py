@@ -11,6 +11,7 @@ import base64
 import functools
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -29,21 +30,26 @@ _FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 @contextmanager
-def serving(folder: Path, port: int = 0) -> Iterator[str]:
-    """Serve a folder within the block; yield the hub's address.
-
-    Args:
-        folder: contains `models/` and `datasets/`.
-        port: 0 chooses a free one.
-    """
-    server = _Server(("127.0.0.1", port), functools.partial(_Handler, folder))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+def serving(folder: Path) -> Iterator[str]:
+    """Serve a folder of `models/` and `datasets/` within the block; yield the hub's address."""
+    server = _Server(("127.0.0.1", 0), functools.partial(_Handler, folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
+
+
+def environment(address: str, cache: Path) -> dict[str, str]:
+    """Return the environment of a process that has only this hub, and its own cache."""
+    return os.environ | {
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
 
 
 class _Server(ThreadingHTTPServer):

@@ -52,9 +52,6 @@ def articles() -> list[tuple[str, str]]:
     return sorted(topics.items())
 
 
-# ---------------------------------------------------------------------------- files
-
-
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     """Write rows as JSON lines, compressed according to the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ def write_model(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     base = base_of(name)
     family = _family(base or name)
-    tokenizer = _tokenizer(family)
+    tokenizer = tokenizer_like(base or name)
     model = _model(family, tokenizer)
     if base:
         from peft import LoraConfig, get_peft_model
@@ -113,15 +113,15 @@ def _model(family: _Family, tokenizer: Any) -> Any:
     return architecture(config)
 
 
-def _tokenizer(family: _Family) -> Any:
-    """Return a byte-level BPE tokenizer that inserts special tokens as the real one does.
+def tokenizer_like(name: str) -> Any:
+    """Return a byte-level BPE tokenizer that inserts special tokens as the model's does.
 
     They have the first ids, padding the second: RoBERTa counts positions from it.
     """
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-    tokenizer = Tokenizer(models.BPE())
+    family, tokenizer = _family(name), Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = {"bos_token": family.bos, "pad_token": family.pad, "eos_token": family.eos}
     special = {name: token for name, token in special.items() if token}

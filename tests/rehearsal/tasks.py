@@ -10,8 +10,6 @@ import yaml
 
 from tests.rehearsal.material import Rows, functions, write_card, write_jsonl, write_parquet
 
-# ---------------------------------------------------------------------------- retrieval
-
 
 @dataclass(frozen=True)
 class _Collection:
@@ -110,9 +108,6 @@ def _write_bright(folder: Path) -> None:
         if domain in DOMAINS_LONG:
             write("long_documents", domain, documents)
     write_card(folder, configs)
-
-
-# ---------------------------------------------------------------------------- multiple choice
 
 
 def _ai2(number: int, question: str, answers: list[str]) -> dict[str, Any]:

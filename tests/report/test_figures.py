@@ -17,7 +17,6 @@ from revela.config.report import (
     StepCostFigure,
     TrendFigure,
 )
-from revela.config.settings import parse_settings
 from revela.report import figures, tables
 from revela.report.training_figures import learning_text
 from revela.training.trainlog import append_line
@@ -27,27 +26,13 @@ from tests.report.common import ROOT, rows_of
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "log.jsonl"
-    for step in range(6):
-        if step:
-            append_line(
-                path,
-                {
-                    "step": step,
-                    "loss": 5 - step,
-                    "plain_loss": 5.0,
-                    "plain_loss_gain": float(step),
-                    "top_similarity": 0.1 * step,
-                },
-            )
-        if step in (0, 5):
-            snapshot = {
-                "texts": ["a", "b$ c$"],
-                "documents": ["first", "second"],
-                "similarity": [[0, 1], [1, 0]],
-                "loss": 1.0,
-                "plain_loss": 2.0,
-            }
-            append_line(path, {"step": step, "snapshot": snapshot})
+    snapshot = {"texts": ["a", "b$ c$"], "documents": ["first", "second"]}
+    snapshot |= {"similarity": [[0, 1], [1, 0]], "loss": 1.0, "plain_loss": 2.0}
+    append_line(path, {"step": 0, "snapshot": snapshot})
+    for step in range(1, 6):
+        losses = {"loss": 5 - step, "plain_loss": 5.0, "plain_loss_gain": float(step)}
+        append_line(path, {"step": step, **losses, "top_similarity": 0.1 * step})
+    append_line(path, {"step": 5, "snapshot": snapshot})
     return path
 
 
@@ -103,19 +88,6 @@ def test_text_between_dollars_is_not_mathematics(inputs, tmp_path, figure):
     assert not any(text.get_parse_math() for text in texts)
 
 
-def test_steps_are_whole_numbers(log):
-    lines = log.read_text().splitlines()[:3]
-    log.write_text("\n".join(lines) + "\n")
-    *axes, _ = figures.draw(FIGURES[3], {"e": log}).axes  # the last one has no values
-    for axis in axes:
-        assert all(tick == int(tick) for tick in axis.get_xticks())
-
-
-def test_experiments_of_a_figure_keep_their_order():
-    figure = CurvesFigure(kind="curves", caption="c", experiments={"z": "1", "a": "2"})
-    assert parse_settings(CurvesFigure, figure.dump()).experiments == [("z", "1"), ("a", "2")]
-
-
 def test_bars_show_means_and_hatch_reported_systems(inputs):
     (axis,) = figures.draw(FIGURES[0], inputs).axes
     bars = [patch for patch in axis.patches if patch.get_width()]
@@ -141,20 +113,6 @@ def test_a_trend_has_one_line_per_group(inputs):
     assert [line.get_xydata().tolist() for line in hollow][:2] == [[[1, 30]], [[0, 20]]]
     entries = [text.get_text() for text in drawing.legends[0].get_texts()]
     assert entries == ["Revela 1B", "Revela 2B", "Other 2B", "measured here", "as reported"]
-
-
-def test_a_group_looks_the_same_in_all_panels(inputs, tmp_path):
-    other = COMPILED.replace("Revela 1B / ", "").replace("b16", "b32")
-    (tmp_path / "u.csv").write_text(other)
-    tables = {"u": "U", "t": "T"}
-    figure = TrendFigure(kind="trend", caption="c", tables=tables, x_label="batch size")
-    drawing = figures.draw(figure, inputs | {"u": tmp_path / "u.csv"})
-    looks = [
-        {line.get_label(): line.get_color() for line in axis.lines if len(line.get_label()) < 10}
-        for axis in drawing.axes
-    ]
-    assert looks[0]["Revela 2B"] == looks[1]["Revela 2B"]
-    assert len({*looks[0].values(), *looks[1].values()}) == 4
 
 
 def test_a_trend_shows_intervals_and_systems_may_be_named_by_numbers(tmp_path):

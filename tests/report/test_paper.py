@@ -19,10 +19,6 @@ def test_equal_headings_are_merged_only_as_groups(paper, tmp_path):
     assert " & Revela & Revela & REPLUG" in text
 
 
-def test_every_table_of_the_paper_is_in_the_config(paper):
-    assert set(PAPER_TABLES) <= set(paper)
-
-
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_reported_rows_match_the_paper(paper, name, tmp_path):
     table = parse_settings(Table, paper[name].dump())

@@ -218,9 +218,6 @@ def test_columns_without_query_scores_are_skipped(scores):
     assert list(significance.analyse(other, scores)) == significance.COLUMNS
 
 
-# ---------------------------------------------------------------------------- marks in tables
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_best_score_that_is_not_significant_is_marked(tmp_path, transposed):
     values = np.linspace(0.3, 0.8, 40)

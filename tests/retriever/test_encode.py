@@ -30,17 +30,6 @@ from tests.conftest import TEXTS, encoder_of, tiny_llama
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12]]
 
 
-def test_no_keys_and_values_are_kept_for_a_next_token(backbone, monkeypatch):
-    encoder = encoder_of(backbone)
-    model, outputs = encoder[0].model, []
-    forward = model.forward
-    monkeypatch.setattr(
-        model, "forward", lambda **given: outputs.append(forward(**given)) or outputs[-1]
-    )
-    encode(encoder, ["one text"], "query", 16)
-    assert [output.past_key_values for output in outputs] == [None]
-
-
 @pytest.fixture
 def bert(tmp_path):
     """A tiny BERT with 16 positions and a token of a mode that is not declared as special."""
@@ -84,16 +73,12 @@ def test_a_token_of_a_prefix_stays_whole(bert):
     assert encoder.tokenizer("<mode> word")["input_ids"] == [3, 2]
 
 
-def test_a_model_with_code_of_its_own_is_an_error(backbone, tmp_path):
+def test_code_of_its_own_that_transformers_has_too_is_no_error(backbone, tmp_path):
     folder = shutil.copytree(backbone, tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
-    for own, refused in (("modeling.OwnModel", True), ("modeling.LlamaModel", False)):
-        (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": own}}))
-        if refused:
-            with pytest.raises(RevelaError, match=r"code of its own \(modeling.OwnModel\)"):
-                encoder_of(folder)
-        else:
-            encoder_of(folder)
+    own = {"auto_map": {"AutoModel": "modeling.LlamaModel"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    encoder_of(folder)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -211,10 +196,3 @@ def test_bidirectional_models_are_not_packed(flash):
         embeddings = embed(encoder_around(model, "cls", normalize=False), ids, mask)
         output = model(input_ids=ids, attention_mask=mask).last_hidden_state
         torch.testing.assert_close(embeddings, output[:, 0])
-
-
-def test_an_embedding_that_is_not_finite_names_its_text(backbone):
-    model = encoder_of(backbone)
-    model[0].model.embed_tokens.weight.data[:] = float("nan")
-    with pytest.raises(RevelaError, match=r"embedding of 'Rivers carry.* is zero or not finite"):
-        encode(model, [TEXTS[2]], "query", 32)

@@ -1,7 +1,6 @@
 """A retriever's model card, and its upload to a hub."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from unittest import mock
 
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import httpx
 from typer.testing import CliRunner
 
 from revela.cli import app
@@ -22,8 +22,6 @@ from revela.retriever.source import Source
 from tests.conftest import make_encoder
 from tests.rehearsal import hub
 from tests.retriever.test_release import experiment
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -39,20 +37,12 @@ def retriever(backbone, tmp_path, monkeypatch) -> Path:
     folder = results / "models" / "mine" / "retriever"
     shutil.copytree(backbone, folder)
     make_encoder(folder)
-    write_json(
-        folder.parent / "manifest.json",
-        {
-            # A manifest of an earlier version has this key.
-            "settings": settings.model_dump(mode="json") | {"gradient_checkpointing": True},
-            "output": "results/models/mine",
-            "inputs": {"results/batches/b.parquet": "0"},
-            "steps": 7,
-            "gpus": 2,
-            "gpu_hours": 1.25,
-            "revela": "0.1.0",
-            "git_commit": "abc",
-        },
-    )
+    # A manifest of an earlier version has this key.
+    older = settings.model_dump(mode="json") | {"gradient_checkpointing": True}
+    manifest = {"settings": older, "inputs": {"results/batches/b.parquet": "0"}, "steps": 7}
+    manifest |= {"output": "results/models/mine", "gpus": 2, "gpu_hours": 1.25}
+    write_json(folder.parent / "manifest.json", manifest | {"revela": "0.1.0", "git_commit": "abc"})
+
     made = {
         "batches/b": ({"corpora": ["c", "d"]}, ["chunks/c.parquet", "chunks/d.parquet"]),
         "chunks/c": ({"source": "hub", "dataset": "some/texts"}, []),
@@ -194,29 +184,24 @@ def test_a_private_upload_never_goes_to_a_public_repository(retriever, monkeypat
     sent.assert_not_called()
 
 
+def test_a_hub_that_cannot_be_reached_is_named(retriever, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setattr(upload.HfApi, "create_repo", mock.Mock(side_effect=httpx.ConnectError("")))
+    with pytest.raises(RevelaError, match=r"^https?://\S+ cannot be reached$"):
+        upload.push(retriever, "some/mine", private=False, dry_run=False)
+
+
 def test_an_upload_loads_from_the_hub(retriever, tmp_path):
     with hub.serving(tmp_path / "hub") as address:
-        environment = os.environ | {
-            "HF_ENDPOINT": address,
-            "HF_HOME": str(tmp_path / "cache"),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-            "PYTHONPATH": str(ROOT),
-        }
+        environment = hub.environment(address, tmp_path / "cache")
 
         def run(token: str, *command: str) -> subprocess.CompletedProcess:
+            own = environment | {"HF_TOKEN": token}
             return subprocess.run(
-                [sys.executable, *command],
-                capture_output=True,
-                text=True,
-                env=environment | {"HF_TOKEN": token},
+                [sys.executable, *command], capture_output=True, text=True, env=own
             )
 
         command = ["-m", "revela", "push", str(retriever), "some/mine"]
-        environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
-        nowhere = run("hf_right", *command).stderr.splitlines()[-1]
-        assert nowhere == "revela: error: http://127.0.0.1:1 cannot be reached"
-        environment["HF_ENDPOINT"] = address
         refused = run("hf_wrong", *command)
         assert refused.returncode == 1
         assert refused.stderr.splitlines()[-1].startswith("revela: error: model 'some/mine'")

@@ -1,6 +1,7 @@
 """A trained retriever's folder, loaded by sentence-transformers, transformers and peft only."""
 
 import functools
+import itertools
 import json
 import re
 import shutil
@@ -12,7 +13,6 @@ import transformers
 from peft import PeftModel
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from typer.testing import CliRunner
 
 from revela.cli import app
@@ -21,41 +21,15 @@ from revela.config.encoding import Encoding
 from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
 from revela.retriever.encode import encode
-from revela.retriever.export import export
 from revela.retriever.load import load_encoder, load_model, read_encoder
 from revela.retriever.lora import add_lora
 from revela.retriever.save import check_folder, save_encoder
 from revela.retriever.source import Source
 from revela.training.callbacks import save_model
 from tests.conftest import TEXTS, encoder_of, encoding_of, make_encoder
+from tests.rehearsal.models import tokenizer_like
 
 CHAT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
-
-
-def trained_bpe(special: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS * 5, trainer)
-    return tokenizer
-
-
-def llama3_tokenizer() -> transformers.PreTrainedTokenizerBase:
-    """Bytes, a BOS by the post-processor, no padding token, as in Llama 3."""
-    tokenizer = trained_bpe(["<|begin_of_text|>", "<|end_of_text|>"])
-    bos = processors.TemplateProcessing(
-        single="<|begin_of_text|> $A",
-        pair="<|begin_of_text|> $A <|begin_of_text|> $B",
-        special_tokens=[("<|begin_of_text|>", 0)],
-    )
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), bos])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>"
-    )
 
 
 def llama2_tokenizer() -> transformers.PreTrainedTokenizerBase:
@@ -70,7 +44,7 @@ def llama2_tokenizer() -> transformers.PreTrainedTokenizerBase:
 
 def qwen_tokenizer() -> transformers.PreTrainedTokenizerBase:
     """Bytes, NFC, no BOS, its own class, a chat template, as in Qwen 2.5."""
-    backend = json.loads(trained_bpe(["<|endoftext|>", "<|im_start|>"]).to_str())["model"]
+    backend = json.loads(tokenizer_like("qwen").backend_tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in backend["merges"]]
     tokenizer = transformers.Qwen2Tokenizer(vocab=backend["vocab"], merges=merges)
     tokenizer.chat_template = CHAT
@@ -78,7 +52,7 @@ def qwen_tokenizer() -> transformers.PreTrainedTokenizerBase:
 
 
 STYLES = {
-    "llama-3": (llama3_tokenizer, transformers.LlamaConfig),
+    "llama-3": (lambda: tokenizer_like("llama"), transformers.LlamaConfig),  # a BOS, no padding
     "llama-2": (llama2_tokenizer, transformers.LlamaConfig),
     "qwen": (qwen_tokenizer, transformers.Qwen2Config),
 }
@@ -139,19 +113,17 @@ def saved(settings: Experiment, path: Path) -> SentenceTransformer:
 
 
 def test_as_trained_in_sentence_transformers(backbones, tmp_path):
-    """Every kind of folder."""
-    kinds = {
-        f"{style} {pooling} {weights}": experiment(
-            backbones[style],
-            encoding={"pooling": pooling, "append_eos": pooling != "mean" or style != "qwen"},
-            lora={"rank": 4} if weights == "LoRA" else None,
-        )
-        for style in STYLES
-        for pooling in ("last", "mean", "cls")
-        for weights in ("LoRA", "full")
-    }
+    """Each kind of tokenizer with each pooling, and with weights and adapters in turn."""
+    kinds = itertools.product(STYLES, ("last", "mean", "cls"))
     texts = [*TEXTS, "jobs", "  spaces \n", " \n\t ", "", "naïve (作业 №7)", "1 " * 300]
-    for kind, settings in kinds.items():
+    for number, (style, pooling) in enumerate(kinds):
+        kind = f"{style} {pooling}"
+        eos = pooling != "mean" or style != "qwen"
+        settings = experiment(
+            backbones[style],
+            encoding={"pooling": pooling, "append_eos": eos},
+            lora={"rank": 4} if number % 2 else None,
+        )
         trained = saved(settings, tmp_path / kind)
         assert check_folder(tmp_path / kind) > 0.9999, kind
         again = encoder_of(tmp_path / kind)
@@ -200,30 +172,6 @@ def test_an_export_needs_nothing_else(adapter, backbones, tmp_path):
     torch.testing.assert_close(encode(after, TEXTS, "passage", 256), expected)
 
 
-def test_what_is_no_retriever_or_encodes_otherwise_is_not_exported(adapter, backbones, tmp_path):
-    with pytest.raises(RevelaError, match=r"qwen: not a retriever of .*: missing modules\.json"):
-        export(backbones["qwen"], tmp_path / "out")
-    shutil.copytree(adapter, tmp_path / "bad")
-    (tmp_path / "bad" / "modules.json").write_text("[]")
-    with pytest.raises(RevelaError, match=r"modules\.json: not a list of modules"):
-        export(tmp_path / "bad", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_export_replaces_exports_only(adapter, tmp_path, monkeypatch):
-    mine = tmp_path / "thesis"
-    mine.mkdir()
-    (mine / "one.tex").touch()
-    monkeypatch.chdir(mine)
-    for output in (mine, Path(), Path("one.tex")):
-        with pytest.raises(RevelaError, match=r"one\.tex: not written by revela"):
-            export(adapter, output)
-    with pytest.raises(RevelaError, match="is in the folder to export"):
-        export(adapter, adapter)
-    assert (mine / "one.tex").exists()
-    assert (adapter / "adapter_config.json").exists()
-
-
 def with_file(folder: Path, name: str, change: dict) -> Path:
     """Change keys of a JSON file of a folder."""
     content = json.loads((folder / name).read_text()) | change
@@ -259,15 +207,6 @@ def test_the_configuration_overrides_the_files_key_by_key(adapter, backbones, tm
     settings = {"prompts": {"passage": "p: "}, "similarity_fn_name": None}
     with_file(folder, "config_sentence_transformers.json", settings)
     assert read(folder) == Encoding(query_prefix="", passage_prefix="p: ", pooling="mean")
-    with_file(folder, "config_sentence_transformers.json", {"similarity_fn_name": "euclidean"})
-    with pytest.raises(RevelaError, match="unknown similarity 'euclidean'; allowed: cosine, dot"):
-        read(folder)
-    with_file(folder, "config_sentence_transformers.json", {"query_suffix": "?"})
-    with pytest.raises(RevelaError, match=r"unknown setting of .* 'query_suffix'; allowed: "):
-        read(folder)
-    (folder / "modules.json").write_text("[")
-    with pytest.raises(RevelaError, match=r"modules\.json: not (JSON|a list)"):
-        read(folder)
 
 
 def moved_transformer(folder: Path) -> None:
@@ -318,25 +257,7 @@ def test_settings_of_sentence_transformers_are_obeyed(backbones, tmp_path, chang
         ("passage", theirs.encode_document(TEXTS, convert_to_tensor=True)),
     ):
         expected = torch.nn.functional.normalize(expected, dim=-1)
-        torch.testing.assert_close(encode(ours, TEXTS, role, 64), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_what_cannot_be_computed_is_refused_by_name(backbones, tmp_path):
-    folder = shutil.copytree(backbones["llama-3"], tmp_path / "m")
-    make_encoder(folder)
-    modules = json.loads((folder / "modules.json").read_text())
-    for kind, message in (
-        ("sentence_transformers.models.BoW", "begins with a module BoW, not with a Transformer"),
-        ("custom_st.Transformer", r"has code of its own \(custom_st.Transformer\), which is never"),
-    ):
-        first = [modules[0] | {"type": kind}]
-        (folder / "modules.json").write_text(json.dumps(first + modules[1:]))
-        with pytest.raises(RevelaError, match=message):
-            encoder_of(folder)
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "model.safetensors").rename(folder / "model.onnx")
-    with pytest.raises(RevelaError, match="no safetensors weights in it; it has ONNX ones"):
-        encoder_of(folder)
+        torch.testing.assert_close(encode(ours, TEXTS, role, 256), expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("normalize", [True, False])

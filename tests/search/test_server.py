@@ -6,9 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -45,15 +42,11 @@ def test_lists_side_by_side(client, index):
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("/search", 422, "query: Field required"),
         ("/search?query=" + "x" * 1001, 422, "query: String should have at most 1000 characters"),
         ("/search?query=x&depth=51", 422, "depth: Input should be less than or equal to 50"),
-        ("/search?query=x&weight=2", 422, "weight: Input should be less than or equal to 1"),
         ("/near?chunk=6", 422, "chunk: Input should be less than 6"),
         ("/near?chunk=0&model=2", 422, "model: Input should be less than 2"),
-        ("/index.json", 404, "Not Found"),
         ("/%2e%2e/%2e%2e/etc/passwd", 404, "Not Found"),
-        ("/docs", 404, "Not Found"),
     ],
 )
 def test_requests_that_are_refused(client, path, status, text):
@@ -98,16 +91,6 @@ def address(index):
             yield next(line[1] for line in lines if line) + "/"
         finally:
             process.terminate()
-
-
-def test_a_request_of_a_megabyte(address):
-    with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)) as refused:
-        urllib.request.urlopen(address + "search?query=" + "x" * 1_000_000)
-    assert getattr(refused.value, "code", 400) == 400
-    request = urllib.request.Request(address + "search?query=x", data=b"x" * 1_000_000)
-    with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)):
-        urllib.request.urlopen(request)
-    assert urllib.request.urlopen(address + "search?query=rivers").status == 200
 
 
 @pytest.fixture
@@ -155,7 +138,6 @@ def test_the_page_in_a_browser(address, browser):
     assert titles[-1] == f"BM25 + {titles[1]}, weight 0.5"
     assert len(titles) == 4
     assert all_of("section:first-child mark") == ["socket", "processes"]
-    _keep(browser, "search")
 
     # By keyboard: all counts in the hybrid, then the first hit, whose Enter shows similar chunks.
     field.send_keys(Keys.TAB, Keys.TAB)
@@ -187,11 +169,4 @@ def test_the_page_in_a_browser(address, browser):
         "return [document.documentElement.scrollWidth, window.innerWidth]"
     )
     assert width[0] <= width[1]
-    _keep(browser, "narrow")
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
-
-
-def _keep(browser, name):
-    """Save a screenshot in the folder REVELA_SCREENSHOTS."""
-    if folder := os.environ.get("REVELA_SCREENSHOTS"):
-        browser.save_screenshot(str(Path(folder, f"{name}.png")))

@@ -44,9 +44,7 @@ CONFIG = {
         source: {"source": source, "tasks": tasks} | ({"path": "own"} if source == "folder" else {})
         for source, tasks in TASKS.items()
     },
-    "tables": {
-        "main": {"caption": "c", "benchmark": "folder", "rows": ["ours", "gated"]},
-    },
+    "tables": {"main": {"caption": "c", "benchmark": "folder", "rows": ["ours", "gated"]}},
 }
 
 
@@ -161,9 +159,3 @@ def test_the_disk_may_have_too_little_room(folder, monkeypatch):
         assert done.exit_code == code
     # Each of the three repositories sends 9 GB.
     assert "27.0 GB" in done.output
-
-
-def test_a_misspelt_target_is_named(folder):
-    done = revela("check", "mine.yaml", "results/tables/mian.csv")
-    message = "error: mine.yaml: unknown target 'results/tables/mian.csv'; did you mean"
-    assert message in done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from revela.config import load_config
 from revela.config.text import Batches, FilesCorpus, First
-from revela.start.look import _rows_of, chunks_of, look
+from revela.start.look import chunks_of, look
 from revela.text.batching import make_batches
 from revela.text.chunking import chunk_corpus
 from revela.text.corpora import Skipped
@@ -68,26 +68,13 @@ def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path):
     assert len(sample) == 1000
     assert documents == pytest.approx(2_500, rel=0.1)
     assert words * documents == pytest.approx(sum(len(text.split()) for text in texts), rel=0.1)
+    packed = tmp_path / "mine.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    documents, *_ = look(corpus.model_copy(update={"path": str(packed)}), Skipped())
+    assert documents == pytest.approx(2_500, rel=0.1)
     made = chunk_corpus(corpus, tmp_path / "chunks.parquet", workers=1)
     estimate = chunks_of(documents, words, corpus.max_words)
     assert estimate == pytest.approx(made.chunks, rel=0.15)
     inputs = {"mine": tmp_path / "chunks.parquet"}
     batches = make_batches(Batches(corpora=["mine"]), inputs, tmp_path / "batches.parquet")
     assert estimate // 16 == pytest.approx(batches.batches, rel=0.15)
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_rows_of_a_long_file_are_estimated_from_its_beginning(tmp_path, suffix):
-    draw = random.Random(0)
-    lines = [
-        json.dumps({"text": draw.randbytes(draw.randint(30, 90)).hex()}) + "\n"
-        for _ in range(40_000)
-    ]
-    compress = gzip.compress if suffix else bytes
-    path = tmp_path / f"long.jsonl{suffix}"
-    path.write_bytes(compress("".join(lines).encode()))
-    estimate = _rows_of(path)
-    assert estimate != 40_000
-    assert estimate == pytest.approx(40_000, rel=0.1)
-    path.write_bytes(compress("".join(lines[:3000]).encode()))
-    assert _rows_of(path) == 3000  # a short file is counted exactly

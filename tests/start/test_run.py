@@ -1,5 +1,6 @@
 """`revela run`: Snakemake on a user's config, with one line of output per job."""
 
+import itertools
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import yaml
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from revela.start import progress
+from tests.training.common import as_in_a_terminal
 
 CONFIG = {
     "corpora": {"mine": {"source": "files", "path": "texts"}},
@@ -52,9 +54,8 @@ def test_run_prints_one_line_a_job(folder):
     assert "figures:" not in second.stdout  # the config has none
 
 
-@pytest.mark.parametrize("option", ["-n", "-np", "--dry-r"])
-def test_a_dry_run_is_printed_by_snakemake(folder, option):
-    dry = run(folder, CONFIG, option)
+def test_a_dry_run_is_printed_by_snakemake(folder):
+    dry = run(folder, CONFIG, "-np")
     assert "This was a dry-run" in dry.stdout + dry.stderr
 
 
@@ -101,13 +102,6 @@ def test_last_line_says_why_a_job_failed(folder):
     assert "set -euo" not in result.stderr
 
 
-def test_an_unknown_option_is_one_line(folder):
-    result = run(folder, CONFIG, "--nonsense")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("revela: error: Snakemake: unrecognized arg")
-    assert len(result.stderr.splitlines()) == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_stopped_run_leaves_the_folder_unlocked(folder, tmp_path, number):
     """A closed terminal ends the jobs, which share it; SIGTERM reaches Snakemake alone."""
@@ -115,7 +109,7 @@ def test_a_stopped_run_leaves_the_folder_unlocked(folder, tmp_path, number):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
     command = [sys.executable, "-m", "revela", "run", "mine.yaml", BATCHES]
     options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, preexec_fn=default_hangup, **options) as running:
+    with subprocess.Popen(command, preexec_fn=as_in_a_terminal, **options) as running:
         while not list(tmp_path.glob("results/logs/chunk/*.log")):
             assert running.poll() is None, running.stderr.read()
             time.sleep(0.1)
@@ -141,18 +135,6 @@ def test_a_second_run_in_a_folder_is_refused_in_one_line(folder, tmp_path):
     assert not locks.exists()
 
 
-def default_hangup():
-    """The tests may run under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def test_cores_that_run_nothing_are_refused(folder):
-    for cores in ("0", "-1", "some"):
-        result = run(folder, CONFIG, "--cores", cores)
-        assert result.returncode == 1
-        assert f"revela: error: --cores {cores}: expected a number above 0" in result.stderr
-
-
 def test_an_interrupted_job_has_not_failed(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "FAILED", [])
     handler = progress.LogHandler(None, None)
@@ -168,38 +150,29 @@ def test_an_interrupted_job_has_not_failed(capsys, monkeypatch, tmp_path):
 
 def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     """Two jobs run at once: chunks take 10 s, batches 20 s, the training 15 s."""
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    handler = progress.LogHandler(None, None)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
+    handler, number = progress.LogHandler(None, None), itertools.count(1)
 
     def emit(event, **details):
         handler.emit(logging.makeLogRecord({"event": event} | details))
 
-    def start(number, rule):
-        emit(LogEvent.JOB_INFO, jobid=number, rule_name=rule, wildcards={"x": str(number)}, log=[])
-
-    def finish(*numbers):
-        for number in numbers:
-            emit(LogEvent.JOB_FINISHED, job_id=number)
-
-    emit(LogEvent.RUN_INFO, stats={"chunk": 2, "batch": 4, "train": 1, "table": 1, "total": 8})
-    start(1, "chunk")
-    start(2, "chunk")
-    now = 10.0
-    finish(1, 2)
-    start(3, "batch")
-    start(4, "batch")
-    now = 30.0
-    finish(3, 4)
-    start(5, "batch")
-    start(6, "train")
-    now = 45.0
-    finish(6)
-    now = 50.0
-    finish(5)
-    start(7, "batch")
-    now = 70.0
-    finish(7)
+    jobs = {"chunk": 2, "batch": 4, "train": 1, "table": 1, "total": 8}
+    for now, finished, started in (
+        (0, [], ["chunk", "chunk"]),
+        (10, [1, 2], ["batch", "batch"]),
+        (30, [3, 4], ["batch", "train"]),
+        (45, [6], []),
+        (50, [5], ["batch"]),
+        (70, [7], []),
+    ):
+        monkeypatch.setattr(progress.time, "monotonic", lambda now=now: float(now))
+        if not now:
+            emit(LogEvent.RUN_INFO, stats=jobs)
+        for one in finished:
+            emit(LogEvent.JOB_FINISHED, job_id=one)
+        for rule in started:
+            job = {"jobid": next(number), "rule_name": rule, "log": []}
+            emit(LogEvent.JOB_INFO, **job, wildcards={"x": str(job["jobid"])})
     assert capsys.readouterr().err.splitlines() == [
         "8 jobs",
         "[1/8] chunk 1, 10 s",
@@ -234,15 +207,7 @@ def test_steps_of_a_running_training_and_its_own_time_left(monkeypatch, tmp_path
     assert handler._under_way() == expected
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("results/batches/mien.parquet", "unknown target .*; did you mean 'results/batches/mine"),
-        ("results/tables/x.csv", "unknown target"),
-        ("usag", "unknown target 'usag'; did you mean 'usage'?"),
-    ],
-)
-def test_misspelt_target_is_reported_with_a_suggestion(folder, target, message):
-    result = run(folder, CONFIG, "--jobs", "2", "usage", target)  # neither is a misspelt target
+def test_a_misspelt_target_is_reported_with_a_suggestion(folder):
+    result = run(folder, CONFIG, "--jobs", "2", "usage", "results/batches/mien.parquet")
     assert result.returncode == 1
-    assert re.search(f"revela: error: mine.yaml: {message}", result.stderr)
+    assert "mine.yaml: unknown target 'results/batches/mien.parquet'; did you" in result.stderr

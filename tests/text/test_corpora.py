@@ -1,11 +1,9 @@
 """Corpora: every source and every bad row."""
 
 import gzip
-import itertools
 import json
 import lzma
 import os
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -21,13 +19,7 @@ from revela.evaluation.benchmarks import read_rows
 from revela.evaluation.embeddings import passage
 from revela.start.look import look
 from revela.text.chunking import chunk_corpus
-from revela.text.corpora import (
-    Document,
-    Skipped,
-    _joined,
-    place,
-    read_documents,
-)
+from revela.text.corpora import Skipped, place, read_documents
 from revela.text.fields import field_names
 from revela.text.files import text_files, unread_files
 
@@ -81,11 +73,8 @@ def test_rows_without_an_id_or_title_stay_apart(tmp_path):
         found = documents(
             source="files", path=path, fields={"id": "id", "title": "title"}, join_title=joined
         )
-        assert [(d.id, d.text) for d in found] == [
-            ("a", "one"),
-            ("rows.jsonl:2", "two"),
-            ("rows.jsonl:3", "three"),
-        ]
+        expected = [("a", "one"), ("rows.jsonl:2", "two"), ("rows.jsonl:3", "three")]
+        assert [(d.id, d.text) for d in found] == expected
 
 
 def test_ids_do_not_depend_on_where_the_texts_are(tmp_path, monkeypatch):
@@ -126,9 +115,8 @@ def test_documents_are_chosen(tmp_path, chosen, ids):
 
 
 def test_shares_of_a_corpus_are_disjoint_and_complete(tmp_path):
-    rows = [{"key": n, "head": "", "body": f"text {n}"} for n in range(500)]
     path = tmp_path / "rows.jsonl"
-    rows_file(path, rows)
+    rows_file(path, [{"key": n, "head": "", "body": f"text {n}"} for n in range(500)])
 
     def ids(**settings):
         found = documents(source="files", path=str(path), fields=FIELDS, **settings)
@@ -188,10 +176,8 @@ def test_a_hub_set_that_cannot_be_reached(monkeypatch):
     with pytest.raises(RevelaError, match="hub cannot be reached"):
         documents(source="hub", dataset="somebody/something", file="corpus.jsonl.gz")
 
-    def gated(*_, **__):
-        raise datasets.exceptions.DatasetNotFoundError("'x' is a gated dataset on the Hub.")
-
-    monkeypatch.setattr(datasets, "load_dataset", gated)
+    error = datasets.exceptions.DatasetNotFoundError("'x' is a gated dataset on the Hub.")
+    monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=error))
     with pytest.raises(RevelaError, match=r"is gated: accept its terms .* HF_TOKEN"):
         documents(source="hub", dataset="somebody/something")
 
@@ -215,28 +201,18 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
     assert found[1].text == "b c d"
 
 
-def test_the_time_to_join_is_linear_in_the_length_of_an_article():
-    words = [str(n) for n in range(100_000)]
-    start = time.process_time()
-    (joined,) = _joined(iter([Document("0", " ".join(words + words[:40]), "A")]), Skipped())
-    assert time.process_time() - start < 5
-    assert joined.text.split() == words
-
-
 def test_too_many_bad_rows_are_an_error(tmp_path):
-    rows = [{"text": "" if n % 50 == 0 else "good"} for n in range(9000)]
-    path = rows_file(tmp_path / "rows.jsonl", rows)
+    def read(rows):
+        path = rows_file(tmp_path / "rows.jsonl", rows)
+        return documents(source="files", path=path, on_bad_row="skip")
+
+    bad, good = [{"text": ""}], [{"text": "good"}]
     with pytest.raises(RevelaError, match=r"180 of 9000 rows are bad, .*rows\.jsonl:1: .* empty"):
-        documents(source="files", path=path, on_bad_row="skip")
-    rows = [{"text": "" if n % 150 == 0 else "good"} for n in range(9000)]
-    path = rows_file(tmp_path / "rows.jsonl", rows)
-    assert len(documents(source="files", path=path, on_bad_row="skip")) == 8940
+        read((bad + good * 49) * 180)
     # However they are distributed, and however few there are.
-    path = rows_file(tmp_path / "rows.jsonl", [{"text": ""}] * 150 + [{"text": "good"}] * 20_000)
-    assert len(documents(source="files", path=path, on_bad_row="skip")) == 20_000
-    path = rows_file(tmp_path / "rows.jsonl", [{"text": ""}] * 60 + [{"text": "good"}] * 40)
+    assert len(read(bad * 150 + good * 20_000)) == 20_000
     with pytest.raises(RevelaError, match="60 of 100 rows"):
-        documents(source="files", path=path, on_bad_row="skip")
+        read(bad * 60 + good * 40)
 
 
 def test_a_hub_set_skips_bad_rows_unless_told_otherwise(tmp_path):
@@ -250,13 +226,8 @@ def test_a_hub_set_skips_bad_rows_unless_told_otherwise(tmp_path):
 
 def test_a_stream_that_stays_broken_is_one_line(tmp_path, monkeypatch):
     rows_file(tmp_path / "train.jsonl", [{"text": str(n)} for n in range(9)])
-    plain = datasets.IterableDataset.__iter__
-
-    def breaking(self):
-        yield from itertools.islice(plain(self), 5)
-        raise ConnectionError("the line is dead")
-
-    monkeypatch.setattr(datasets.IterableDataset, "__iter__", breaking)
+    broken = mock.Mock(side_effect=ConnectionError("the line is dead"))
+    monkeypatch.setattr(datasets.IterableDataset, "__iter__", broken)
     with pytest.raises(RevelaError, match="cannot be reached"):
         documents(source="hub", dataset=str(tmp_path))
 
@@ -353,11 +324,8 @@ def test_a_snapshot_of_the_hub(tmp_path):
     with pytest.raises(RevelaError, match=r"both files of rows and plain texts, such as notes\.md"):
         documents(source="files", path=str(tmp_path))
     (tmp_path / "data/train-00000-of-00001.parquet").unlink()
-    assert [Path(d.id).name for d in documents(source="files", path=str(tmp_path))] == [
-        "LICENSE.txt",
-        "README.md",
-        "notes.md",
-    ]
+    names = [Path(d.id).name for d in documents(source="files", path=str(tmp_path))]
+    assert names == ["LICENSE.txt", "README.md", "notes.md"]
 
 
 def test_texts_of_other_encodings_are_read_or_told(tmp_path):
@@ -376,8 +344,6 @@ def test_texts_of_other_encodings_are_read_or_told(tmp_path):
     (tmp_path / "7.txt").unlink()
     found = documents(**settings | {"encoding": "cp1252"})
     assert found[5].text == "Grüße"
-    with pytest.raises(RevelaError, match="unknown encoding 'latin1a'"):
-        documents(**settings | {"encoding": "latin1a"})
 
 
 def test_a_file_of_which_most_rows_are_bad_is_an_error(tmp_path):

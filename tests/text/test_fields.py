@@ -17,56 +17,33 @@ URL, DATE, HASH = "https://a.b/c-d", "Mon, 03 Mar 2024 10:00:00 GMT", "9f86d0818
 @pytest.mark.parametrize(
     ("row", "fields"),
     [
-        (
-            {"id": 1, "url": URL * 9, "title": "Rain", "text": ["Rain falls.", "It is wet."]},
-            {"text": "text", "title": "title", "id": "id"},
-        ),
-        ({"text": "label", "content": PROSE}, {"text": "content"}),
-        ({"document": PROSE, "summary": PROSE[:40]}, {"text": "document"}),
-        ({"html": f"<p>{PROSE}</p>", "text": PROSE}, {"text": "text"}),
-        (
-            {"abstract": PROSE, "name": "Of Rain", "at": DATE * 9},
-            {"text": "abstract", "title": "name"},
-        ),
-        (
-            {"_id": "a", "story": PROSE, "people": "Ann Lee, Bo Xi, Cy Day"},
-            {"text": "story", "id": "_id"},
-        ),
-        ({"title": PROSE, "hash": HASH * 9}, {"text": "title"}),
-        (
-            {"key": 7, "code": "def rain(hills):\n    return hills.of(rivers)"},
-            {"text": "code", "id": "key"},
-        ),
-        (
-            {"ID": 1, "Title": "R12", "note": PROSE, "Body": PROSE * 2},
-            {"text": "Body", "title": "Title", "id": "ID"},
-        ),
-        ({"satz": "河流把雨水带到海里。"}, {"text": "satz"}),
+        ({"id": 1, "url": URL * 9, "title": "Rain", "text": ["Rain falls."]}, "id title text"),
+        ({"text": "label", "content": PROSE}, "content"),
+        ({"document": PROSE, "summary": PROSE[:40]}, "document"),
+        ({"html": f"<p>{PROSE}</p>", "text": PROSE}, "text"),
+        ({"abstract": PROSE, "name": "Of Rain", "at": DATE * 9}, "name abstract"),
+        ({"_id": "a", "story": PROSE, "people": "Ann Lee, Bo Xi, Cy Day"}, "_id story"),
+        ({"title": PROSE, "hash": HASH * 9}, "title"),
+        ({"key": 7, "code": "def rain(hills):\n    return hills.of(rivers)"}, "key code"),
+        ({"ID": 1, "Title": "R12", "note": PROSE, "Body": PROSE * 2}, "ID Title Body"),
+        ({"satz": "河流把雨水带到海里。"}, "satz"),
     ],
 )
 def test_the_text_is_told_by_what_stands_in_it(tmp_path, row, fields):
+    """The fields are id, title and text, where rows have them."""
     path = tmp_path / "rows.jsonl"
     rows_file(path, [row] * 3)
-    assert field_names([path]).model_dump(exclude_none=True) == fields
+    assert [*field_names([path]).model_dump(exclude_none=True).values()] == fields.split()
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"at": DATE, "messages": [{"role": "me"}]},
-            r"no field of the rows is a text: at \('Mon, ",
-        ),
+        ({"at": DATE, "messages": [{"role": "me"}]}, r"no field of the rows is a text: at \('Mon,"),
         ({"url": URL, "n": 3, "sha": HASH}, r"no field .*: url \('https://a\.b/c-d'\), n, sha \("),
         ({"text": [URL, URL]}, r"no field of the rows is a text: text \("),
-        (
-            {"text": 3.5, "city": "Paris"},
-            r"no field .*: text, city \('Paris'\); name it with --field",
-        ),
-        (
-            {"question": PROSE[:40], "answer": PROSE},
-            r"more than one .*: answer \('Rain .*'\), question \('Rain .*`fields: \{text: …\}`",
-        ),
+        ({"text": 3.5, "city": "Paris"}, r"no field .*: text, city \('Paris'\); name it with --f"),
+        ({"question": PROSE[:40], "answer": PROSE}, r"more than one .*: answer \('Rain .*`fields"),
         ({"text": "Rain.", "story": PROSE}, r"more than one .*: text \('Rain\.'\), story \('Rain"),
     ],
 )

@@ -1,8 +1,11 @@
 """Settings and data of small trainings, and what they are compared by."""
 
 import signal
+import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -80,6 +83,17 @@ def assert_same_weights(one: Path, other: Path) -> None:
     expected, found = weights_of(one), weights_of(other)
     assert expected.keys() == found.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def wait_for_step(process: subprocess.Popen, output: Path, step: int) -> list[psutil.Process]:
+    """Wait until a training has logged a step; return the processes that it has started."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.glob("checkpoints/*/log.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) >= step:
+            return psutil.Process(process.pid).children()
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()}")
 
 
 def as_in_a_terminal() -> None:

@@ -27,11 +27,7 @@ def objective(request, data, pair_data) -> tuple[dict, Path]:
     settings: dict = {"lora": LORA, "batches_per_step": 2, "steps": 4}
     if request.param == "contriever":
         settings |= {"batches_per_device": 2, "language_model": None}
-        settings["objective"] = {
-            "name": "contriever",
-            "temperature": 0.1,
-            "encode_batch_size": 4,
-        }
+        settings["objective"] = {"name": "contriever", "temperature": 0.1, "encode_batch_size": 4}
         return settings, pair_data
     return settings | ({"objective": REPLUG} if request.param == "replug" else {}), data
 

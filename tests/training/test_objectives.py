@@ -27,26 +27,16 @@ def encoder(normalize=True):
     return encoder_around(tiny_llama().model, normalize=normalize)
 
 
-def test_cross_losses_equal_the_naive_form(both_ways):
-    model = tiny_llama().double()
-    ids, mask = pad(CHUNKS, 0)
-    losses = cross_losses(model, ids, mask)
+@pytest.mark.parametrize("bos", [[], [1]])
+def test_cross_losses_equal_the_naive_form(both_ways, bos):
+    """A BOS is at the beginning only, and not predicted."""
+    model = tiny_llama(bos_token_id=1).double()
+    losses = cross_losses(model, *pad([bos + chunk for chunk in CHUNKS], 0))
     for i, chunk in enumerate(CHUNKS):
-        for j, prefix in enumerate(CHUNKS):
+        for j, prefix in enumerate(bos + prefix for prefix in CHUNKS):
             logits = model(input_ids=torch.tensor([prefix + chunk])).logits[0].log_softmax(-1)
             expected = -sum(logits[len(prefix) + t - 1, token] for t, token in enumerate(chunk))
             torch.testing.assert_close(losses[i, j].double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_bos_is_not_predicted(both_ways):
-    model = tiny_llama(bos_token_id=1).double()
-    with_bos = cross_losses(model, *pad([[1, *chunk] for chunk in CHUNKS], 0))
-    for i, chunk in enumerate(CHUNKS):
-        for j, prefix in enumerate(CHUNKS):
-            ids = torch.tensor([[1, *prefix, *chunk]])
-            logits = model(input_ids=ids).logits[0].log_softmax(-1)
-            expected = -sum(logits[len(prefix) + t, token] for t, token in enumerate(chunk))
-            torch.testing.assert_close(with_bos[i, j].double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("include_self", [True, False])

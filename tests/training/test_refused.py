@@ -18,21 +18,28 @@ from revela.retriever.source import Source
 from revela.retriever.tokenizer import check_vocabulary
 from revela.training.trainer import train
 from tests.conftest import encoder_of
-from tests.training.common import (
-    LORA,
-    experiment,
+from tests.training.common import LORA, experiment
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_length": 513}, "has 512 positions; reduce max_length"),
+        (
+            {"max_length": 257, "objective": {"name": "revela", "reading": "joint"}},
+            r"for reading: joint: .* has 512 positions, but .* 514$",
+        ),
+        ({"batches_per_step": 96, "steps": None}, "80 rows are not enough for one step"),
+        (
+            {"learning_rate": 1e30, "warmup_steps": 0},
+            r"step \d+: .*(nan|inf|not finite); lower learning_rate",
+        ),
+    ],
 )
-
-
-def test_more_tokens_than_positions_are_refused(backbone, data, tmp_path):
-    with pytest.raises(RevelaError, match="has 512 positions; reduce max_length"):
-        train(experiment(backbone, max_length=513), data, tmp_path / "m")
-
-
-def test_joint_reading_needs_positions_for_a_document_and_a_chunk(backbone, data, tmp_path):
-    objective = {"name": "revela", "reading": "joint"}
-    with pytest.raises(RevelaError, match=r"for reading: joint: .* has 512 positions, but .* 514$"):
-        train(experiment(backbone, objective=objective, max_length=257), data, tmp_path / "m")
+def test_what_cannot_be_trained_is_refused(backbone, data, tmp_path, changes, message):
+    with pytest.raises(RevelaError, match=message):
+        train(experiment(backbone, **changes), data, tmp_path / "m")
+    assert not (tmp_path / "m" / "retriever").exists()
 
 
 def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path):
@@ -54,12 +61,6 @@ def test_the_vocabulary_of_an_adapted_embedding_is_known(backbone):
         check_vocabulary("a", encoder)
 
 
-def test_a_loss_that_is_not_finite_stops_the_training(backbone, data, tmp_path):
-    with pytest.raises(RevelaError, match=r"step \d+: .*(nan|inf|not finite); lower learning_rate"):
-        train(experiment(backbone, learning_rate=1e30, warmup_steps=0), data, tmp_path / "m")
-    assert not (tmp_path / "m" / "retriever").exists()
-
-
 def test_a_full_disk_is_one_line_of_error(backbone, data, tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "revela", "train", "--settings", experiment(backbone).dump(),
@@ -71,15 +72,6 @@ def test_a_full_disk_is_one_line_of_error(backbone, data, tmp_path):
     assert "cannot write" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "m" / "retriever").exists()
-
-
-@pytest.mark.parametrize("steps", [8, None])
-def test_too_few_rows_for_a_step(backbone, data, tmp_path, steps):
-    settings = experiment(backbone, batches_per_step=96, warmup_steps=2).model_copy(
-        update={"steps": steps}
-    )
-    with pytest.raises(RevelaError, match="80 rows are not enough for one step"):
-        train(settings, data, tmp_path / "m")
 
 
 def test_a_disk_without_locks_is_an_error(backbone, data, tmp_path, monkeypatch):

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -78,25 +76,6 @@ def test_the_other_objectives_learn(backbone, data, pair_data, tmp_path, objecti
     assert not (tmp_path / "m" / "language_model").exists()
 
 
-def test_the_memory_of_the_models_is_returned_before_the_check():
-    """Of three hundred tensors of a megabyte, as an adapter's, that are freed after a training."""
-    script = """
-import re, torch
-from revela.common.memory import keep_freed_memory, return_freed_memory
-def megabytes():
-    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-keep_freed_memory()
-before = megabytes()
-tensors = [torch.ones(2**18) for _ in range(300)]
-del tensors
-kept = megabytes() - before
-return_freed_memory()
-print(kept > 250, megabytes() - before < 50)
-"""
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert ran.stdout == "True True\n", ran.stderr
-
-
 def test_a_retriever_that_sentence_transformers_encodes_differently_stays_unchecked(
     backbone, data, tmp_path, monkeypatch
 ):
@@ -147,7 +126,7 @@ def test_accumulated_batches_have_equal_weight(backbone, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("most", "similarity"), [(2, "retriever"), (3, "retriever"), (8, "retriever"), (2, "documents")]
+    ("most", "similarity"), [(3, "retriever"), (8, "retriever"), (2, "documents")]
 )
 def test_several_batches_in_a_forward_pass_change_nothing(
     backbone, data, tmp_path, most, similarity
@@ -224,13 +203,13 @@ def test_loader_workers_change_nothing(backbone, objective, tmp_path, monkeypatc
         "__iter__",
         lambda self: collated_in.append(self.num_workers) or original(self),
     )
-    for workers in (0, 1, 2):
+    for workers in (0, 2):
         train(settings, rows, tmp_path / str(workers), loader_workers=workers)
         assert set(collated_in) == {workers}
         collated_in.clear()
-    assert_same_weights(tmp_path / "0", tmp_path / "1")
     signal.alarm(0)
     assert_same_weights(tmp_path / "0", tmp_path / "2")
+
     assert "parallelism" not in capfd.readouterr().err
 
 
@@ -272,15 +251,14 @@ def test_tensorboard_logs_stay(backbone, data, tmp_path, monkeypatch):
     assert list((tmp_path / "m" / "tensorboard").rglob("events.out.*"))
 
 
-def test_the_collator_shuffles_by_row_and_halves_by_corpus(backbone):
-    tokenizer = load_tokenizer(Source(str(backbone)))
-    settings = experiment(backbone, first_half=["x"])
-    collate = BatchCollator(settings, encoder_of(backbone), tokenizer)
-    orders = set()
-    for index in (0, 0, 1):
+def test_the_collator_shuffles_by_seed_and_row_and_halves_by_corpus(backbone):
+    tokenizer, orders = load_tokenizer(Source(str(backbone))), set()
+    for seed, index in ((0, 0), (0, 0), (0, 1), (1, 0)):
+        settings = experiment(backbone, first_half=["x"], seed=seed)
+        collate = BatchCollator(settings, encoder_of(backbone), tokenizer)
         tensors = collate([{"texts": TEXTS, "source": "y", "index": index}])
         orders.add(str(tensors["language_model_ids"].tolist()))
-    assert len(orders) == 2
+    assert len(orders) == 3
     whole = collate.tensors([{"texts": TEXTS, "source": "y"}])["retriever_mask"].sum(1)
     half = collate.tensors([{"texts": TEXTS, "source": "x"}])["retriever_mask"].sum(1)
     assert torch.equal(whole[:5], whole[5:])
@@ -358,29 +336,19 @@ def test_each_batch_of_each_step_has_its_own_dropout(backbone, data, tmp_path, m
     assert len({n for n in drawn if n > 2**32}) == 2 * 2 * 2  # seeds, steps, batches
 
 
-def test_a_seed_changes_adapters_and_the_order_of_rows_and_chunks(
-    backbone, data, tmp_path, monkeypatch
-):
-    adapters, rows, chunks = set(), set(), set()
-    original = BatchCollator._shuffled
+def test_a_seed_changes_adapters_and_the_order_of_rows(backbone, data, tmp_path, monkeypatch):
+    adapters, orders, original = set(), set(), BatchCollator.__call__
+    for number, seed in enumerate((0, 1, 0)):
+        seen: list[int] = []
 
-    def shuffled(self, row):
-        made = original(self, row)
-        seen.append((row["index"], [row["texts"].index(text) for text in made["texts"]]))
-        return made
+        def collate(self, rows, seen=seen):
+            seen.extend(row["index"] for row in rows)
+            return original(self, rows)
 
-    monkeypatch.setattr(BatchCollator, "_shuffled", shuffled)
-    for seed in (0, 1, 0):
-        seen: list[tuple[int, list[int]]] = []
-        folder = tmp_path / f"{len(rows)}{seed}"
-        still = {"learning_rate": 1e-12, "steps": 8, "seed": seed}
-        train(experiment(backbone, lora=LORA, **still), data, folder)
-        weights = load_file(folder / "retriever/adapter_model.safetensors")
+        monkeypatch.setattr(BatchCollator, "__call__", collate)
+        settings = experiment(backbone, lora=LORA, learning_rate=1e-12, seed=seed)
+        train(settings, data, tmp_path / str(number))
+        weights = load_file(tmp_path / f"{number}/retriever/adapter_model.safetensors")
         adapters.add(round(sum(float(w.sum()) for n, w in weights.items() if "lora_A" in n), 4))
-        rows.add(str([index for index, _ in seen]))
-        tokenizer = load_tokenizer(Source(str(backbone)))
-        settings = experiment(backbone, seed=seed)
-        collate = BatchCollator(settings, encoder_of(backbone), tokenizer)
-        row = {"texts": TEXTS, "source": "y"}
-        chunks.add(str([original(collate, row | {"index": n})["texts"] for n in range(4)]))
-    assert (len(adapters), len(rows), len(chunks)) == (2, 2, 2)
+        orders.add(tuple(seen))
+    assert (len(adapters), len(orders)) == (2, 2)

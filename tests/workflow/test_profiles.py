@@ -17,6 +17,7 @@ from tests.conftest import revela
 from tests.workflow.test_workflow import CONFIG, ROOT, jobs, snakemake, write_inputs
 
 LAUNCH = ROOT / "workflow" / "launch.sh"
+SCORES = "results/scores/revela-code-1b/CosQA.json"  # which a training and an evaluation make
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_the_paper_is_planned_on_a_cluster(clone):
 def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
     overlay = ("--workflow-profile", "slurm/nodes", "--slurm-status-command", "squeue")
     names = ("--default-resources", "slurm_partition=gpu", "slurm_account=mine")
-    printed = plan(clone, "--profile", "slurm", *overlay, "results/tables/coir.csv", *names)
+    printed = plan(clone, "--profile", "slurm", *overlay, SCORES, *names)
     train = asked(printed, "train")
     expected = {"nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun", "gres": "gpu:4"}
     assert (expected | {"slurm_partition": "gpu", "slurm_account": "mine"}).items() <= train.items()
@@ -115,7 +116,7 @@ def test_only_training_differs_on_several_nodes():
 
 
 def test_two_trainings_on_one_machine_do_not_share_its_gpus(clone):
-    printed = plan(clone, "--profile", "workflow/profiles/local", "results/tables/coir.csv")
+    printed = plan(clone, "--profile", "workflow/profiles/local", SCORES)
     assert "gpu=1" in printed
     assert asked(printed, "train")["gpu"] == "1"
     profile = yaml.safe_load((clone / "workflow/profiles/local/config.yaml").read_text())

@@ -58,9 +58,6 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-# ---------------------------------------------------------------------------- the stages
-
-
 def chunk(folder: Path) -> dict[str, str]:
     path = folder / "rows.jsonl"
     texts = [f"{TEXTS[n % 5]} So {n}.\n\nAn end." for n in range(20)]
@@ -266,9 +263,6 @@ STAGES: dict[str, Callable[[Path], Any]] = {
     stage.__name__: stage
     for stage in (chunk, batch, pair, collection, evaluate, train, table, compare, listing)
 }
-
-
-# ---------------------------------------------------------------------------- the tests
 
 
 @pytest.mark.parametrize("stage", STAGES)
