@@ -8,9 +8,9 @@ BATCH, LENGTH, RANK = 3, 8, 8
 TOKENS = 2 * BATCH * LENGTH  # query and passage forms; e and h rows
 
 
-def parts(checkpointing=False, flops: float = 1e12, bandwidth: float = 1e12):
+def parts(checkpointing=False, flops: float = 1e12, bandwidth: float = 1e12, fused=True):
     counter = Counter(flops, bandwidth)
-    return model_step("SmolLM2-135M", BATCH, LENGTH, checkpointing, counter, True)
+    return model_step("SmolLM2-135M", BATCH, LENGTH, checkpointing, counter, True, fused)
 
 
 def test_forward_passes_count_what_the_weights_ask_for():
@@ -29,8 +29,21 @@ def test_forward_passes_count_what_the_weights_ask_for():
     assert found["cross-document attention, forward"] == pytest.approx(cross)
 
 
+def test_time_is_the_longer_of_computing_and_moving():
+    computing, moving = parts(bandwidth=1e30), parts(flops=1e30)
+    assert computing["seconds"].sum() == pytest.approx(computing["flop"].sum() / 1e12)
+    assert moving["seconds"].sum() == pytest.approx(moving["bytes"].sum() / 1e12)
+
+
 def test_checkpointing_computes_the_forward_passes_again():
     more = parts(checkpointing=True)["flop"] - parts()["flop"]
     forward = parts()["flop"][["retriever, forward", "cross-document attention, forward"]].sum()
     assert more["backward"] > 1.5 * forward
     assert more.drop("backward").sum() == 0
+
+
+def test_fused_adapters_and_norms_move_less_and_compute_the_same():
+    plain, fused = parts(fused=False), parts()
+    assert fused["flop"].sum() == pytest.approx(plain["flop"].sum())
+    assert fused["bytes"].sum() < 0.9 * plain["bytes"].sum()
+    assert fused["kernels"].sum() < 0.9 * plain["kernels"].sum()

@@ -42,7 +42,7 @@ _OF_EVERY_EXPERIMENT = {
     "batches_per_step": _a_step(32),
     "max_length": 32,
     "warmup_steps": 1,
-    "lora": {"rank": 4},
+    "lora": {},
 }
 
 
@@ -59,6 +59,7 @@ def write_miniature(original: Path, path: Path) -> None:
     for entry in config["experiments"].values():
         if "base" not in entry:
             entry.update({**_OF_EVERY_EXPERIMENT, **entry})
+            entry["lora"] = entry["lora"] | {"rank": 4}
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 

@@ -2,12 +2,14 @@
 
 Every tensor is fake: it has a shape, a type and a device but no values, and an operator on tensors
 of two devices is an error as on a GPU. Values read on the host are those that the same step has
-read on the CPU. Prints for each objective the values that the host reads in a step, as one line of
-JSON.
+read on the CPU. Prints for each objective the values that the host reads in a step, and the number
+of operators per layer, as one line of JSON.
 """
 
+import collections
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.common import encoder_around
 from revela.config.training import ContrieverObjective, Lora, ReplugObjective, RevelaObjective
@@ -30,6 +33,7 @@ from tests.conftest import tiny_llama
 from tests.inbatch.reference import varlen_attn
 
 READS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__")
+NO_KERNELS = ("prim.device", "aten.detach", "aten._unsafe_view", "aten.empty", "aten.new_empty")
 CHUNKS = [[5, 9, 3, 7], [4, 4, 8], [6, 2, 11, 30, 7], [12, 3]]
 
 
@@ -56,6 +60,20 @@ class Read:
         return self.values
 
 
+class Count(TorchDispatchMode):
+    """Count the operators that launch a kernel, not views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        if not (function.is_view or any(part in name for part in NO_KERNELS)):
+            self.operators[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def host_reads(known: list[Any] | None = None) -> Iterator[list[Any]]:
     """Yield a list that records values read on the host; given one, replay its values instead."""
@@ -79,11 +97,11 @@ def host_reads(known: list[Any] | None = None) -> Iterator[list[Any]]:
         yield found
 
 
-def objective(name: str, checkpointing: bool) -> Any:
+def objective(name: str, layers: int, checkpointing: bool) -> Any:
     """Return an objective on tiny models in bfloat16, with LoRA."""
 
     def load(causal: bool) -> Any:
-        model = tiny_llama(hidden_size=32)  # heads of eight columns
+        model = tiny_llama(num_hidden_layers=layers, hidden_size=32)  # heads of eight columns
         model = (model if causal else model.model).bfloat16()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -137,13 +155,13 @@ def inputs_of(name: str) -> dict[str, Any]:
     }
 
 
-def step(name: str, checkpointing: bool, known: Any = None) -> list[Any]:
+def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
     """Run a step on the CPU or, given the values read on the host, on the simulated device.
 
     Returns:
-        The values read on the host.
+        The values read on the host, and the operators.
     """
-    module, inputs = objective(name, checkpointing).train(), inputs_of(name)
+    module, inputs = objective(name, layers, checkpointing).train(), inputs_of(name)
     with contextlib.ExitStack() as stack:
         if known is None:
             stack.enter_context(mock.patch("revela.inbatch.packing.varlen_attn", varlen_attn))
@@ -156,23 +174,34 @@ def step(name: str, checkpointing: bool, known: Any = None) -> list[Any]:
                 else given
                 for key, given in inputs.items()
             }
-        reads = stack.enter_context(host_reads(known))
+        reads, count = stack.enter_context(host_reads(known)), stack.enter_context(Count())
         module(**inputs)["loss"].backward()
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     assert all(weight.grad.device == weight.device for weight in trained)
-    return reads
+    return reads, count.operators
 
 
 def main() -> None:
-    """Run steps of each objective and print what they read."""
+    """Run steps of each objective and print their counts."""
     backend_registration._setup_privateuseone_for_python_backend("pretend", backend_module=Module())
     for module in ("inbatch.in_batch", "retriever.encode", "training.objectives.replug"):
         mock.patch(f"revela.{module}.flash_takes", return_value=True).start()
     found = {}
     for name in ("revela", "replug", "contriever"):
         for checkpointing in (False, True):
-            reads = step(name, checkpointing, step(name, checkpointing))
-            found[f"{name}{' checkpointing' * checkpointing}"] = [kind for kind, _ in reads]
+            operators = {}
+            for layers in (2, 3):
+                reads, _ = step(name, layers, checkpointing)
+                _, operators[layers] = step(name, layers, checkpointing, reads)
+            each = operators[3] - operators[2]
+            key = f"{name}{' checkpointing' if checkpointing else ''}"
+            found[key] = {
+                "reads": [name for name, _ in reads],
+                "operators": operators[2].total(),
+                "operators_a_layer": each.total(),
+            }
+            if "-v" in sys.argv:
+                print(key, *each.most_common(), sep="\n  ", file=sys.stderr)
     print(json.dumps(found))
 
 

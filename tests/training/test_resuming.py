@@ -10,24 +10,28 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from multiprocessing import current_process, resource_sharer
+from multiprocessing.connection import Client
 from pathlib import Path
 
+import psutil
 import pytest
+from torch.utils.data import DataLoader
 
 from revela.common.errors import RevelaError
 from revela.config.training import Experiment
 from revela.training import trainer as training
-from revela.training.checkpoints import COMPLETE, end_of_job, last_checkpoint, step_of
+from revela.training.checkpoints import (
+    COMPLETE,
+    end_of_job,
+    last_checkpoint,
+    start_loader_worker,
+    step_of,
+)
 from revela.training.loop import Trainer
 from revela.training.trainer import train
 from revela.training.trainlog import append_line, read_log
-from tests.training.common import (
-    LORA,
-    as_in_a_terminal,
-    assert_same_weights,
-    experiment,
-    wait_for_step,
-)
+from tests.training.common import LORA, as_in_a_terminal, assert_same_weights, experiment
 
 
 def count_forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -42,6 +46,7 @@ def count_forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+STOPS = ("KILL", "TERM", "INT", "USR1", "HUP")
 AS_WITH_A_GPU = """
 from revela import cli
 from revela.training import trainer
@@ -64,18 +69,25 @@ def run_until(
          "--output", str(output), "--loader-workers", str(workers), "--checkpoint-minutes", "0"],
         stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal,
     )  # fmt: skip
-    children = wait_for_step(process, output, step)
-    assert len(children) == workers
-    for child in children if how != signal.SIGKILL else ():
-        child.send_signal(how)
-    process.send_signal(how)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.glob("checkpoints/*/log.jsonl"))
+        if logs and len(logs[0].read_text().splitlines()) >= step:
+            children = psutil.Process(process.pid).children()
+            assert len(children) == workers
+            for child in children if how != signal.SIGKILL else ():
+                child.send_signal(how)
+            process.send_signal(how)
+            break
+        time.sleep(0.01)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0, "the training ended before it could be stopped"
     return errors
 
 
 @pytest.mark.parametrize(
-    ("how", "lora"), [(signal.SIGKILL, LORA), (signal.SIGINT, None), (signal.SIGUSR1, None)]
+    ("how", "lora"),
+    [(signal.SIGKILL, LORA), *((signal.Signals[f"SIG{name}"], None) for name in STOPS)],
 )
 def test_a_killed_training_resumes_and_ends_with_the_same_weights(
     backbone, data, tmp_path, monkeypatch, how, lora
@@ -98,20 +110,43 @@ def test_a_killed_training_resumes_and_ends_with_the_same_weights(
         assert [entry[name] for entry in logs[0]] == [entry[name] for entry in logs[1]]
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_training_resumes_with_other_options_of_the_machine(
-    backbone, data, tmp_path, monkeypatch
+    backbone, data, tmp_path, monkeypatch, how
 ):
     """With other values of options that do not change results."""
     settings = experiment(backbone, steps=25, lora=LORA)
     monkeypatch.setattr(training, "devices", lambda: ["cuda:0"])  # a CPU uses no workers
     train(settings, data, tmp_path / "undisturbed", loader_workers=0)
-    errors = run_until(settings, data, tmp_path / "moved", 7, signal.SIGTERM, workers=2)
-    assert "stopped by SIGTERM at step" in errors
-    assert "Traceback" not in errors
+    errors = run_until(settings, data, tmp_path / "moved", 7, how, workers=2)
+    if how == signal.SIGTERM:
+        assert "stopped by SIGTERM at step" in errors
+        assert "Traceback" not in errors
     calls = count_forward_passes(monkeypatch)
     train(settings, data, tmp_path / "moved", gradient_checkpointing=True, loader_workers=0)
     assert len(calls) < 25, "it started over"
     assert_same_weights(tmp_path / "undisturbed", tmp_path / "moved")
+
+
+class _AskedByAKilledTraining:
+    """A dataset whose worker is asked for a tensor by a process that ends before it is sent."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, item: int) -> int:
+        sharer = resource_sharer._resource_sharer
+        sharer.register(send=None, close=lambda: None)  # starts its thread
+        Client(sharer._address, authkey=current_process().authkey).close()
+        sharer.stop(60)  # after it has seen the end of that connection
+        return item
+
+
+def test_a_loader_worker_says_nothing_when_its_training_is_killed(capfd):
+    """So that the last line of the log is the training's own."""
+    start = {"num_workers": 1, "worker_init_fn": start_loader_worker}
+    assert list(DataLoader(_AskedByAKilledTraining(), **start)) == [0]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_closed_terminal_ends_in_a_checkpoint(backbone, data, tmp_path):
