@@ -160,7 +160,7 @@ def test_the_gpus_of_this_machine_divide_a_step(encoder, monkeypatch):
     new(notes(200), "--encoder", encoder)
     config = load_config(Path("my-notes.yaml"))
     contriever, revela = (config.experiments[f"my-notes-{n}"] for n in ("contriever", "revela"))
-    assert (contriever.batches_per_step, contriever.batches_per_device) == (30, 10)
+    assert (contriever.batches_per_step, contriever.batches_per_device) == (48, 16)
     assert revela.batches_per_step == 3
 
 

@@ -2,9 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from revela.common.errors import RevelaError
+from revela.common.locks import locked
 from revela.config.training import Experiment
 from revela.text import batching
 from revela.training.callbacks import check_adapter
@@ -25,7 +27,6 @@ from tests.conftest import TEXTS, tiny_llama, train_tokenizer
 from tests.training import common
 from tests.training.common import (
     assert_same_weights,
-    wait_for_step,
     weights_of,
     write_batches,
     write_pairs,
@@ -35,10 +36,7 @@ ROOT = Path(__file__).parents[2]
 # Large enough to be sharded by ZeRO-3.
 LORA = {"rank": 80, "alpha": 8, "dropout": 0.1}
 NAMES = ("lora", "further", "all-weights", "untied", "replug", "contriever")
-# Name, number of processes and ZeRO stage.
-RUNS = [(name, 2, stage) for stage in (0, 3) for name in NAMES]
-RUNS += [("lora", 2, 2), ("all-weights", 2, 2)]
-RUNS += [(name, 4, 0) for name in ("lora", "replug", "contriever")]
+ON_FOUR = ("lora-4-0", "replug-4-0", "contriever-4-0")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +72,10 @@ def experiments(folder: Path) -> dict[str, Experiment]:
     replug = {"name": "replug", "retriever_temperature": 0.1, "language_model_temperature": 1.0}
     return {
         "lora": experiment(
-            folder, lora=LORA, similarity_snapshot_steps=[0, 2], save_retriever_steps=[0, 2]
+            folder,
+            lora=LORA,
+            similarity_snapshot_steps=[0, 2],
+            save_retriever_steps=[0, 2],
         ),
         "further": experiment(  # one adapter is trained on, the other merged and frozen
             folder,
@@ -132,10 +133,11 @@ def trained(folder) -> Path:
         alone = job(name, settings, 1, 0)
         train(settings, Path(alone["data"]), Path(alone["output"]))
     several = experiments(folder) | {"undisturbed": long(folder)}
-    runs = [*RUNS, ("undisturbed", 2, 0), ("undisturbed", 2, 3)]
-    for count in (2, 4):
-        chosen = [run for run in runs if run[1] == count]
-        together(folder, count, [job(name, several[name], *how) for name, *how in chosen])
+    two = [(name, stage) for stage in (0, 2, 3) for name in several]
+    two.remove(("undisturbed", 2))
+    together(folder, 2, [job(name, several[name], 2, stage) for name, stage in two])
+    four = [job(name, settings, 4, 0) for name, settings in several.items()]
+    together(folder, 4, [each for each in four if Path(each["output"]).name in ON_FOUR])
     return folder
 
 
@@ -150,9 +152,16 @@ def together(folder: Path, processes: int, jobs: list[dict]) -> None:
 NUMBERS = {"loss", "plain_loss", "gradient_norm", "learning_rate", "top_similarity", "accuracy"}
 
 
-@pytest.mark.parametrize(("name", "processes", "stage"), RUNS)
-def test_the_number_of_processes_changes_nothing(trained, name, processes, stage):
-    one, more = trained / f"{name}-1-0", trained / f"{name}-{processes}-{stage}"
+@pytest.mark.parametrize(
+    "which",
+    [
+        *(f"{name}-2-{stage}" for stage in (0, 2, 3) for name in NAMES),
+        *ON_FOUR,
+    ],
+)
+def test_the_number_of_processes_changes_nothing(trained, which):
+    name, processes, _ = which.rsplit("-", 2)
+    one, more = trained / f"{name}-1-0", trained / which
     expected, found = read_log(one / "log.jsonl"), read_log(more / "log.jsonl")
     assert [entry["step"] for entry in expected] == [entry["step"] for entry in found]
     for left, right in zip(expected, found, strict=True):
@@ -166,7 +175,7 @@ def test_the_number_of_processes_changes_nothing(trained, name, processes, stage
         torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
     manifest = json.loads((more / "manifest.json").read_text())
     alone = json.loads((one / "manifest.json").read_text())
-    assert manifest["processes"] == processes
+    assert manifest["processes"] == int(processes)
     assert manifest["trainable_parameters"] == alone["trainable_parameters"]
 
 
@@ -212,8 +221,15 @@ def start(folder: Path, settings: Experiment, output: Path, stage: int) -> subpr
 
 def run_until(process: subprocess.Popen, output: Path, step: int) -> list[psutil.Process]:
     """Wait until a step is logged; return the launched processes by rank."""
-    workers = wait_for_step(process, output, step)
-    return sorted(workers, key=lambda worker: worker.environ()["RANK"])
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        logs = list(output.glob("checkpoints/*/log.jsonl"))
+        lines = logs[0].read_text().splitlines() if logs else []
+        if len(lines) >= step:
+            workers = psutil.Process(process.pid).children()
+            return sorted(workers, key=lambda worker: worker.environ()["RANK"])
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()[0]}")
 
 
 def gone(workers: list[psutil.Process]) -> bool:
@@ -237,13 +253,14 @@ def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained
     assert printed.endswith("revela: error: process 1 was killed by SIGKILL\n")
     assert "Traceback" not in printed
     assert gone(workers)
+    print(f"kill -9 of rank 1: resumes from {checkpoint_of(output)}")
 
-    if not stage:
-        process = start(folder, settings, output, stage)
-        workers = run_until(process, output, 10)
-        process.kill()
-        assert gone(workers), "they train on without their launcher"
-        process.communicate()
+    process = start(folder, settings, output, stage)
+    workers = run_until(process, output, 10)
+    process.kill()
+    assert gone(workers), "they train on without their launcher"
+    process.communicate()
+    print(f"kill -9 of the launcher: resumes from {checkpoint_of(output)}")
 
     process = start(folder, settings, output, stage)
     workers = run_until(process, output, 14)
@@ -255,6 +272,13 @@ def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained
     stopped_at = len(read_log(next(output.glob("checkpoints/*/log.jsonl"))))
     assert checkpoint_of(output) == stopped_at, "a signal loses no step"
 
+    if not stage:
+        process = start(folder, settings, output, stage)
+        workers = run_until(process, output, stopped_at + 1)
+        workers[1].send_signal(signal.SIGUSR1)  # the other one is not printed
+        printed, _ = process.communicate(timeout=60)
+        assert "revela: error: stopped by SIGUSR1 at step" in printed
+
     process = start(folder, settings, output, stage)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
@@ -263,6 +287,15 @@ def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained
     for number in {"step", *NUMBERS}:
         assert [entry.get(number) for entry in logs[0]] == [entry.get(number) for entry in logs[1]]
     assert not (output / "checkpoints").exists()
+
+
+def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
+    checkpoints = tmp_path / "m" / "checkpoints"
+    with locked(checkpoints, "training"):
+        process = start(folder, experiment(folder), tmp_path / "m", 0)
+        printed, _ = process.communicate(timeout=60)
+    assert printed == f"revela: error: {checkpoints}: another training is using this folder\n"
+    assert process.returncode == 1
 
 
 def test_a_loss_that_is_not_finite_stops_all_processes_in_one_line(folder, tmp_path):
@@ -279,25 +312,22 @@ def test_a_loss_that_is_not_finite_stops_all_processes_in_one_line(folder, tmp_p
     assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize(
-    ("written", "now", "refused"),
-    [
-        ((0, 2, 1), (0, 2, 1), ""),
-        ((0, 2, 1), (0, 4, 1), "on 2 processes and can only be resumed that way"),
-        ((3, 2), (3, 2), ""),
-        ((0, 2), (0, 4), ""),
-        ((3, 2), (3, 4), "written with --zero 3 on 2 processes"),
-        ((3, 2), (0, 2), "written with --zero 3 on 2 processes"),
-        ((0, 2), (2, 2), "written with --zero 0 on 2 processes"),
-    ],
-)
-def test_a_sharded_checkpoint_needs_as_many_processes(tmp_path, written, now, refused):
-    old, new = (
-        dict(zip(("zero", "processes", "gathered"), of, strict=False)) for of in (written, now)
-    )
-    mark_complete(tmp_path, old)
-    with pytest.raises(RevelaError, match=refused) if refused else nullcontext():
-        check_processes(tmp_path, new)
+def test_a_sharded_checkpoint_needs_as_many_processes(tmp_path):
+    def check(now: tuple[int, int], written: tuple[int, int]) -> None:
+        names = ("zero", "processes")
+        mark_complete(tmp_path, dict(zip(names, written, strict=True)))
+        check_processes(tmp_path, dict(zip(names, now, strict=True)))
+
+    gathered = {"zero": 0, "processes": 2, "gathered": 1}
+    mark_complete(tmp_path, gathered)
+    check_processes(tmp_path, gathered)
+    with pytest.raises(RevelaError, match="on 2 processes and can only be resumed that way"):
+        check_processes(tmp_path, gathered | {"processes": 4})
+    check((3, 2), (3, 2))
+    check((0, 4), (0, 2))
+    for now, written in (((3, 4), (3, 2)), ((0, 2), (3, 2)), ((2, 2), (0, 2))):
+        with pytest.raises(RevelaError, match=rf"written with --zero {written[0]} on 2 processes"):
+            check(now, written)
 
 
 ONES, NAN = torch.ones(2, 3), torch.full((2, 3), torch.nan)
