@@ -20,12 +20,12 @@ def new(
         Path | None, typer.Option(help="File to write; named after the texts by default.")
     ] = None,
     encoder: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="Folder or hub name; the first is adapted, others are compared. By default "
             "gte-modernbert-base, without a GPU all-MiniLM-L6-v2."
         ),
-    ] = [],  # noqa: B006
+    ] = None,
     collection: Annotated[
         Path | None,
         typer.Option(help="Folder of a test collection in BEIR layout, for a further table."),
@@ -38,7 +38,7 @@ def new(
     from revela.start.new import entry_name, write_config
 
     output = output or Path(f"{entry_name(Path(os.path.abspath(texts)).stem)}.yaml")
-    print(write_config(texts, output, encoder, collection, field))
+    print(write_config(texts, output, encoder or [], collection, field))
     print(f"{output}: read it, then: revela run {output}")
 
 
