@@ -142,7 +142,8 @@ def test_the_page_in_a_browser(address, browser):
     # By keyboard: all counts in the hybrid, then the first hit, whose Enter shows similar chunks.
     field.send_keys(Keys.TAB, Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.END)
-    until(lambda: all_of("section:last-child li") == all_of("section:nth-child(2) li"))
+    until(lambda: all_of("h2")[-1] == f"BM25 + {titles[1]}, weight 1")
+    assert all_of("section:last-child .text") == all_of("section:nth-child(2) .text")
     browser.switch_to.active_element.send_keys(Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     until(lambda: all_of("h2") == ["This chunk", "Similar chunks, by BM25"])
