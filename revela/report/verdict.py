@@ -12,7 +12,7 @@ from revela.config.evaluation import EncoderModel, TextsBenchmark
 from revela.config.file import Config
 from revela.config.report import Table
 from revela.config.text import FilesCorpus
-from revela.report.significance import analyse, read_analysis
+from revela.report.significance import read_analysis
 from revela.report.tables import difference
 
 _SIGNIFICANT = 0.05
@@ -21,9 +21,9 @@ _SIGNIFICANT = 0.05
 def verdict(config: Config, name: str) -> str:
     """Return what a compiled table with `compared_to` says of its experiments; "" if nothing.
 
-    If a hybrid of the table chose among them on queries that are not in the table, the one that it
-    chose is judged, by a p that needs no adjustment for the other rows; else the best is. A table
-    of the user's own texts also says what to do next.
+    An adapted system whose gain is significant in the table, adjusted for its other rows, makes it
+    worth it: if several are, the one that a hybrid of the table chose on other queries, else the
+    best. A table of the user's own texts also says what to do next.
     """
     table = config.table(name)
     lines = _means(table, read_analysis(Path(paths.made("tables", name))))
@@ -31,17 +31,14 @@ def verdict(config: Config, name: str) -> str:
     trained = [model for model in lines if model in config.experiments]
     if not trained or start not in lines:
         return ""
-    if (chosen := _chosen(table)) in trained:
-        pair = [row for row in table.rows if {start, chosen} & {*row.model}]
-        alone = table.model_copy(update={"rows": pair})
-        lines |= _means(alone, analyse(alone, Path("results/scores")))
-    chosen = chosen or max(trained, key=lambda model: lines[model]["difference"])
-    gains = chosen in trained and _sign(lines[chosen]) > 0
-    if chosen not in trained:
-        same = rows.get(chosen, chosen)
-        says = f"is not worth it: {same} was at least as good on the queries that choose"
-    elif gains:
+    gaining = [model for model in trained if _sign(lines[model]) > 0]
+    chosen = _chosen(table)
+    if chosen not in (gaining or [*trained, start]):
+        chosen = max(gaining or trained, key=lambda model: lines[model]["difference"])
+    if gaining:
         says = "is worth it"
+    elif chosen == start:
+        says = f"is not worth it: {rows[start]} was at least as good on the queries that choose"
     elif _sign(lines[chosen]) < 0:
         says = "makes it worse"
     else:
@@ -56,7 +53,7 @@ def verdict(config: Config, name: str) -> str:
     text = f"{adapting}. {measure}: {'; '.join([untouched, *figures])}."
     if better:
         text += f" {rows[better[0]]} is the better start: name it first."
-    return f"{text}{_next(config, table, name, shown[0], gains)}"
+    return f"{text}{_next(config, table, name, shown[0], bool(gaining))}"
 
 
 def _next(config: Config, table: Table, name: str, trained: str, gains: bool) -> str:
