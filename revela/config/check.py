@@ -23,7 +23,7 @@ from revela.config.evaluation import (
 )
 from revela.config.file import Config
 from revela.config.names import Name, references
-from revela.config.printed import read_listing, read_reported
+from revela.config.printed import read_listing, read_notes, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
 
 _WRITTEN = (
@@ -188,3 +188,5 @@ def _check_table(where: str, config: Config, name: str) -> None:
     if table.reported:
         with errors_at(f"{where}.reported"):
             read_reported(table)
+        with errors_at(f"{where}.notes"):
+            read_notes(table)
