@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from revela.config import load_config
 from revela.config.report import Table
 from revela.config.settings import parse_settings
 from revela.report import commands, reported, tables
@@ -143,3 +144,10 @@ def test_what_stands_in_the_wrong_row_is_not_held_against_a_measurement(paper, t
     assert set(voyage.drop("SOQA")) == {"reproduced"}
     assert voyage["SOQA"] == "misplaced"  # its published score does not agree with the mean
     assert set(lines.loc["UniX 0.1B"]["note"]) == {"copied", ""}
+
+
+def test_the_documentation_says_where_everything_in_the_paper_is():
+    text = (ROOT / "docs/reproducing.md").read_text().partition("## Where everything")[2]
+    config = load_config(ROOT / "config.yaml")
+    for name in (*config.tables, *config.listings, *config.figures):
+        assert re.search(rf"[`/]{name}(\.csv|\.png|`)", text), name
