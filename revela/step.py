@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -99,14 +99,15 @@ def step(app: typer.Typer) -> Callable[[Function], Function]:
 def command(app: typer.Typer) -> Callable[[Function], Function]:
     """Make a function a subcommand of `app`.
 
-    A parameter typed by settings is an option that takes JSON, and `--help` lists its keys;
+    A parameter typed by settings, or by a list of them, is an option that takes JSON, and `--help`
+    lists its keys;
     `inputs` are the files of `--input NAME=PATH`, by name; typer reads all other parameters.
     """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         kinds = {
-            name: signature.parameters[name].annotation
+            name: _each(signature.parameters[name].annotation)
             for name, hint in get_type_hints(function).items()
             if name != "return" and _is_settings(hint)
         }
@@ -140,8 +141,13 @@ def command(app: typer.Typer) -> Callable[[Function], Function]:
     return decorate
 
 
+def _each(hint: Any) -> Any:
+    """Return the type of a list's items, or that of another parameter itself."""
+    return get_args(hint)[0] if get_origin(hint) is list else hint
+
+
 def _is_settings(hint: Any) -> bool:
-    kinds = get_args(hint) or (hint,)
+    kinds = get_args(_each(hint)) or (_each(hint),)
     return all(isinstance(kind, type) and issubclass(kind, Settings) for kind in kinds)
 
 
@@ -154,7 +160,8 @@ def _option(parameter: inspect.Parameter, kinds: Mapping[str, Any]) -> inspect.P
             help="Settings; their keys are listed below.",
             parser=lambda text: parse_settings(kinds[name], text, f"--{name}"),
         )
-        return parameter.replace(annotation=Annotated[Any, option])
+        several = get_origin(parameter.annotation) is list
+        return parameter.replace(annotation=Annotated[list[Any] if several else Any, option])
     if name == "inputs":
         option = typer.Option(
             "--input",

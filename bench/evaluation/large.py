@@ -85,8 +85,8 @@ def _evaluated(model: dict[str, str], folder: Path) -> tuple[float, float]:
     benchmark = {"source": "folder", "path": str(folder.parent), "tasks": [folder.name]}
     benchmark |= {"max_length": _MAX_LENGTH}
     with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "revela", "evaluate", folder.name]
-        command += ["--folder", str(folder), "--cache", f"{place}/cache"]
+        command = [sys.executable, "-m", "revela", "evaluate"]
+        command += ["--input", f"{folder.name}={folder}", "--cache", f"{place}/cache"]
         command += ["--model", json.dumps(model), "--benchmark", json.dumps(benchmark)]
         command += ["--scores", f"{place}/scores.json", "--run", f"{place}/run.trec"]
         quiet = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}

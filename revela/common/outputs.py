@@ -250,9 +250,18 @@ def write_manifest(
 
     The `inputs` are hashed; `facts` are those of the step itself (counts, device, …).
     """
+    beside = output.with_suffix(".manifest.json")
+    path = output / "manifest.json" if output.is_dir() else beside
+    write_json(path, manifest(output, settings, inputs, **facts))
+
+
+def manifest(
+    output: Path, settings: Mapping[str, Any], inputs: list[Path], **facts: Any
+) -> dict[str, Any]:
+    """Return the content of a manifest; see `write_manifest`."""
     seconds = time.time() - STARTED
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    manifest = {
+    return {
         "output": str(output),
         "settings": dict(settings),
         "inputs": {str(path): sha256(path) for path in inputs},
@@ -264,9 +273,8 @@ def write_manifest(
         "seconds": round(seconds, 1),
         "peak_memory_gb": round(memory_gb, 3),
         **_gpu_facts(seconds),
+        **facts,
     }
-    beside = output.with_suffix(".manifest.json")
-    write_json(output / "manifest.json" if output.is_dir() else beside, manifest | facts)
 
 
 def _gpu_facts(seconds: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ STAGE_VERSIONS = {
     "judgements": 1,
     "fuse": 1,
     "table": 3,
-    "compare": 1,
+    "compare": 2,
     "listing": 1,
     "figure": 1,
     "step_cost": 1,

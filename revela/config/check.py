@@ -23,7 +23,7 @@ from revela.config.evaluation import (
 )
 from revela.config.file import Config
 from revela.config.names import Name, references
-from revela.config.printed import read_listing, read_reported
+from revela.config.printed import read_listing, read_notes, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
 
 _WRITTEN = (
@@ -67,7 +67,7 @@ def check_references(config: Config) -> None:
             check_name(f"experiments.{name}.first_half", f"source of {data!r}", source, sources)
     benchmark_of: dict[str, str] = {}
     for name, suite in config.benchmarks.items():
-        _check_tasks(f"benchmarks.{name}", suite)
+        _check_tasks(f"benchmarks.{name}", suite, config)
         for task in suite.tasks:
             if task in benchmark_of:
                 other = benchmark_of[task]
@@ -119,20 +119,21 @@ def _check_circles(config: Config, section: str, key: str) -> None:
         raise RevelaError(f"{section}.{circle[0]}.{key}: {message}") from error
 
 
-def _check_tasks(where: str, suite: AnyBenchmark) -> None:
+def _check_tasks(where: str, suite: AnyBenchmark, config: Config) -> None:
     what, known = "task", frozenset(suite.tasks)
     if isinstance(suite, MtebBenchmark):
         for task in suite.instructions:
             check_name(f"{where}.instructions", what, task, known)
         what, known = "mteb retrieval task", mteb_task_names()
     if isinstance(suite, Benchmark):
-        shares = suite.shares_corpus
-        for task in [*shares, *shares.values()]:
-            check_name(f"{where}.shares_corpus", "task", task, suite.tasks)
-        if twice := shares.keys() & shares.values():
-            raise RevelaError(
-                f"{where}.shares_corpus: {min(twice)!r} itself shares the corpus of another task"
-            )
+        shares, where_from = suite.shares_corpus, f"{where}.shares_corpus"
+        pairs = dict.fromkeys(suite.tasks, shares) if isinstance(shares, str) else shares
+        for task, other in pairs.items():
+            check_name(where_from, "task", task, suite.tasks)
+            check_name(where_from, "retrieval task", other, config.retrieval_tasks)
+            if config.shares_corpus(other):
+                itself = f"{other!r} itself shares the corpus of another task"
+                raise RevelaError(f"{where_from}: {itself}")
     if isinstance(suite, LmEvalBenchmark):
         # If lm-eval is not installed its tasks are unknown; the command reports it.
         files = lm_eval_task_files(suite.path)
@@ -187,3 +188,5 @@ def _check_table(where: str, config: Config, name: str) -> None:
     if table.reported:
         with errors_at(f"{where}.reported"):
             read_reported(table)
+        with errors_at(f"{where}.notes"):
+            read_notes(table)

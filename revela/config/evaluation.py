@@ -109,15 +109,22 @@ TaskName = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
 TextsTask = Literal["halves", "titles"]
 
 
+# Tasks of hubs are large; a cluster evaluates them at the same time.
+_ONE_PER_JOB: Any = Field(1, description="as of other benchmarks, but 1 by default")
+
+
 class Benchmark(Settings):
     """Keys of all benchmarks for retrievers."""
 
     max_length: Tokens = Field(2048, description="maximum number of tokens in a text")
     precision: Precision = "bfloat16"
-    shares_corpus: dict[str, str] = Field(
+    tasks_per_job: Positive | None = Field(
+        None, description="a job evaluates a model on this number of the tasks; null: on all"
+    )
+    shares_corpus: str | dict[str, str] = Field(
         {},
-        description="task → another task with most of its passages, which is evaluated first; "
-        "common passages are encoded once",
+        description="task → another task with most of its passages, or one such task for all; a "
+        "job evaluates both and encodes common passages once",
     )
 
 
@@ -171,6 +178,7 @@ class IrDatasetsBenchmark(Benchmark):
     tasks: dict[TaskName, str] = Field(
         min_length=1, description="name of your choice → id in ir_datasets, e.g. beir/scifact/test"
     )
+    tasks_per_job: Positive | None = _ONE_PER_JOB
 
 
 class MtebBenchmark(Benchmark):
@@ -182,6 +190,7 @@ class MtebBenchmark(Benchmark):
         {},
         description="task → text for `{instruction}` in a query prefix; mteb's prompt by default",
     )
+    tasks_per_job: Positive | None = _ONE_PER_JOB
 
 
 class FolderBenchmark(Benchmark):

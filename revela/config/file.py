@@ -16,7 +16,6 @@ from revela.config.evaluation import (
     AnyBenchmark,
     AnyModel,
     ApiModel,
-    Benchmark,
     EncoderModel,
     HybridModel,
     LanguageModel,
@@ -25,7 +24,7 @@ from revela.config.evaluation import (
     MtebBenchmark,
 )
 from revela.config.names import ModelName, ModelRef, references
-from revela.config.report import AnyFigure, Listing, Table
+from revela.config.report import AnyFigure, LearningFigure, Listing, Table
 from revela.config.settings import Settings
 from revela.config.text import AnyCorpus, Batches, Pairs
 from revela.config.training import Experiment
@@ -150,8 +149,8 @@ class Config(Settings):
         update: dict[str, Any] = {"tasks": tasks}
         if isinstance(suite, MtebBenchmark):
             update["instructions"] = {k: v for k, v in suite.instructions.items() if k == name}
-        if isinstance(suite, Benchmark):
-            update["shares_corpus"] = {}
+        for key in {"shares_corpus", "tasks_per_job"} & suite.model_fields_set:  # change no score
+            update[key] = type(suite).model_fields[key].default
         return suite.model_copy(update=update)
 
     def resolved(self, section: str, name: str) -> Settings:
@@ -245,10 +244,42 @@ class Config(Settings):
             return {table: paths.made("tables", table) for table, _ in figure.tables}
         return {trained: paths.training_log(trained) for trained in references(figure)}
 
-    def shared_corpus(self, model: str, task: str) -> str | None:
-        """Return the task from which a task can reuse a model's encoded passages."""
-        shares = getattr(self.benchmarks[self.tasks[task]], "shares_corpus", {})
-        return shares.get(task) if isinstance(self.model(model), EncoderModel) else None
+    def shares_corpus(self, task: str) -> str | None:
+        """Return the task with most of a task's passages, if it names one."""
+        suite: Any = self.benchmarks[self.tasks[task]]
+        shares = suite.shares_corpus
+        return shares if isinstance(shares, str) else shares.get(task)
+
+    def first_of_job(self, task: str) -> str:
+        """Return the first of the tasks that are evaluated in one job with a task."""
+        if other := self.shares_corpus(task):
+            return self.first_of_job(other)
+        suite: Any = self.benchmarks[self.tasks[task]]
+        tasks = list(suite.tasks)
+        place = tasks.index(task)
+        return tasks[place - place % (suite.tasks_per_job or len(tasks))]
+
+    def evaluations(self) -> dict[str, list[str]]:
+        """Return the retrieval tasks on which tables and figures show each model, by the model.
+
+        Those of a hybrid are tasks of its parts, too.
+        """
+        asked: set[tuple[str, str]] = {
+            (model, task)
+            for table in map(self.table, self.tables)
+            for row in table.rows
+            for model, task in itertools.product(row.model, table.tasks())
+        }
+        for name, figure in self.figures.items():
+            if isinstance(figure, LearningFigure):
+                asked |= {(model, figure.task) for model in self._figure_inputs(name)}
+        for model, task in list(asked):
+            if hybrid := self.hybrids.get(model):
+                tuning = self.tuning_tasks(model, task)
+                asked |= set(itertools.product(map(str, hybrid.of), [task, *tuning]))
+        tasks = self.retrieval_tasks
+        models = [model for model in self.evaluated if model not in self.hybrids]
+        return {model: [task for task in tasks if (model, task) in asked] for model in models}
 
     def collection(self, task: str) -> str | None:
         """Return the folder of a local task's collection, or None for a hub task."""

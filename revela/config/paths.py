@@ -20,7 +20,6 @@ queries = "results/scores/{}/{}.queries.csv".format  # of a model on a task: eac
 run = "results/runs/{}/{}.trec".format  # ranked lists of a model on a task
 judgements = "results/judgements/{}.json".format  # of a task
 collection = "results/benchmarks/{}/{}".format  # folder; of a benchmark that is made here, a task
-embeddings = "results/embeddings/{}/{}".format  # of a model and a task; kept while needed
 bench = "results/bench/{}.csv".format  # the measurements that a figure is drawn from
 
 

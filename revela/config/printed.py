@@ -39,6 +39,24 @@ def read_reported(table: Table) -> "pd.DataFrame":
     return figures
 
 
+def read_notes(table: Table) -> "pd.DataFrame":
+    """Read the notes on a table's printed figures: `system`, `task`, `note` and `published`.
+
+    Raises:
+        RevelaError: the file cannot be read, or contains another kind of note.
+    """
+    import pandas as pd
+
+    columns = ["system", "task", "note", "published"]
+    if not table.notes:
+        return pd.DataFrame(columns=columns)
+    with reading(table.notes, "a CSV of notes"):
+        notes = pd.read_csv(table.notes)[columns].astype({"published": float})
+    for note in notes["note"]:
+        check_name(table.notes, "note", str(note), ["copied", "misplaced"])
+    return notes
+
+
 def read_listing(listing: Listing) -> "pd.DataFrame":
     """Read a listing's file, every cell as text.
 

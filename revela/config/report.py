@@ -81,6 +81,11 @@ class Table(Captioned):
     reported: str | None = Field(
         None, description="CSV of printed figures whose first column is headed `task` or `model`"
     )
+    notes: str | None = Field(
+        None,
+        description="CSV of system, task, note on its printed figure (`copied` from another paper, "
+        "`misplaced`: that of another task) and the right figure, if it is known",
+    )
     mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
     bold: Literal["table", "group", "none"] = Field(
         "table", description="scope within which the best figure is bold"

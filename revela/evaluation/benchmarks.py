@@ -39,7 +39,8 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cac
         return mteb.get_task(task)
     check_name("task", "task", task, benchmark.tasks)
     if folder is None:
-        raise RevelaError(f"task {task!r} of benchmark source {benchmark.source!r} needs --folder")
+        where = f"task {task!r} of benchmark source {benchmark.source!r}"
+        raise RevelaError(f"{where} needs the folder of its collection (see --help)")
     return local_task(task, folder, cache, getattr(benchmark, "split", "test"))
 
 

@@ -1,16 +1,22 @@
 """`revela collection`, `evaluate`, `evaluate-lm`."""
 
 import contextlib
+import hashlib
 import itertools
+import json
+import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
+from revela.common.files import digest
 from revela.common.locks import locked
 from revela.common.outputs import (
     atomic_output,
@@ -20,6 +26,7 @@ from revela.common.outputs import (
     write_json,
     write_text,
 )
+from revela.common.versions import STAGE_VERSIONS
 from revela.config.evaluation import (
     AnyRetriever,
     HybridModel,
@@ -31,14 +38,16 @@ from revela.config.evaluation import (
     RetrievalBenchmark,
 )
 from revela.evaluation.benchmarks import load_task
-from revela.step import Made, Output, step
+from revela.step import Made, Output, command, step
 
 app = typer.Typer()
 
 Scores = Annotated[Path, typer.Option("--scores", help="JSON file to write.")]
 Cache = Annotated[
     Path,
-    typer.Option(help="Folder for temporary embeddings, which a restart reuses, and BM25 indexes."),
+    typer.Option(
+        help="Folder for embeddings and BM25 indexes meanwhile, and for finished results."
+    ),
 ]
 Name = Annotated[str, typer.Option(help="Name of the model in the output.")]
 Run = Annotated[Path | None, typer.Option(help="TREC run to write.")]
@@ -63,57 +72,80 @@ def collection(settings: MadeBenchmark, task: str, inputs: dict[str, Path], outp
     return Made(summary, {"task": task, **counts})
 
 
-@step(app)
+@command(app)
 def evaluate(
-    task: str,
     model: AnyRetriever,
-    benchmark: RetrievalBenchmark,
-    output: Scores,
+    benchmark: list[RetrievalBenchmark],
+    inputs: dict[str, Path],
+    scores: Scores,
     cache: Cache,
     run: Run = None,
     queries: Queries = None,
-    folder: Folder = None,
     mteb: Mteb = None,
-    embeddings: Annotated[
-        Path | None, typer.Option(help="Folder to keep embeddings in; deleted by default.")
-    ] = None,
-    similar: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="Embeddings of another task, reused for common passages."),
-    ] = None,
     name: Name = "model",
-) -> Made:
-    """Evaluate a retriever on a task."""
-    from revela.evaluation import measure
+) -> None:
+    """Evaluate a retriever on all tasks of one or several benchmarks.
+
+    The folder of a local collection is the input TASK. `{task}` in the path of an output stands for
+    the task. The cache keeps the results of a task, for as long as nothing that they depend on
+    changes.
+    """
     from revela.retriever.source import Source
 
-    files = _files(benchmark, folder)
-    check_ours(*filter(None, (run, queries, mteb, embeddings)))
-    with _working(cache, name, task) as work:
-        loaded_task = load_task(benchmark, task, folder, work)
-        source = Source.of(model) if model.kind == "encoder" else None
-        revision = source.fingerprint() if source else ""
-        searcher = measure.load_searcher(model, name, revision, benchmark, work, similar)
-        measured = measure.evaluate(searcher, loaded_task)
-        _write(measured, searcher, run, queries, mteb)
-        write_json(output, measured.scores)
-        if embeddings and model.kind == "encoder":
-            with atomic_output(embeddings) as temporary:
-                temporary.mkdir()
-                for shards in work.glob("*/*.safetensors"):
-                    place = temporary / shards.parent.name
-                    place.mkdir(exist_ok=True)
-                    shutil.move(shards, place)
-    summary = f"{name} on {task}: nDCG@10 {100 * measured.scores['ndcg_at_10']:.1f}"
-    if measured.unjudged:
-        summary += f"; queries without judgements, excluded: {measured.unjudged}"
-    facts = {
-        "task": task,
-        "revision": revision,
-        "commits": source.commits() if source else {},
-        "queries_without_judgement": measured.unjudged,
-    }
-    return Made(summary, facts, [*(source.folders() if source else []), *files])
+    source = Source.of(model) if model.kind == "encoder" else None
+    revision = source.fingerprint() if source else ""
+    tasks = [(task, suite) for suite in benchmark for task in suite.tasks]
+    if len(tasks) > 1 and "{task}" not in str(scores):
+        raise RevelaError(f"--scores {scores}: must contain {{task}} for {len(tasks)} tasks")
+    given = {"scores.json": scores, "run.trec": run, "queries.csv": queries, "mteb": mteb}
+    given["manifest.json"] = scores.parent / f"{scores.stem}.manifest.json"
+    with contextlib.ExitStack() as stack:
+        works: list[Path] = []  # their embeddings are there until the end, for common passages
+        for task, suite in tasks:
+            made = {k: Path(str(path).replace("{task}", task)) for k, path in given.items() if path}
+            check_ours(*made.values())
+            work, folder = stack.enter_context(_working(cache, name, task)), inputs.get(task)
+            files = _files(suite, folder)
+            used = [STAGE_VERSIONS["evaluate"], revision, model.dump(), suite.dump(), digest(files)]
+            key = hashlib.sha256(json.dumps(used).encode()).hexdigest()[:12]
+            finished = cache / "finished" / work.name / key
+            if finished.exists():
+                print(f"{name} on {task}: evaluated before, see {finished}", flush=True)
+            else:
+                from revela.evaluation import measure
+
+                loaded_task = load_task(suite, task, folder, work)
+                searcher = measure.load_searcher(model, name, revision, suite, work, works)
+                measured = measure.evaluate(searcher, loaded_task)
+                settings = {"model": model, "benchmark": suite}
+                record = outputs.manifest(
+                    made["scores.json"],
+                    {key: entry.model_dump(mode="json") for key, entry in settings.items()},
+                    [*(source.folders() if source else []), *files],
+                    stage_version=STAGE_VERSIONS["evaluate"],
+                    task=task,
+                    revision=revision,
+                    commits=source.commits() if source else {},
+                    queries_without_judgement=measured.unjudged,
+                )
+                for other in finished.parent.glob("[!.]*"):
+                    outputs.remove(other)
+                with atomic_output(finished) as place:
+                    _write(
+                        measured,
+                        searcher,
+                        *(place / kind for kind in ("run.trec", "queries.csv", "mteb")),
+                    )
+                    write_json(place / "scores.json", measured.scores)
+                    write_json(place / "manifest.json", record)
+                summary = f"{name} on {task}: nDCG@10 {100 * measured.scores['ndcg_at_10']:.1f}"
+                if measured.unjudged:
+                    summary += f"; queries without judgements, excluded: {measured.unjudged}"
+                print(summary, flush=True)
+            for kind, path in made.items():
+                _link(finished / kind, path)
+            works.append(work)
+            outputs.STARTED = time.time()  # of the next one
 
 
 @step(app)
@@ -189,6 +221,23 @@ def fuse(
     ndcg = 100 * measured.scores["ndcg_at_10"]
     summary = f"{name} on {task}: nDCG@10 {ndcg:.1f}; weight of {best}: {weight}"
     return Made(summary, {"task": task, "fused": fused}, _files(benchmark, folder))
+
+
+def _link(source: Path, path: Path) -> None:
+    """Make `path` a copy of a file or folder, of the same bytes on the disk if possible."""
+
+    def copy(file: str | Path, to: str | Path) -> None:
+        try:
+            os.link(file, to)
+        except OSError:  # on another disk
+            shutil.copy(file, to)
+
+    with atomic_output(path) as temporary:
+        if source.is_dir():
+            shutil.copytree(source, temporary, copy_function=copy)
+        else:
+            copy(source, temporary)
+    os.utime(path)  # newer than what it is made from
 
 
 @contextlib.contextmanager

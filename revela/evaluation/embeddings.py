@@ -111,16 +111,13 @@ def encode_corpus(
     return shards
 
 
-def find_shards(folder: Path, passages: Iterable[str], made_by: str) -> list[Shard]:
-    """Return the shards of another corpus that hold embeddings of passages, and of which ones.
-
-    The folder has one for each of that corpus's splits, as `DenseSearch` writes them.
-    """
+def find_shards(files: Iterable[Path], passages: Iterable[str], made_by: str) -> list[Shard]:
+    """Return the shards of other corpora that hold embeddings of passages, and of which ones."""
     wanted: dict[bytes, list[int]] = defaultdict(list)
     for number, text in enumerate(passages):
         wanted[_digest(text)].append(number)
     shards: list[Shard] = []
-    for path in sorted(folder.glob("*/*.safetensors")):
+    for path in files:
         digests = _stored_digests(path, made_by)
         rows = enumerate(map(bytes, digests.numpy()) if digests is not None else ())
         pairs = [(number, row) for row, digest in rows for number in wanted.pop(digest, ())]

@@ -6,6 +6,7 @@ mteb loads the task, calls the model's `index` and `search`, and computes the me
 import heapq
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def load_searcher(
     revision: str,
     suite: RetrievalBenchmark,
     folder: Path,
-    similar: Path | None = None,
+    similar: Sequence[Path] = (),
 ) -> Any:
     """Return a model as a searcher for mteb; for the arguments see `DenseSearch`.
 

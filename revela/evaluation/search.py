@@ -12,6 +12,7 @@ from torch import Tensor
 
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.evaluation import EncoderModel, MtebBenchmark, RetrievalBenchmark
+from revela.config.settings import Precision
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.embeddings import Passages, Shard, encode_corpus, find_shards
 from revela.retriever.encode import devices, encode, native_dtype, prompt_of
@@ -37,19 +38,19 @@ class DenseSearch:
         revision: str,
         suite: RetrievalBenchmark,
         folder: Path,
-        similar: Path | None = None,
+        similar: Sequence[Path] = (),
     ) -> None:
         """Prepare the search by a model, its name in runs and the `revision` of its weights.
 
         No weights are loaded yet. The benchmark `suite` sets the maximum length and the precision;
-        `folder` is that of the shards, kept for a restart; `similar` has shards of another corpus,
-        whose passages are reused.
+        `folder` is that of the shards, kept for a restart; the folders `similar` are those of other
+        tasks. Passages that they or another subset of the task have, too, are not encoded again.
         """
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
         self.model = model
         self.suite = suite
-        self.folder, self.similar = folder, similar
+        self.folder, self.similar = folder, [*similar, folder]
         self.revision = revision
         described = read_encoder(Source.of(model), model.encoding, None, model.max_length)
         self.prompt = prompt_of(described, "query")
@@ -72,7 +73,7 @@ class DenseSearch:
     @functools.cached_property
     def encoder(self) -> SentenceTransformer:
         """The encoder on the first device."""
-        encoder = load_encoder(self.model, self.suite.precision, devices()[0])
+        encoder = _loaded(self.model, self.suite.precision, self.revision)
         size = {
             "n_parameters": sum(weight.numel() for weight in encoder.parameters()),
             "embed_dim": encoder.truncate_dim or encoder.get_embedding_dimension(),
@@ -85,22 +86,25 @@ class DenseSearch:
         dtype = native_dtype(self.suite.precision)
         facts = (self.revision, self.model.dump(), dtype, self.max_length)
         made_by = "\n".join(map(str, (STAGE_VERSIONS["evaluate"], *facts)))
+        own = self.folder / f"{hf_split}-{hf_subset}"
         self.shards: list[Shard] = []
         numbers: Sequence[int] = range(len(corpus))
-        if self.similar:
-            self.shards = find_shards(self.similar, Passages(corpus), made_by)
+        files = [file for folder in self.similar for file in folder.glob("*/*.safetensors")]
+        if others := sorted(file for file in files if file.parent != own):
+            self.shards = find_shards(others, Passages(corpus), made_by)
             known = {number for shard in self.shards for number in shard.passages}
-            print(f"{len(known)} of {len(numbers)} passages are already encoded in {self.similar}")
+            print(f"{len(known)} of {len(numbers)} passages are already encoded")
             numbers = [number for number in numbers if number not in known]
         load = functools.partial(load_encoder, self.model, self.suite.precision)
         if len(devices()) > 1:  # the first device gets a copy of its own, as all others
             vars(self).pop("encoder", None)
+            _loaded.cache_clear()
             torch.cuda.empty_cache()
         encoded = encode_corpus(
             load if len(devices()) > 1 else lambda _: self.encoder,
             Passages(corpus.select(numbers)),
             self.max_length,
-            self.folder / f"{hf_split}-{hf_subset}",
+            own,
             made_by,
             devices(),
         )
@@ -159,6 +163,12 @@ class DenseSearch:
             else everything
             for query in queries
         ]
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: EncoderModel, precision: Precision, _: str) -> SentenceTransformer:
+    """Return an encoder of a revision on the first device, the same one for all tasks of a job."""
+    return load_encoder(model, precision, devices()[0])
 
 
 def instruction_of(task_metadata: Any, suite: RetrievalBenchmark) -> str:

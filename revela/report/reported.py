@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from revela.config.printed import read_reported
+from revela.config.printed import read_notes, read_reported
 from revela.config.report import Table
 
 _HALF_UNIT = 0.05 + 1e-9  # figures are printed with one decimal
@@ -50,20 +50,33 @@ def check_means(table: Table) -> pd.DataFrame:
 def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
     """Compare printed with measured figures, one row per system and task.
 
-    A mean is compared with the `recomputed` one (see `check_means`). The verdict is `reproduced`
-    within the table's tolerance, else `higher`, `lower` or `not measured`. `measured` are those of
+    A mean is compared with the `recomputed` one (see `check_means`), a figure with the `note`
+    `misplaced` with the right one, and the mean of its system, which others computed, as printed.
+    The verdict is `reproduced` within the table's tolerance, else `higher`, `lower`, `not measured`
+    or, if the right figure is unknown, `misplaced`. `measured` are those of
     `tables.measured_figures`.
     """
     is_printed = [row.reported is not None for row in table.rows]
-    printed = printed_figures(table)[is_printed].rename_axis(columns="task").stack()
-    lines = printed.rename("printed").reset_index("task")
+    right = printed_figures(table)[is_printed].rename_axis(columns="task")
+    lines = right.stack().rename("printed").reset_index("task")
     is_mean = lines["task"] == table.mean
     means = check_means(table).loc[lines.index]
     lines["recomputed"] = means["recomputed"].where(is_mean)
     lines["adds_up"] = means["adds_up"].where(is_mean, "")
+    notes, about = pd.DataFrame("", right.index, right.columns), read_notes(table)
+    for name, row in zip(table.names(), table.rows, strict=True):
+        for task, noted in about[about["system"] == row.reported].set_index("task").iterrows():
+            if task in right:
+                notes.loc[name, task] = noted["note"]
+                if noted["note"] == "misplaced":
+                    right.loc[name, task] = noted["published"]
+    sound = ~(notes == "misplaced").any(axis=1)
+    right.loc[sound, table.mean] = row_means(right[sound].drop(columns=table.mean))
+    lines["note"] = notes.stack().to_numpy()
     lines["measured"] = measured[is_printed].stack().to_numpy()
-    gap = lines["measured"] - lines["recomputed"].where(is_mean, lines["printed"])
-    cases = [gap.isna(), gap.abs() <= table.tolerance, gap > 0]
+    gap = lines["measured"] - right.stack().to_numpy()
+    cases = [lines["measured"].isna(), gap.isna(), gap.abs() <= table.tolerance, gap > 0]
     lines["difference"] = gap
-    lines["verdict"] = np.select(cases, ["not measured", "reproduced", "higher"], "lower")
+    verdicts = ["not measured", "misplaced", "reproduced", "higher"]
+    lines["verdict"] = np.select(cases, verdicts, "lower")
     return lines

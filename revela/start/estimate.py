@@ -69,4 +69,5 @@ def run_time(config: Config, name: str, held_out: float) -> tuple[float, str]:
             times = 1 + len(config.experiments) * (model is encoders[0])  # it is adapted by each
             total += (time.monotonic() - start) / len(texts) * held_out * tasks * times
     at_once = os.cpu_count() or 1 if devices()[0] == "cpu" else 1  # jobs
-    return total + _JOB * tasks * len(config.evaluated) / at_once, ", ".join(steps)
+    jobs = len({config.first_of_job(task) for task in config.retrieval_tasks})
+    return total + _JOB * jobs * len(config.evaluated) / at_once, ", ".join(steps)

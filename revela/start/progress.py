@@ -21,7 +21,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from revela.config.paths import retriever
 from revela.start.status import duration, last_line, reason, under_way
 
-_LONG = ("chunk", "batch", "pair", "train", "evaluate", "evaluate_language_model")
+_LONG = ("chunk", "batch", "pair", "train", "evaluate")  # and the rules that these begin
 _SILENT = {"RuleException", "MissingRuleException"}  # the summary at the end is clearer
 _ENDED = "At least one job did not complete successfully"
 _STOPPING = "Terminating processes on user request"
@@ -167,7 +167,7 @@ class LogHandler(LogHandlerBase):
             steps = {job: steps[2] for job in elapsed if (steps := job.steps(now))}
             whole = finished + [elapsed[job] + steps[job] for job in steps]
             spent += sum(elapsed.values()) + sum(finished)
-            unknown |= rule in _LONG and not whole
+            unknown |= rule.startswith(_LONG) and not whole
             mean = statistics.mean(whole) if whole else 0.0
             left += sum(steps.get(job, max(0.0, mean - elapsed[job])) for job in elapsed)
             left += (count - len(finished) - len(elapsed)) * mean

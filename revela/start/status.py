@@ -180,8 +180,9 @@ def _stat(path: Path) -> tuple[int, float]:
 def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
     """Return a row for each running or interrupted evaluation, with its shards so far."""
     seen = defaultdict(list)
-    for path in results.glob("shards/*/*/*/*/*.safetensors"):
-        seen[path.parts[-5:-3]].append(_written(path))
+    for path in results.glob("shards/*/*/*/*.safetensors"):
+        model, work = path.parts[-4:-2]
+        seen[model, work.removeprefix(f"{model}-")].append(_written(path))
     return [
         {"model": model, "task": task, "shards": len(times), "last": _ago(now, max(times))}
         for (model, task), times in sorted(seen.items())

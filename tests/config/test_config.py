@@ -40,7 +40,9 @@ def test_the_experiments_are_those_of_the_paper():
             assert objective.retriever_temperature == objective.language_model_temperature == 1e-3
             assert (experiment.learning_rate, experiment.steps) == (5e-4, 4500)
         else:
-            assert (objective.temperature, objective.value_norm) == (1e-4, not on_code)
+            # The authors' code normalises the values of every Qwen2 language model.
+            qwen = "Qwen" in experiment.language_model and not name.endswith("-as-written")
+            assert (objective.temperature, objective.value_norm) == (1e-4, not on_code or qwen)
             assert (experiment.learning_rate, experiment.steps) == (1e-4, None)
 
 
@@ -81,6 +83,7 @@ def test_what_the_paper_copied_from_bright_stays_as_reported():
     assert {row.reported for row in official if row.model and row.reported} == copied
     suite = config.benchmarks["bright-official"]
     assert set(suite.instructions) == set(suite.tasks)
+    assert suite.max_length == config.models["e5-mistral"].max_length == 4096
     assert config.task("BrightPonyRetrieval").instructions == {
         "BrightPonyRetrieval": "Given a pony question, retrieve relevant passages that help answer "
         "the question"

@@ -20,6 +20,7 @@ from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
 from revela.config.evaluation import ApiModel, EncoderModel, MtebBenchmark
 from revela.evaluation import commands
+from revela.evaluation import measure as evaluation
 from revela.evaluation.benchmarks import load_task
 from revela.evaluation.bm25 import Bm25s
 from revela.evaluation.search import instruction_of
@@ -69,16 +70,8 @@ def test_a_run_keeps_the_best_hundred_with_ties_as_in_trec_eval(collection, tmp_
 
 def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
     model, folder = model_of(backbone), tmp_path / "mteb"
-    commands.evaluate(
-        "tiny-task",
-        model,
-        SUITE,
-        tmp_path / "scores.json",
-        tmp_path / "cache",
-        folder=collection,
-        mteb=folder,
-        name="mine",
-    )
+    outputs = (tmp_path / "scores.json", tmp_path / "cache")
+    commands.evaluate(model, [SUITE], {"tiny-task": collection}, *outputs, mteb=folder, name="mine")
     (found,) = mteb.ResultCache(folder).load_results(include_remote=False).model_results
     (result,) = found.task_results
     own = json.loads((tmp_path / "scores.json").read_text(), parse_constant=pytest.fail)
@@ -95,6 +88,47 @@ def test_mteb_reads_its_own_results_back(backbone, collection, tmp_path):
     assert (meta["embed_dim"], meta["max_tokens"]) == (16, 64)
     assert meta["similarity_fn_name"] == "cosine"
     assert meta["training_datasets"] is None  # unknown for models trained elsewhere
+
+
+def test_a_restart_evaluates_what_is_not_done_in_the_same_process(
+    backbone, collection, tmp_path, monkeypatch, capsys
+):
+    """Each task's files are there once it is done; common passages are encoded once."""
+    suites = [SUITE.model_copy(update={"tasks": [task]}) for task in ("a", "b", "c")]
+    folders = dict.fromkeys("abc", collection)
+    given = (folders, tmp_path / "{task}.json", tmp_path / "cache", tmp_path / "{task}.trec")
+    measure, tasks = evaluation.evaluate, []
+
+    def killed(searcher, task):
+        tasks.append(task.metadata.name)
+        if tasks == ["a", "b"]:
+            raise KeyboardInterrupt
+        return measure(searcher, task)
+
+    monkeypatch.setattr(evaluation, "evaluate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        commands.evaluate(model_of(backbone), suites, *given)
+    done = json.loads((tmp_path / "a.json").read_text())
+    assert not (tmp_path / "b.json").exists()
+    (tmp_path / "a.trec").unlink()  # as Snakemake does with outputs of a failed job
+    commands.evaluate(model_of(backbone), suites, *given)
+    assert tasks == ["a", "b", "b", "c"]
+    assert capsys.readouterr().out.count("5 of 5 passages are already encoded") == 2
+    for task in "abc":
+        scores = json.loads((tmp_path / f"{task}.json").read_text())
+        manifest = json.loads((tmp_path / f"{task}.manifest.json").read_text())
+        assert (scores, manifest["task"]) == (done | {"task": task}, task)
+    assert (tmp_path / "a.trec").exists()
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    other = [suites[0], suites[1].model_copy(update={"max_length": 32})]
+    commands.evaluate(model_of(backbone), other, *given)  # a changed setting
+    assert tasks[4:] == ["b"]
+
+
+def test_several_tasks_need_a_file_each(collection, tmp_path):
+    suite = SUITE.model_copy(update={"tasks": ["a", "b"]})
+    with pytest.raises(RevelaError, match=r"--scores .*s.json: must contain {task} for 2 tasks"):
+        commands.evaluate(BM25, [suite], {}, tmp_path / "s.json", tmp_path / "cache")
 
 
 def test_the_score_of_several_subsets_is_their_mean(collection, tmp_path):

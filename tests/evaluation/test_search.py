@@ -148,7 +148,7 @@ def test_half_precision_is_stored_in_float16(backbone, tmp_path):
     assert load_file(tmp_path / "00000.safetensors")["embeddings"].dtype == torch.float16
 
 
-def searched(model, folder, texts, similar=None, revision="r1", max_length=32, prompt=None):
+def searched(model, folder, texts, similar=(), revision="r1", max_length=32, prompt=None):
     """Return the scores of documents, by their ids."""
     searcher = DenseSearch(model, "m", revision, suite_of(max_length=max_length), folder, similar)
     rows = {"id": [f"d{n}" for n in range(len(texts))], "text": texts}
@@ -165,7 +165,7 @@ def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, 
     texts = [*reversed(passages()[3:]), "Something new.", passages()[7], "Something else."]
     alone = searched(model, tmp_path / "alone", texts)
     capsys.readouterr()
-    shared = searched(model, tmp_path / "own", texts, lent)
+    shared = searched(model, tmp_path / "own", texts, [lent])
     assert "23 of 25 passages are already encoded" in capsys.readouterr().out
     (file,) = (tmp_path / "own").rglob("*.safetensors")
     assert len(load_file(file)["embeddings"]) == 2
@@ -184,7 +184,7 @@ def test_embeddings_of_other_settings_are_not_reused(backbone, tmp_path, capsys,
     searched(model, tmp_path / "0", TEXTS)
     if pooling := changes.pop("pooling", None):
         model = model.model_copy(update={"encoding": Encoding(pooling=pooling)})
-    searched(model, tmp_path / "1", TEXTS, tmp_path / "0", **changes)
+    searched(model, tmp_path / "1", TEXTS, [tmp_path / "0"], **changes)
     assert f"{count} of 5 passages are already encoded" in capsys.readouterr().out
 
 

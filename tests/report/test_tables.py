@@ -154,20 +154,38 @@ def test_latex_escapes(table, tmp_path):
 def test_a_comparison_has_three_figures_and_a_verdict(table, tmp_path):
     frame = reported.compare(table, tables.measured_figures(table, tmp_path))
     assert tables.to_csv(frame).splitlines() == [
-        "system,task,printed,recomputed,adds_up,measured,difference,verdict",
-        "One,task_a,49.2,,,50.0,0.8,reproduced",
-        "One,task_b,30.0,,,25.0,-5.0,lower",
-        "One,Mean,40.0,39.6,no,37.5,-2.1,lower",
-        "Paper,task_a,90.0,,,,,not measured",
-        "Paper,task_b,1.5,,,,,not measured",
-        "Paper,Mean,45.8,45.8,yes,,,not measured",
+        "system,task,printed,recomputed,adds_up,note,measured,difference,verdict",
+        "One,task_a,49.2,,,,50.0,0.8,reproduced",
+        "One,task_b,30.0,,,,25.0,-5.0,lower",
+        "One,Mean,40.0,39.6,no,,37.5,-2.1,lower",
+        "Paper,task_a,90.0,,,,,,not measured",
+        "Paper,task_b,1.5,,,,,,not measured",
+        "Paper,Mean,45.8,45.8,yes,,,,not measured",
     ]
     commands.compare(table, tmp_path, tmp_path / "compared.csv")
     lines = squeezed((tmp_path / "compared.md").read_text())
-    assert lines[4] == "| One | task_a | 49.2 | – | | 50.0 | 0.8 | reproduced |"
+    assert lines[4] == "| One | task_a | 49.2 | – | | | 50.0 | 0.8 | reproduced |"
     tight = table.model_copy(update={"tolerance": 0.5})
     again = reported.compare(tight, tables.measured_figures(table, tmp_path))
     assert again["verdict"].iloc[0] == "higher"
+
+
+@pytest.mark.parametrize(
+    ("note", "verdict", "mean"),  # of 40.0 as printed, or of 39.6
+    [
+        ("misplaced,25.3", "reproduced", -2.5),
+        ("misplaced,", "misplaced", -2.5),
+        ("copied,", "lower", -2.1),
+    ],
+)
+def test_a_misplaced_figure_is_compared_with_the_right_one(table, tmp_path, note, verdict, mean):
+    (tmp_path / "notes.csv").write_text(f"system,task,note,published\nOne,task_b,{note}\n")
+    table = table.model_copy(update={"notes": str(tmp_path / "notes.csv")})
+    lines = reported.compare(table, tables.measured_figures(table, tmp_path)).loc["One"]
+    assert lines["verdict"].to_list() == ["reproduced", verdict, "lower"]
+    assert lines["difference"].to_list()[2] == pytest.approx(mean)
+    assert lines["note"].to_list() == ["", note.partition(",")[0], ""]
+    assert lines["printed"].to_list()[1] == 30
 
 
 def test_a_verified_system_may_be_named_like_a_missing_value(tmp_path, capsys):

@@ -53,7 +53,7 @@ def results(tmp_path) -> Path:
     lines = [line | {"step": n, "loss": 9 - n / 10} for n in range(1, 31)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (work / "log.jsonl").write_text(text + '{"step": 31, "lo')
-    shards = tmp_path / "shards" / "done" / "c" / "done-c" / "test-default"
+    shards = tmp_path / "shards" / "done" / "done-c" / "test-default"
     claim(shards.parent)
     shards.mkdir()
     (shards / "00000.safetensors").touch()
@@ -80,7 +80,7 @@ def test_files_that_jobs_remove_meanwhile(results, monkeypatch):
     monkeypatch.setattr(Path, "is_file", lambda _: True)
     for folder in (
         "models/under-way/checkpoints/0123/checkpoint-20",
-        "shards/done/c/done-c/test-default",
+        "shards/done/done-c/test-default",
     ):
         (results / folder / "removed.safetensors").symlink_to("nowhere")
         status.show(results)
@@ -148,7 +148,7 @@ def test_failures_are_listed_and_their_files_can_be_removed(results, capsys):
     assert not (results / "models/under-way/checkpoints").exists()
     with pytest.raises(RevelaError, match="no checkpoints and no shards of 'under-way'"):
         status.clean(results, "under-way")
-    (work,) = results.glob("shards/done/*/*")
+    (work,) = results.glob("shards/done/*")
     with locked(work, "evaluation"), pytest.raises(RevelaError, match="'done' is running"):
         status.clean(results, "done")
     status.clean(results, "done")  # shards of its evaluations

@@ -63,8 +63,16 @@ def test_the_paper_is_planned_on_a_cluster(clone):
     expected |= {"gradient_checkpointing": "True", "loader_workers": "2"}
     expected |= {"checkpoint_minutes": "15"}
     assert expected.items() <= train.items()
-    assert asked(printed, "evaluate")["gpu"] == "1"
+    assert asked(printed, "evaluate").items() >= {"gpu": "1", "disk_gb": "31"}.items()
     assert "gpu" not in asked(printed, "batch")
+    profile = yaml.safe_load((clone / "workflow/profiles/slurm/config.yaml").read_text())
+    assert profile["resources"]["disk_gb"] < 31 * profile["jobs"]
+
+
+def test_a_profile_holds_for_jobs_of_several_tasks(clone):
+    target = "results/scores/revela-wiki-1b/BrightRetrieval.json"
+    job = asked(plan(clone, "--profile", "slurm", target), "evaluate_3_bright")
+    assert job.items() >= {"gpu": "1", "disk_gb": "31", "threads": "16"}.items()
 
 
 def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):

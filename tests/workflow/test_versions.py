@@ -160,7 +160,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
     for name, model in models.items():
         scores, run = folder / f"{name}.json", folder / f"{name}.trec"
         evaluation.evaluate(
-            "task", model, suite, scores, folder / "cache", run, folder=task, name=name
+            model, [suite], {"task": task}, scores, folder / "cache", run, name=name
         )
         made[name] = {
             f"{query} {document}": float(score)
@@ -290,8 +290,8 @@ def equal(made: Any, golden: Any) -> bool:
 
 def test_every_rule_that_makes_something_has_a_version():
     for path in (ROOT / "workflow/rules").glob("*.smk"):
-        for rule in re.split(r"^rule ", path.read_text(), flags=re.MULTILINE)[1:]:
-            made = re.search(r"^    output:", rule, re.MULTILINE)
+        for rule in re.split(r"^ *rule\b.*:$", path.read_text(), flags=re.MULTILINE)[1:]:
+            made = re.search(r"^ +output:", rule, re.MULTILINE)
             versions = re.findall(r'version=.*?(?:STAGE_VERSIONS\[|version\()\s*"(\w+)"', rule)
             assert len(versions) == bool(made), rule
             assert set(versions) <= set(STAGE_VERSIONS)

@@ -135,8 +135,8 @@ def test_everything_is_made_with_a_manifest(project):
     rows = (project / "results/tables/choices.csv").read_text().splitlines()
     assert rows[1] == "LM,100.0,100.0,measured"
     assert (project / "results/tables/printed_vs_paper.csv").read_text().splitlines()[1:] == [
-        "BM25,notes-task,99.5,,,100.0,0.5,reproduced",
-        "BM25,Mean,90.0,99.5,no,100.0,0.5,reproduced",
+        "BM25,notes-task,99.5,,,,100.0,0.5,reproduced",
+        "BM25,Mean,90.0,99.5,no,,100.0,0.5,reproduced",
     ]
     assert not [path for path in (project / "results").rglob(".*") if path.suffix == ".part"]
 
@@ -193,7 +193,7 @@ def test_a_learning_rate_retrains_its_experiment_only(project, config):
     write_config(project, config)
     changed = {Path(path).relative_to("results") for path in planned(project)}
     assert {path.parts[0] for path in changed} == {
-        "models", "scores", "runs", "embeddings", "mteb", "tables", "figures"
+        "models", "scores", "runs", "mteb", "tables", "figures"
     }  # fmt: skip
     names = {path.parts[1].partition(".")[0].partition("_")[0] for path in changed}
     assert names == {"tiny-contriever", "both", "notes", "bars", "curves"}
@@ -243,25 +243,43 @@ use rule * from revela as revela_*
     assert jobs(result.stderr) == {"revela_train": "1", "mine": "1", "total": "2"}
 
 
-def test_tasks_with_one_corpus_encode_it_once(project, config):
-    tasks = ["lending-task", "more-task"]
-    shared = {"tasks": tasks, "shares_corpus": {"more-task": "lending-task"}}
-    config["benchmarks"]["more"] = config["benchmarks"]["mine"] | shared
-    for task in tasks:
-        shutil.copytree(project / "mine/notes-task", project / "mine" / task)
+def test_one_job_evaluates_several_tasks(project, config):
+    """Those of a benchmark and those with the same passages, if a table shows the model on them."""
+    more = {"double": ["first-task", "second-task"], "single": ["third-task"]}
+    for benchmark, tasks in more.items():
+        config["benchmarks"][benchmark] = config["benchmarks"]["mine"] | {"tasks": tasks}
+        for task in tasks:
+            shutil.copytree(project / "mine/notes-task", project / "mine" / task)
+    config["benchmarks"]["single"]["shares_corpus"] = "first-task"
+    row = {"label": "untouched", "model": "untouched"}
+    shown = {"caption": "c", "columns": {"A": "double", "B": "single"}, "rows": [row]}
+    config["tables"]["more"] = shown
     write_config(project, config)
-    dense, lexical = (f"results/scores/{name}/more-task.json" for name in ("untouched", "bm25"))
-    result = snakemake(project, dense, lexical)
+    result = snakemake(project, target := "results/scores/untouched/second-task.json")
     assert result.returncode == 0, result.stderr
-    log = project / "results/logs/evaluate/untouched.more-task.log"
-    assert re.search(r"^(\d+) of \1 passages are already encoded", log.read_text(), re.MULTILINE)
-    borrowed = json.loads((project / dense).read_text())
-    lent = json.loads((project / "results/scores/untouched/lending-task.json").read_text())
-    assert borrowed | {"task": ""} == lent | {"task": ""}
-    again = snakemake(project, "--dry-run", dense, lexical)
-    assert "Nothing to be done" in again.stdout + again.stderr
-    assert not list((project / "results").glob("embeddings/*/lending-task"))  # no longer needed
-    assert not [path for path in (project / "results/shards").rglob("*") if path.is_file()]
+    assert jobs(result.stderr) == {"evaluate_1_double": "1", "total": "1"}
+    log = project / "results/logs/evaluate/untouched.first-task.log"
+    assert len(re.findall(r"^(\d+) of \1 passages are already", log.read_text(), re.M)) == 2
+    scores = [f"results/scores/untouched/{task}.json" for tasks in more.values() for task in tasks]
+    first, *others = (json.loads((project / path).read_text()) | {"task": ""} for path in scores)
+    assert others == [first, first]
+    assert not list((project / "results/shards").rglob("*.safetensors"))
+
+    (project / "mine/third-task/queries.jsonl").open("a").write("\n")
+    result = snakemake(project, *scores)
+    assert result.returncode == 0, result.stderr
+    assert re.findall(r"untouched on (\S+): (evaluated before|nDCG)", log.read_text()) == [
+        ("first-task", "evaluated before"),
+        ("second-task", "evaluated before"),
+        ("third-task", "nDCG"),
+    ]
+    assert "Nothing to be done" in snakemake(project, "--dry-run", *scores).stdout
+    config["benchmarks"]["double"]["tasks_per_job"] = 1
+    write_config(project, config)
+    printed = snakemake(project, "--dry-run", "--forceall", "results/tables/more.csv").stdout
+    assert (jobs(printed)["evaluate"], jobs(printed)["evaluate_1_double"]) == ("1", "1")
+    lexical = snakemake(project, "--dry-run", target.replace("untouched", "bm25")).stdout
+    assert jobs(lexical) == {"evaluate": "1", "total": "1"}
 
 
 def test_the_report_carries_tables_and_figures(project):

@@ -180,21 +180,62 @@ def brought(task):
     return list(itertools.chain(*collection_files(folder, suite.split)))
 
 
-def similar(model, task):
-    """Return the embeddings that a task can reuse for its passages."""
-    shared = CONFIG.shared_corpus(model, task)
-    return paths.embeddings(model, shared) if shared else []
+def collection(task):
+    """Return the files of a task's collection, or its folder if it is made here."""
+    return brought(task) or [folder for folder in [CONFIG.collection(task)] if folder]
 
 
-def sharing_options(model, task):
-    """Return the options for the embeddings that a task keeps and that it reuses."""
-    options = []
-    suite = CONFIG.benchmarks[CONFIG.tasks[task]]
-    if task in suite.shares_corpus.values():
-        options += ["--embeddings", paths.embeddings(model, task)]
-    if reused := similar(model, task):
-        options += ["--similar", reused]
-    return shlex.join(options)
+def named_by(wildcards, tasks):
+    """Return the tasks of a job, of which one is given by a wildcard."""
+    return [task.format(**wildcards) for task in tasks]
+
+
+def evaluated_together():
+    """Return name, models and tasks of each rule whose jobs evaluate several tasks.
+
+    A job has only tasks that tables and figures show its model on.
+    """
+    models = {}
+    for model, tasks in CONFIG.evaluations().items():
+        together = {}
+        for task in tasks:
+            together.setdefault(CONFIG.first_of_job(task), []).append(task)
+        for some in together.values():
+            if len(some) > 1:
+                models.setdefault(tuple(some), []).append(model)
+    rules = [
+        (f"evaluate_{number}_{CONFIG.tasks[tasks[0]]}", models[tasks], tasks)
+        for number, tasks in enumerate(models, start=1)
+    ]
+    for name, _, _ in rules:
+        workflow.ruleorder(name, "evaluate")
+        profile_as("evaluate", name)
+    return rules
+
+
+def profile_as(known, name):
+    """Let what a profile says of a known rule hold for another one."""
+    known, name = map(workflow.modifier.modify_rulename, (known, name))
+    given = workflow.resource_settings
+    for of_rules in (
+        given._parsed_overwrite_threads,
+        given._parsed_overwrite_resources,
+    ):
+        if known in of_rules:
+            of_rules.setdefault(name, of_rules[known])
+    remote = workflow.remote_execution_settings
+    if remote and known in remote.preemptible_rules.rules:
+        rules = {*remote.preemptible_rules.rules, name}
+        remote.preemptible_rules.rules = rules
+
+
+def task_options(tasks):
+    """Return `--benchmark JSON` for each task, and `--input TASK=FOLDER` for each local one."""
+    suites = [f"--benchmark {shlex.quote(settings('tasks', task))}" for task in tasks]
+    folders = {task: CONFIG.collection(task) for task in tasks}
+    return (
+        " ".join(suites) + " " + input_options({k: v for k, v in folders.items() if v})
+    )
 
 
 def folder_option(task):

@@ -1,7 +1,7 @@
-"""retriever, task → scores and run; language model, task → scores.
+"""retriever, tasks → scores and runs; language model, task → scores.
 
 The shards of embeddings are not declared as outputs, so that an interrupted evaluation resumes from
-those that exist. Once complete they are a temporary output for tasks that share a corpus.
+those that exist.
 """
 
 
@@ -25,48 +25,57 @@ rule collection:
         )
 
 
-rule evaluate:
-    input:
-        model=lambda w: inputs("models", w.model),
-        collection=lambda w: brought(w.task) or CONFIG.collection(w.task) or [],
-        similar=lambda w: similar(w.model, w.task),
-    output:
-        embeddings=temp(directory("results/embeddings/{model}/{task}")),
-        scores="results/scores/{model}/{task}.json",
-        queries="results/scores/{model}/{task}.queries.csv",
-        run="results/runs/{model}/{task}.trec",
-        mteb=directory("results/mteb/{model}/{task}"),
-    log:
-        "results/logs/evaluate/{model}.{task}.log",
-    wildcard_constraints:
-        model=one_of(set(CONFIG.evaluated) - set(CONFIG.hybrids)),
-        task=one_of(CONFIG.retrieval_tasks),
-    conda:
-        "../../envs/environment.yaml"
-    threads: cores
-    params:
-        model=lambda w: settings("models", w.model),
-        benchmark=lambda w: settings("tasks", w.task),
-        folder=lambda w: folder_option(w.task),
-        cache="results/shards/{model}/{task}",
-        sharing=lambda w: sharing_options(w.model, w.task),
-        version=lambda w: version(
-            "evaluate", CONFIG.local_models("models", w.model), brought(w.task)
-        ),
-    shell:
-        in_job(
-            "revela evaluate {wildcards.task:q} --name {wildcards.model:q} --model {params.model:q}"
-            " --benchmark {params.benchmark:q} {params.folder} --cache {params.cache:q}"
-            " --scores {output.scores:q} --queries {output.queries:q} --run {output.run:q}"
-            " --mteb {output.mteb:q}"
-            " {params.sharing}"
-        )
-        + " && mkdir -p {output.embeddings:q}"
+# A rule for jobs of one task, and one for each group of tasks that a job evaluates. Snakemake removes
+# all outputs of a job before it starts; the cache gives those back for which nothing has changed.
+for rule_name, models, tasks in [
+    ("evaluate", set(CONFIG.evaluated) - set(CONFIG.hybrids), ["{task}"]),
+    *evaluated_together(),
+]:
+
+    rule:
+        name:
+            rule_name
+        input:
+            model=lambda w: inputs("models", w.model),
+            collections=lambda w, tasks=tasks: [
+                file for task in named_by(w, tasks) for file in collection(task)
+            ],
+        output:
+            scores=expand("results/scores/{{model}}/{task}.json", task=tasks),
+            queries=expand("results/scores/{{model}}/{task}.queries.csv", task=tasks),
+            run=expand("results/runs/{{model}}/{task}.trec", task=tasks),
+            mteb=directory(expand("results/mteb/{{model}}/{task}", task=tasks)),
+        log:
+            f"results/logs/evaluate/{{model}}.{tasks[0]}.log",
+        wildcard_constraints:
+            model=one_of(models),
+            task=one_of(CONFIG.retrieval_tasks),
+        conda:
+            "../../envs/environment.yaml"
+        threads: cores
+        params:
+            model=lambda w: settings("models", w.model),
+            tasks=lambda w, tasks=tasks: task_options(named_by(w, tasks)),
+            cache="results/shards/{model}",
+            version=lambda w, tasks=tasks: version(
+                "evaluate",
+                CONFIG.local_models("models", w.model),
+                [file for task in named_by(w, tasks) for file in brought(task)],
+            ),
+        shell:
+            in_job(
+                "revela evaluate --name {wildcards.model:q} --model {params.model:q}"
+                " {params.tasks} --cache {params.cache:q}"
+                " --scores results/scores/{wildcards.model:q}/{{task}}.json"
+                " --queries results/scores/{wildcards.model:q}/{{task}}.queries.csv"
+                " --run results/runs/{wildcards.model:q}/{{task}}.trec"
+                " --mteb results/mteb/{wildcards.model:q}/{{task}}"
+            )
 
 
 rule judgements:
     input:
-        lambda w: brought(w.task) or CONFIG.collection(w.task) or [],
+        lambda w: collection(w.task),
     output:
         "results/judgements/{task}.json",
     log:
@@ -90,7 +99,7 @@ rule judgements:
 rule fuse:
     input:
         made=lambda w: list(CONFIG.fused(w.model, w.task).values()),
-        collection=lambda w: brought(w.task) or CONFIG.collection(w.task) or [],
+        collection=lambda w: collection(w.task),
     output:
         scores="results/scores/{model}/{task}.json",
         queries="results/scores/{model}/{task}.queries.csv",

@@ -35,6 +35,7 @@ rule compare:
     input:
         scores=lambda w: table_scores(w.table),
         reported=lambda w: CONFIG.tables[w.table].reported or [],
+        notes=lambda w: CONFIG.tables[w.table].notes or [],
     output:
         csv="results/tables/{table}_vs_paper.csv",
         md="results/tables/{table}_vs_paper.md",
