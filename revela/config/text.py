@@ -118,18 +118,30 @@ class FilesCorpus(RowCorpus):
     )
 
 
-class HubCorpus(RowCorpus):
-    """A data set on the Hugging Face hub, streamed, or one raw file of its repository."""
+class HubFiles(Settings):
+    """The files of a data set on the Hugging Face hub, or one file of its repository."""
 
-    source: Literal["hub"]
-    on_bad_row: OnBadRow = "skip"
     dataset: str = Field(description="its name on the hub")
     revision: str | None = Field(None, description="commit, branch or tag of the data set")
     subset: str | None = Field(None, description="configuration of the data set")
     split: str = "train"
-    file: str | None = Field(
-        None, description="read this file of the repository instead: JSON lines, .csv or .parquet"
-    )
+    file: str | None = Field(None, description="read this file of the repository instead")
+
+
+class HubCorpus(RowCorpus, HubFiles):
+    """A data set on the Hugging Face hub.
+
+    Its files are downloaded into the hub's cache. They may be JSON lines, .json with one array of
+    rows, .csv or .tsv with a header, or .parquet.
+    """
+
+    source: Literal["hub"]
+    on_bad_row: OnBadRow = "skip"
+
+    @property
+    def hub_files(self) -> HubFiles:
+        """What is downloaded."""
+        return HubFiles(**{key: getattr(self, key) for key in HubFiles.model_fields})
 
 
 AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discriminator="source")]
@@ -178,6 +190,11 @@ class Batches(Settings):
         None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
     )
     seed: Natural = 0
+
+    @property
+    def hub_files(self) -> HubFiles | None:
+        """What is downloaded, if anything."""
+        return HubFiles(dataset=self.hub, revision=self.revision) if self.hub else None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

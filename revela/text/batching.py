@@ -4,14 +4,13 @@ import random
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import explained
 from revela.config.text import Batches
 from revela.text import chunking
 from revela.text.rows import (
@@ -43,7 +42,8 @@ class Counts:
 def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Counts:
     """Write a batch file (Parquet).
 
-    Its inputs are chunk files by corpus name, or batch files by set name if those are sampled.
+    Its inputs are chunk files by corpus name, batch files by set name if those are sampled, or the
+    files of a hub data set.
 
     Raises:
         RevelaError: too few chunks for one batch, fewer batches than requested, or a ready-made
@@ -68,9 +68,9 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
         available = sum(count // size for count in chunks.values())
         dropped = sum(count % size for count in chunks.values())
     else:
-        path = Path(settings.file) if settings.file else _download(settings)
-        batches = read_jsonl(path, settings)
-        available = sum(1 for _ in read_jsonl(path, settings))
+        files = [Path(settings.file)] if settings.file else [*inputs.values()]
+        batches = chain.from_iterable(read_jsonl(file, settings) for file in files)
+        available = sum(1 for file in files for _ in read_jsonl(file, settings))
     if settings.num_batches is not None:
         batches = take(batches, available, settings.num_batches, settings.seed)
     written = write_parquet(output, SCHEMA, batches)
@@ -176,17 +176,3 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
             advice = f"name its corpus: `sources: {{{source}: <corpus>}}`"
             raise RevelaError(f"{place}: {unknown}; {advice}")
         yield {"source": known[source], "texts": texts, "documents": None}
-
-
-def _download(settings: Batches) -> Path:
-    """Fetch the one JSON-lines file of a hub data set."""
-    import huggingface_hub
-
-    name = str(settings.hub)
-    with explained("data set", name):
-        at: dict[str, Any] = {"repo_type": "dataset", "revision": settings.revision}
-        files = huggingface_hub.list_repo_files(name, **at)
-        lines = [file for file in files if file.endswith((".jsonl", ".jsonl.gz"))]
-        if len(lines) != 1:
-            raise RevelaError(f"data set {name!r}: expected one .jsonl file, found {lines}")
-        return Path(huggingface_hub.hf_hub_download(name, lines[0], **at))

@@ -6,11 +6,12 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -51,7 +52,12 @@ class Counts:
     sentence_splitter: str = ""
 
 
-def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
+def chunk_corpus(
+    corpus: AnyCorpus,
+    output: Path,
+    workers: int,
+    downloads: Mapping[str, Path] = MappingProxyType({}),
+) -> Counts:
     """Write the chunks of a corpus to a Parquet file, the same for any number of workers.
 
     Memory is constant: documents are streamed, groups of them are distributed over processes, and
@@ -61,7 +67,7 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
         RevelaError: the corpus cannot be read or has no documents.
     """
     counts = Counts()
-    documents = read_documents(corpus, counts.skipped)
+    documents = read_documents(corpus, counts.skipped, downloads)
     splitter, documents = _splitter(corpus, documents, counts)
     groups = _groups(documents, _GROUP_CHARACTERS)
     with tqdm(unit="B", unit_scale=True, desc="chunking", mininterval=1) as progress:
@@ -169,7 +175,7 @@ def _splitter(
     if corpus.punkt:
         counts.sentence_splitter = f"punkt of {corpus.punkt}"
         return _read_punkt(Path(corpus.punkt)), documents
-    pretrained = _pretrained_punkt()
+    pretrained = pretrained_punkt()
     if pretrained is not None:
         counts.sentence_splitter = "punkt_tab/english"
         return pretrained, documents
@@ -197,7 +203,8 @@ def _read_punkt(folder: Path) -> Any:
     return PunktSentenceTokenizer(parameters)
 
 
-def _pretrained_punkt() -> Any:
+def pretrained_punkt() -> Any:
+    """Return nltk's pretrained Punkt, downloaded if need be; None if that is impossible."""
     from nltk import data, downloader
     from nltk.tokenize.punkt import PunktTokenizer
 
