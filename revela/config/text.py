@@ -189,6 +189,10 @@ class Batches(Settings):
     num_batches: Count | None = Field(
         None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
     )
+    sampled: CorpusName | None = Field(
+        None,
+        description="one of `corpora`: only its batches are a sample, all of the others are used",
+    )
     seed: Natural = 0
 
     @property
@@ -205,6 +209,8 @@ class Batches(Settings):
             raise ValueError("run_length needs corpora and must divide batch_size")
         if self.revision and not self.hub:
             raise ValueError("revision needs hub")
+        if self.sampled and not (self.sampled in self.corpora and type(self.num_batches) is int):
+            raise ValueError("sampled must be one of corpora, and needs num_batches: N")
         return self
 
 

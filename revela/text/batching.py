@@ -2,6 +2,7 @@
 
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -37,6 +38,7 @@ class Counts:
     batches: int
     chunks_dropped: int  # of incomplete last batches
     batches_before_sampling: int
+    drawn: dict[str, int]  # batches of each source
 
 
 def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Counts:
@@ -59,24 +61,47 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
                 for name, count in settings.sample_from.items()
             )
     elif settings.corpora:
-        batches = _grouped(settings, inputs)
-        chunks = {name: count_rows(inputs[name]) for name in settings.corpora}
+        chunks = {str(name): count_rows(inputs[name]) for name in settings.corpora}
         for name, count in chunks.items():
             if count < size:
                 few = f"{count} chunks are too few for one batch of {size}"
                 raise RevelaError(f"corpus {name!r}: {few}")
-        available = sum(count // size for count in chunks.values())
+        of_each = {name: count // size for name, count in chunks.items()}
+        available = sum(of_each.values())
         dropped = sum(count % size for count in chunks.values())
+        used = of_each | _left_to_sample(settings, of_each)
+        batches = chain.from_iterable(
+            take(_grouped(name, settings, inputs), count, used[name], settings.seed)
+            for name, count in of_each.items()
+        )
     else:
         files = [Path(settings.file)] if settings.file else [*inputs.values()]
         batches = chain.from_iterable(read_jsonl(file, settings) for file in files)
         available = sum(1 for file in files for _ in read_jsonl(file, settings))
-    if settings.num_batches is not None:
+    if settings.num_batches is not None and not settings.sampled:
         batches = take(batches, available, settings.num_batches, settings.seed)
-    written = write_parquet(output, SCHEMA, batches)
+    drawn: Counter[str] = Counter()
+    written = write_parquet(output, SCHEMA, _counted(batches, drawn))
     if not written:
         raise RevelaError("there are no batches")
-    return Counts(written, dropped, available)
+    return Counts(written, dropped, available, {**drawn})
+
+
+def _left_to_sample(settings: Batches, of_each: dict[str, int]) -> dict[str, int]:
+    """Return how many batches of the sampled corpus, if there is one, the others leave to it."""
+    if not settings.sampled or not isinstance(settings.num_batches, int):
+        return {}
+    others = sum(of_each.values()) - of_each[settings.sampled]
+    if others >= settings.num_batches:
+        few = f"num_batches {settings.num_batches}: the corpora other than {settings.sampled!r}"
+        raise RevelaError(f"{few} have {others} batches")
+    return {settings.sampled: settings.num_batches - others}
+
+
+def _counted(batches: Iterable[dict[str, Any]], drawn: Counter[str]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        drawn[batch["source"]] += 1
+        yield batch
 
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
@@ -112,21 +137,20 @@ def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[
             yield rows[[start + n for start in first for n in range(run_length)]].to_pylist()
 
 
-def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """Yield the batches of each corpus, one corpus after the other."""
+def _grouped(name: str, settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
+    """Yield the batches of a corpus."""
     size = settings.batch_size
-    for name in settings.corpora:
-        if settings.run_length is None:
-            chunks = parquet_rows(inputs[name], _CHUNK, chunking.SCHEMA)
-            groups = group_consecutive(chunks, size)
-        else:
-            groups = group_runs(inputs[name], size, settings.run_length, settings.seed)
-        for group in groups:
-            yield {
-                "source": name,
-                "texts": [chunk["text"] for chunk in group],
-                "documents": [chunk["document"] for chunk in group],
-            }
+    if settings.run_length is None:
+        chunks = parquet_rows(inputs[name], _CHUNK, chunking.SCHEMA)
+        groups = group_consecutive(chunks, size)
+    else:
+        groups = group_runs(inputs[name], size, settings.run_length, settings.seed)
+    for group in groups:
+        yield {
+            "source": name,
+            "texts": [chunk["text"] for chunk in group],
+            "documents": [chunk["document"] for chunk in group],
+        }
 
 
 def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:

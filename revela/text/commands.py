@@ -61,7 +61,8 @@ def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
     counts = make_batches(settings, files or inputs, output)
     summary = (
         f"{counts.batches} batches of {settings.batch_size} "
-        f"(of {counts.batches_before_sampling}; {counts.chunks_dropped} chunks left over)"
+        f"(of {counts.batches_before_sampling}; {counts.chunks_dropped} chunks left over): "
+        + ", ".join(f"{number} from {name or 'a file'}" for name, number in counts.drawn.items())
     )
     return Made(summary, {**vars(counts), "commits": commits})
 
@@ -84,7 +85,8 @@ def pair(settings: Pairs, inputs: dict[str, Path], output: Output) -> Made:
     from revela.text.pairs import make_pairs
 
     counts = make_pairs(settings, inputs, output)
-    summary = f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze"
+    summary = f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze: "
+    summary += ", ".join(f"{number} from {name}" for name, number in counts.drawn.items())
     if counts.chunks_too_short:
         summary += f"; {counts.chunks_too_short} chunks of one word gave none"
     return Made(summary, vars(counts))
