@@ -34,6 +34,11 @@ class Corpus(Settings):
         None,
         description="at most N: a seeded sample, or with `{first: N}` the first ones; all if null",
     )
+    max_chunks: Positive | None = Field(
+        None,
+        description="stop after the document that completes N chunks; all if null. Documents are "
+        "read in order, and the manifest says how many it took",
+    )
     exclude: list[Annotated[str, Field(min_length=1), AfterValidator(_no_pattern)]] = Field(
         [], description="skip documents whose id contains one of these"
     )

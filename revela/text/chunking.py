@@ -73,15 +73,20 @@ def chunk_corpus(
     with tqdm(unit="B", unit_scale=True, desc="chunking", mininterval=1) as progress:
 
         def rows() -> Iterator[dict[str, Any]]:
-            for chunks, group in _in_order(groups, splitter, corpus.max_words, workers):
-                counts.documents += group.documents
-                counts.characters += group.characters
-                counts.sentences_cut += group.sentences_cut
-                progress.update(group.characters)
-                yield from chunks
+            for document, (chunks, cut) in _in_order(groups, splitter, corpus.max_words, workers):
+                counts.documents += 1
+                counts.chunks += len(chunks)
+                counts.characters += len(document.text)
+                counts.sentences_cut += cut
+                progress.update(len(document.text))
+                for position, text in enumerate(chunks):
+                    place = {"document": document.id, "title": document.title}
+                    yield {**place, "position": position, "text": text}
+                if corpus.max_chunks and counts.chunks >= corpus.max_chunks:
+                    return
 
         try:
-            counts.chunks = write_parquet(output, SCHEMA, rows())
+            write_parquet(output, SCHEMA, rows())
         except BrokenProcessPool as error:
             message = "a worker was killed, probably for lack of memory; use fewer --workers"
             raise RevelaError(message) from error
@@ -250,18 +255,26 @@ def _groups(documents: Iterator[Document], characters: int) -> Iterator[list[Doc
 
 def _in_order(
     groups: Iterator[list[Document]], splitter: Any, max_words: int, workers: int
-) -> Iterator[tuple[list[dict[str, Any]], Counts]]:
-    """Chunk groups on all workers, in order and at most a few groups ahead."""
+) -> Iterator[tuple[Document, tuple[list[str], int]]]:
+    """Yield each document with its chunks and the number of sentences that were cut.
+
+    Groups are chunked on all workers, in order and at most a few groups ahead.
+    """
     workers = min(workers, os.cpu_count() or 1)
     # A pool's `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
-        waiting: deque[Future[Any]] = deque()
+        waiting: deque[tuple[list[Document], Future[Any]]] = deque()
+
+        def first() -> Iterator[Any]:
+            documents, made = waiting.popleft()
+            return zip(documents, made.result(), strict=True)
+
         for group in groups:
-            waiting.append(pool.submit(_chunk_group, group, max_words))
+            waiting.append((group, pool.submit(_chunk_group, group, max_words)))
             if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
+                yield from first()
         while waiting:
-            yield waiting.popleft().result()
+            yield from first()
 
 
 _splitter_of_worker: Any = None
@@ -273,14 +286,5 @@ def _initialize(splitter: Any) -> None:
     end_with_parent()
 
 
-def _chunk_group(group: list[Document], max_words: int) -> tuple[list[dict[str, Any]], Counts]:
-    rows: list[dict[str, Any]] = []
-    counts = Counts(len(group), characters=sum(len(document.text) for document in group))
-    for document in group:
-        chunks, cut = chunk_text(document.text, _splitter_of_worker, max_words)
-        counts.sentences_cut += cut
-        rows += [
-            {"document": document.id, "title": document.title, "position": position, "text": text}
-            for position, text in enumerate(chunks)
-        ]
-    return rows, counts
+def _chunk_group(group: list[Document], max_words: int) -> list[tuple[list[str], int]]:
+    return [chunk_text(document.text, _splitter_of_worker, max_words) for document in group]
