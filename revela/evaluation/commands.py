@@ -30,7 +30,7 @@ from revela.config.evaluation import (
     PydocsBenchmark,
     RetrievalBenchmark,
 )
-from revela.evaluation.benchmarks import load_task
+from revela.evaluation.benchmarks import data_commits, load_task
 from revela.step import Made, Output, step
 
 app = typer.Typer()
@@ -110,7 +110,7 @@ def evaluate(
     facts = {
         "task": task,
         "revision": revision,
-        "commits": source.commits() if source else {},
+        "commits": (source.commits() if source else {}) | data_commits(benchmark, loaded_task),
         "queries_without_judgement": measured.unjudged,
     }
     return Made(summary, facts, [*(source.folders() if source else []), *files])

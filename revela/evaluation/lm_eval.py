@@ -1,5 +1,7 @@
 """Evaluation of a language model on tasks of lm-eval, EleutherAI's harness."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +56,7 @@ def evaluate(
     }
     scores = {name: results["results"][task][key] for name, key in measures.items()}
     facts = {
+        "commits": source.commits() | _commits(loaded, lm_eval_task_files(benchmark.path)[task]),
         "task_version": results["versions"].get(task),
         "measures": measures,
         "examples": results["n-samples"][task],
@@ -61,6 +64,14 @@ def evaluate(
         "dtype": str(dtype),
     }
     return {"task": task, **scores}, facts
+
+
+def _commits(task: Any, file: Path) -> dict[str, str]:
+    """Return the commit of a task's data set on the hub, which names the folder of its cache."""
+    parts = task.dataset.values() if task.dataset else ()
+    folders = [Path(one["filename"]).parent.name for part in parts for one in part.cache_files]
+    known = [folder for folder in folders if re.fullmatch("[0-9a-f]{40}", folder)]
+    return {str(lm_eval_data_set(file)): known[0]} if known else {}
 
 
 def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:

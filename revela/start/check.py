@@ -19,6 +19,7 @@ from revela.config import Config, load_config, paths
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.names import ModelName, ModelRef, references
 from revela.config.text import HubFiles
+from revela.retriever.source import Source
 from revela.start.local import check_local
 from revela.text.downloads import files_on_hub
 
@@ -152,8 +153,8 @@ def _weights(entry: Any) -> Iterator[Repository]:
     revision, adapter = getattr(entry, "revision", None), getattr(entry, "adapter", None)
     for model in references(entry):
         if isinstance(model, ModelRef) and model.is_hub_name:
-            of_base = adapter and model != adapter
-            yield Repository("model", model, None if of_base else revision, "*.safetensors")
+            source = Source(model, None if adapter and model != adapter else revision)
+            yield Repository("model", source.name, source.revision, "*.safetensors")
 
 
 def _needs_of_task(suite: Any, task: str) -> Iterator[Repository | str]:

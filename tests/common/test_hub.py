@@ -42,7 +42,7 @@ def texts(name, **more):
 
 print(json.dumps({
     "weights": result_of(lambda: size("some/model")),
-    "ids": result_of(lambda: load_tokenizer(Source("some/model", "COMMIT"))("mud")["input_ids"]),
+    "ids": result_of(lambda: load_tokenizer(Source("some/model@COMMIT"))("mud")["input_ids"]),
     "hidden": result_of(lambda: Source("some/model").read("config.json")["hidden_size"]),
     "modules": result_of(lambda: Source("some/model", "COMMIT").read("modules.json")),
     "folder": result_of(lambda: Source("some/sentences").read("1_Pooling/config.json")),

@@ -1,4 +1,4 @@
-"""Data sets of the hub: one rule downloads them, the others need no net."""
+"""The hub: one rule downloads data sets, others need no net, and all say which commit they read."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from revela.retriever.source import Source
 from tests.conftest import TEXTS
 from tests.rehearsal.hub import environment, serving
 
@@ -22,13 +23,28 @@ CONFIG = {
     },
     "batches": {"ready": {"hub": "some/batches", "batch_size": 2}},
 }
+PINNED = {
+    "corpora": {"notes": {"source": "files", "path": "notes.jsonl"}},
+    "pairs": {"notes": {"corpora": ["notes"], "num_pairs": 8, "negatives": 1}},
+    "experiments": {
+        "pinned": {
+            "objective": {"name": "contriever"},
+            "data": "notes",
+            "retriever": f"some/model@{COMMIT}",
+            "lora": {"rank": 2},
+            "batches_per_step": 2,
+            "batches_per_device": 2,
+            "warmup_steps": 1,
+        }
+    },
+}
 CHUNKS = ["results/chunks/posts.parquet", "results/chunks/manuals.parquet"]
 DOWNLOADS = [f"results/downloads/{name}.json" for name in ("corpora/posts", "batches/ready")]
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory) -> Path:
-    """A hub of 3,000 posts, one of which is a broken line, manuals in an array, and batches."""
+def hub(tmp_path_factory, backbone) -> Path:
+    """A hub of 3,000 posts, one of which is a broken line, manuals in an array, a model."""
     folder = tmp_path_factory.mktemp("hub")
     for name in ("posts", "manuals", "batches"):
         (folder / "datasets/some" / name).mkdir(parents=True)
@@ -38,6 +54,7 @@ def hub(tmp_path_factory) -> Path:
     (folder / "datasets/some/posts/posts.jsonl").write_text("".join(lines))
     (folder / "datasets/some/manuals/manuals.json").write_text(json.dumps(rows[:40], indent=1))
     (folder / "datasets/some/batches/train.jsonl").write_text('["a", "b"]\n["c", "d"]\n')
+    shutil.copytree(backbone, folder / "models/some/model")
     return folder
 
 
@@ -80,3 +97,17 @@ def test_what_is_downloaded_over_a_broken_connection_is_read_without_net(hub, tm
         "remove results/downloads/corpora/posts.json to download it again"
         in gone.stdout + gone.stderr
     )
+
+
+def test_a_training_says_at_which_commit_it_read_its_backbone(hub, tmp_path):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(PINNED))
+    rows = [{"text": f"{TEXTS[n % 5]} Note {n}."} for n in range(20)]
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(hub) as address:
+        online = environment(address, tmp_path / "cache")
+        result = snakemake(tmp_path, online, "results/models/pinned/retriever")
+    assert result.returncode == 0, result.stdout + result.stderr
+    trained = tmp_path / "results/models/pinned"
+    assert json.loads((trained / "manifest.json").read_text())["commits"] == {"some/model": COMMIT}
+    base = Source(str(trained / "retriever")).base
+    assert (base.name, base.revision) == ("some/model", COMMIT)
