@@ -34,7 +34,7 @@ def evaluate(
         raise RevelaError(
             "the package lm-eval is missing: pip install 'revela[lm-eval]'"
         ) from error
-    loaded, manager = _load_task(benchmark, task)
+    loaded, manager = load_task(benchmark, task)
     device = torch.device(devices()[0])
     dtype = torch.float32 if device.type == "cpu" else native_dtype("bfloat16")
     source = Source(model.language_model, model.revision)
@@ -74,7 +74,8 @@ def _commits(task: Any, file: Path) -> dict[str, str]:
     return {str(lm_eval_data_set(file)): known[0]} if known else {}
 
 
-def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
+def load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
+    """Return a task with its data, and lm-eval's manager of its tasks; errors as of `evaluate`."""
     from lm_eval.tasks import TaskManager
 
     files = lm_eval_task_files(benchmark.path)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from revela.common.errors import RevelaError, check_name, errors_at
-from revela.common.hub import KINDS, converted_revision, explain
+from revela.common.hub import KINDS, converted_revision, explain, explained
 from revela.config import Config, load_config, paths
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.names import ModelName, ModelRef, references
@@ -25,6 +25,7 @@ from revela.text.downloads import files_on_hub
 
 _SECONDS = 10  # timeout of a request to the hub
 _GB = 1024**3
+_OF_A_MODEL = ["*.safetensors", "*.json", "*.txt", "*.model"]
 _MADE_BY_ALL = ("tables", "listings", "costs", "figures")
 
 
@@ -43,6 +44,9 @@ def check(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Files to make, or `all`: check their needs too.")
     ] = None,
+    download: Annotated[
+        bool, typer.Option(help="Download models and evaluation data of the targets.")
+    ] = False,
 ) -> None:
     """Check the keys, values, references between entries and local files of a config.
 
@@ -82,6 +86,29 @@ def check(
     if problems:
         raise RevelaError(f"{config}: {len(problems)} needs of the targets are not met, see above")
     print(f"{len(repositories)} models and data sets can be read, {size / _GB:.1f} GB to download")
+    if download:
+        _download(checked, needs)
+
+
+def _download(config: Config, needs: dict[Repository | str, list[str]]) -> None:
+    """Load models and evaluation data into the caches; the rule `download` does so for corpora."""
+    from huggingface_hub import snapshot_download
+
+    for need in needs:
+        if isinstance(need, Repository) and need.what == "model":
+            with explained(need.what, need.name):
+                snapshot_download(need.name, revision=need.revision, allow_patterns=_OF_A_MODEL)
+    users = (user.split() for names in needs.values() for user in names)
+    for task in dict.fromkeys(task for section, _, *rest in users for task in rest):
+        suite = config.task(task)
+        if suite.source == "mteb":
+            from revela.evaluation import benchmarks, measure
+
+            measure.judgements(benchmarks.load_task(suite, task, None, Path()))
+        elif suite.source == "lm-eval":
+            from revela.evaluation import lm_eval
+
+            lm_eval.load_task(suite, task)
 
 
 def _needs(config: Config, targets: list[str]) -> dict[Repository | str, list[str]]:
