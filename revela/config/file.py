@@ -203,7 +203,9 @@ class Config(Settings):
         if section == "experiments":
             return {"data": paths.made(entry.data.section, entry.data)} | self._trained(entry)
         used = references(entry)
-        return {name: paths.made(name.section, name) for name in used if name.section in paths.MADE}
+        on_hub = getattr(entry, "hub_files", None)
+        made = {"download": paths.download(section, name)} if on_hub else {}
+        return made | {n: paths.made(n.section, n) for n in used if n.section in paths.MADE}
 
     def tuning_tasks(self, hybrid: str, task: str) -> list[str]:
         """Return the tasks that choose the weight of a hybrid on a task: never that task itself."""

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 
 _NAME_BYTES = 255  # at most, on Linux
 _LEGAL = re.compile(r"[A-Za-z0-9][\w.+-]{0,149}", re.ASCII)
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 
 
 def legal_name(name: Any) -> str:
@@ -56,7 +56,10 @@ def local_path(value: str) -> str:
 
 
 class ModelRef(Name):
-    """A model's weights: an entry (a name without a slash), a folder, a hub name."""
+    """A model's weights: an entry (a name without a slash), a folder, a hub name.
+
+    A hub name may end with `@` and a commit, branch or tag.
+    """
 
     def __new__(cls, value: str) -> Self:
         """Return the name, its `~` replaced by the user's home."""
@@ -107,13 +110,16 @@ BenchmarkName = Annotated[Name, _of("benchmarks", "benchmark")]
 RetrievalTaskName = Annotated[Name, _of("retrieval_tasks", "retrieval task")]
 TableName = Annotated[Name, _of("tables", "table")]
 Weights = Annotated[
-    ModelRef, AfterValidator(_folder_or_hub), Field(description="a hub name or a folder")
+    ModelRef,
+    AfterValidator(_folder_or_hub),
+    Field(description="a hub name, org/name or org/name@commit, or a folder"),
 ]
 LanguageWeights = Annotated[
     ModelRef,
     _of("language_models", "experiment that trains a language model"),
     Field(
-        description="an experiment (whose trained language model is used), a hub name or a folder"
+        description="an experiment (whose trained language model is used), a hub name, org/name or "
+        "org/name@commit, or a folder"
     ),
 ]
 

@@ -13,6 +13,7 @@ MADE = {
 }
 """The output of an entry of a section, as Snakemake tracks it."""
 
+download = "results/downloads/{}/{}.json".format  # of a section, an entry: files on the hub
 language_model = "results/models/{}/language_model".format  # folder; of an experiment
 training_log = "results/models/{}/log.jsonl".format  # of an experiment
 scores = "results/scores/{}/{}.json".format  # of a model on a task

@@ -34,6 +34,11 @@ class Corpus(Settings):
         None,
         description="at most N: a seeded sample, or with `{first: N}` the first ones; all if null",
     )
+    max_chunks: Positive | None = Field(
+        None,
+        description="stop after the document that completes N chunks; all if null. Documents are "
+        "read in order, and the manifest says how many it took",
+    )
     exclude: list[Annotated[str, Field(min_length=1), AfterValidator(_no_pattern)]] = Field(
         [], description="skip documents whose id contains one of these"
     )
@@ -118,18 +123,30 @@ class FilesCorpus(RowCorpus):
     )
 
 
-class HubCorpus(RowCorpus):
-    """A data set on the Hugging Face hub, streamed, or one raw file of its repository."""
+class HubFiles(Settings):
+    """The files of a data set on the Hugging Face hub, or one file of its repository."""
 
-    source: Literal["hub"]
-    on_bad_row: OnBadRow = "skip"
     dataset: str = Field(description="its name on the hub")
     revision: str | None = Field(None, description="commit, branch or tag of the data set")
     subset: str | None = Field(None, description="configuration of the data set")
     split: str = "train"
-    file: str | None = Field(
-        None, description="read this file of the repository instead: JSON lines, .csv or .parquet"
-    )
+    file: str | None = Field(None, description="read this file of the repository instead")
+
+
+class HubCorpus(RowCorpus, HubFiles):
+    """A data set on the Hugging Face hub.
+
+    Its files are downloaded into the hub's cache. They may be JSON lines, .json with one array of
+    rows, .csv or .tsv with a header, or .parquet.
+    """
+
+    source: Literal["hub"]
+    on_bad_row: OnBadRow = "skip"
+
+    @property
+    def hub_files(self) -> HubFiles:
+        """What is downloaded."""
+        return HubFiles(**{key: getattr(self, key) for key in HubFiles.model_fields})
 
 
 AnyCorpus = Annotated[PackagesCorpus | FilesCorpus | HubCorpus, Field(discriminator="source")]
@@ -177,7 +194,16 @@ class Batches(Settings):
     num_batches: Count | None = Field(
         None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
     )
+    sampled: CorpusName | None = Field(
+        None,
+        description="one of `corpora`: only its batches are a sample, all of the others are used",
+    )
     seed: Natural = 0
+
+    @property
+    def hub_files(self) -> HubFiles | None:
+        """What is downloaded, if anything."""
+        return HubFiles(dataset=self.hub, revision=self.revision) if self.hub else None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -188,6 +214,8 @@ class Batches(Settings):
             raise ValueError("run_length needs corpora and must divide batch_size")
         if self.revision and not self.hub:
             raise ValueError("revision needs hub")
+        if self.sampled and not (self.sampled in self.corpora and type(self.num_batches) is int):
+            raise ValueError("sampled must be one of corpora, and needs num_batches: N")
         return self
 
 

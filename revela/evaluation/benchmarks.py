@@ -44,6 +44,13 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cac
     return local_task(task, folder, cache, getattr(benchmark, "split", "test"))
 
 
+def data_commits(benchmark: RetrievalBenchmark, task: Any) -> dict[str, str]:
+    """Return the commit at which mteb reads a task's data set on the hub, by its name."""
+    described = task.metadata.dataset
+    on_hub = isinstance(benchmark, MtebBenchmark)
+    return {described["path"]: described["revision"]} if on_hub else {}
+
+
 def local_task(name: str, folder: Path, cache: Path, split: str = "test") -> Any:
     """Return a local collection as an mteb retrieval task, its corpus memory-mapped in `cache`.
 

@@ -37,7 +37,7 @@ from revela.config.evaluation import (
     PydocsBenchmark,
     RetrievalBenchmark,
 )
-from revela.evaluation.benchmarks import load_task
+from revela.evaluation.benchmarks import data_commits, load_task
 from revela.step import Made, Output, command, step
 
 app = typer.Typer()
@@ -125,7 +125,7 @@ def evaluate(
                     stage_version=STAGE_VERSIONS["evaluate"],
                     task=task,
                     revision=revision,
-                    commits=source.commits() if source else {},
+                    commits=(source.commits() if source else {}) | data_commits(suite, loaded_task),
                     queries_without_judgement=measured.unjudged,
                 )
                 for other in finished.parent.glob("[!.]*"):

@@ -1,5 +1,7 @@
 """Evaluation of a language model on tasks of lm-eval, EleutherAI's harness."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ def evaluate(
         raise RevelaError(
             "the package lm-eval is missing: pip install 'revela[lm-eval]'"
         ) from error
-    loaded, manager = _load_task(benchmark, task)
+    loaded, manager = load_task(benchmark, task)
     device = torch.device(devices()[0])
     dtype = torch.float32 if device.type == "cpu" else native_dtype("bfloat16")
     source = Source(model.language_model, model.revision)
@@ -54,6 +56,7 @@ def evaluate(
     }
     scores = {name: results["results"][task][key] for name, key in measures.items()}
     facts = {
+        "commits": source.commits() | _commits(loaded, lm_eval_task_files(benchmark.path)[task]),
         "task_version": results["versions"].get(task),
         "measures": measures,
         "examples": results["n-samples"][task],
@@ -63,7 +66,16 @@ def evaluate(
     return {"task": task, **scores}, facts
 
 
-def _load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
+def _commits(task: Any, file: Path) -> dict[str, str]:
+    """Return the commit of a task's data set on the hub, which names the folder of its cache."""
+    parts = task.dataset.values() if task.dataset else ()
+    folders = [Path(one["filename"]).parent.name for part in parts for one in part.cache_files]
+    known = [folder for folder in folders if re.fullmatch("[0-9a-f]{40}", folder)]
+    return {str(lm_eval_data_set(file)): known[0]} if known else {}
+
+
+def load_task(benchmark: LmEvalBenchmark, name: str) -> tuple[Any, Any]:
+    """Return a task with its data, and lm-eval's manager of its tasks; errors as of `evaluate`."""
     from lm_eval.tasks import TaskManager
 
     files = lm_eval_task_files(benchmark.path)

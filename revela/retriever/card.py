@@ -91,7 +91,10 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     sources = list(_sources(root, next(iter(manifest["inputs"]))))
     data_sets = sorted({source["dataset"] for source in sources if "dataset" in source})
     scores = list(_scores(home.parents[1] / "scores" / name, Source(str(folder)).fingerprint()))
-    base, encoder = str(experiment.retriever), read_encoder(Source(str(folder)), EncodingKeys())
+    base, encoder = (
+        Source(str(experiment.retriever)).name,
+        read_encoder(Source(str(folder)), EncodingKeys()),
+    )
     relation = "adapter" if experiment.lora and not merged else "finetune"
     local = {
         key

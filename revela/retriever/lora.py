@@ -12,8 +12,10 @@ from revela.retriever.load import load_adapter
 from revela.retriever.source import Source
 
 
-def add_lora(model: Any, lora: Lora, seed: int) -> Any:
+def add_lora(model: Any, lora: Lora, seed: int, revision: str | None = None) -> Any:
     """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
+
+    Their files name the revision of the backbone.
 
     Raises:
         RevelaError: a target matches no module, or none that supports an adapter, or the rank is
@@ -34,7 +36,11 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
         raise RevelaError(f"lora.rank: {lora.rank} is larger than the widest target, {width}")
     torch.manual_seed(seed)
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        revision=revision,
     )
     try:
         return get_peft_model(model, config)
@@ -65,7 +71,7 @@ def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
     from peft import LoraConfig
 
     with explained("adapter", source.name):
-        saved = LoraConfig.from_pretrained(source.name)
+        saved = LoraConfig.from_pretrained(source.name, revision=source.revision)
     settings = (saved.r, saved.lora_alpha, saved.lora_dropout, set(saved.target_modules))
     targets = set(lora_targets(model, lora))
     if settings != (lora.rank, lora.alpha, lora.dropout, targets):

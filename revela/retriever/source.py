@@ -28,7 +28,7 @@ class Source:
     """The weights, tokenizer and settings of a model, wherever they are.
 
     Attributes:
-        name: a folder, or the name of a repository on the hub.
+        name: a folder, or the name of a repository on the hub, which may end with `@revision`.
         revision: a commit of the repository; None is the latest.
         below: the model that an adapter's weights are put on, if the config names it.
     """
@@ -36,6 +36,12 @@ class Source:
     name: str
     revision: str | None = None
     below: "Source | None" = None
+
+    def __post_init__(self) -> None:
+        """Take the revision from the name, if it has one."""
+        name, at, revision = self.name.partition("@")
+        if at and ModelRef(self.name).is_hub_name:
+            vars(self).update(name=name, revision=revision)
 
     @classmethod
     def of(cls, model: EncoderModel) -> "Source":
@@ -64,7 +70,7 @@ class Source:
         with reading(self.name, "an adapter"):
             if not (base := settings["base_model_name_or_path"]):
                 raise ValueError("its adapter_config.json names no base_model_name_or_path")
-            return Source(str(base))
+            return Source(str(base), settings.get("revision"))
 
     @functools.cached_property
     def modules(self) -> list[dict[str, Any]] | None:

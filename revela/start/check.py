@@ -14,14 +14,18 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from revela.common.errors import RevelaError, check_name, errors_at
-from revela.common.hub import KINDS, converted_revision, explain
+from revela.common.hub import KINDS, converted_revision, explain, explained
 from revela.config import Config, load_config, paths
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.names import ModelName, ModelRef, references
+from revela.config.text import HubFiles
+from revela.retriever.source import Source
 from revela.start.local import check_local
+from revela.text.downloads import files_on_hub
 
 _SECONDS = 10  # timeout of a request to the hub
 _GB = 1024**3
+_OF_A_MODEL = ["*.safetensors", "*.json", "*.txt", "*.model"]
 _MADE_BY_ALL = ("tables", "listings", "costs", "figures")
 
 
@@ -31,7 +35,8 @@ class Repository(NamedTuple):
     what: str
     name: str
     revision: str | None = None
-    files: str = ""  # pattern of the files that the cache keeps; "" if the data set is streamed
+    files: str = ""  # pattern of the files that are needed
+    wanted: HubFiles | None = None  # or the files that a corpus or a batch set needs
 
 
 def check(
@@ -39,6 +44,9 @@ def check(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Files to make, or `all`: check their needs too.")
     ] = None,
+    download: Annotated[
+        bool, typer.Option(help="Download models and evaluation data of the targets.")
+    ] = False,
 ) -> None:
     """Check the keys, values, references between entries and local files of a config.
 
@@ -78,6 +86,29 @@ def check(
     if problems:
         raise RevelaError(f"{config}: {len(problems)} needs of the targets are not met, see above")
     print(f"{len(repositories)} models and data sets can be read, {size / _GB:.1f} GB to download")
+    if download:
+        _download(checked, needs)
+
+
+def _download(config: Config, needs: dict[Repository | str, list[str]]) -> None:
+    """Load models and evaluation data into the caches; the rule `download` does so for corpora."""
+    from huggingface_hub import snapshot_download
+
+    for need in needs:
+        if isinstance(need, Repository) and need.what == "model":
+            with explained(need.what, need.name):
+                snapshot_download(need.name, revision=need.revision, allow_patterns=_OF_A_MODEL)
+    users = (user.split() for names in needs.values() for user in names)
+    for task in dict.fromkeys(task for section, _, *rest in users for task in rest):
+        suite = config.task(task)
+        if suite.source == "mteb":
+            from revela.evaluation import benchmarks, measure
+
+            measure.judgements(benchmarks.load_task(suite, task, None, Path()))
+        elif suite.source == "lm-eval":
+            from revela.evaluation import lm_eval
+
+            lm_eval.load_task(suite, task)
 
 
 def _needs(config: Config, targets: list[str]) -> dict[Repository | str, list[str]]:
@@ -117,12 +148,11 @@ def _needs_of(
 ) -> Iterator[Repository | str]:
     """Yield the repositories that an entry's step loads, and what this machine lacks for it."""
     entry: Any = config.model(name) if section == "scores" else getattr(config, section)[name]
-    if section == "corpora" and entry.source == "hub":
-        yield Repository("data set", entry.dataset, entry.revision, entry.file or "")
+    if wanted := getattr(entry, "hub_files", None):
+        if not Path(paths.download(section, name)).exists():
+            yield Repository("data set", wanted.dataset, wanted.revision, wanted=wanted)
     elif section == "corpora" and entry.source == "python-packages":
         yield from _not_installed(*entry.packages)
-    elif section == "batches" and entry.hub:
-        yield Repository("data set", entry.hub, entry.revision, "*.jsonl*")
     elif section == "experiments":
         yield from _weights(entry)
     elif section == "scores":
@@ -150,8 +180,8 @@ def _weights(entry: Any) -> Iterator[Repository]:
     revision, adapter = getattr(entry, "revision", None), getattr(entry, "adapter", None)
     for model in references(entry):
         if isinstance(model, ModelRef) and model.is_hub_name:
-            of_base = adapter and model != adapter
-            yield Repository("model", model, None if of_base else revision, "*.safetensors")
+            source = Source(model, None if adapter and model != adapter else revision)
+            yield Repository("model", source.name, source.revision, "*.safetensors")
 
 
 def _needs_of_task(suite: Any, task: str) -> Iterator[Repository | str]:
@@ -180,15 +210,18 @@ def _look_up(repository: Repository) -> int | str:
     from huggingface_hub import HfApi, constants, file_download, try_to_load_from_cache
     from huggingface_hub.utils import httpx
 
-    what, name, revision, pattern = repository
+    what, name, revision, pattern, wanted = repository
     at: Any = {"repo_id": name, "repo_type": KINDS[what]}
     try:
-        asked: Any = {"revision": revision, "files_metadata": bool(pattern), "timeout": _SECONDS}
+        asked: Any = {"revision": revision, "files_metadata": True, "timeout": _SECONDS}
         info: Any = HfApi().repo_info(**at, **asked)
         if info.gated:  # its description is public, its files are not
             HfApi().auth_check(**at)
         files = {file.rfilename: file.size or 0 for file in info.siblings or []}
         kept = [file for file in files if fnmatch(file, pattern)]
+        if wanted:
+            _, files = files_on_hub(wanted)
+            kept = [*files]
         if what == "model" and not kept and (revision or not converted_revision(name)):
             return f"model {name!r} has no safetensors weights"
         new = [f for f in kept if not try_to_load_from_cache(**at, filename=f, revision=info.sha)]
@@ -196,7 +229,9 @@ def _look_up(repository: Repository) -> int | str:
     except (ConnectionError, httpx.TransportError) as error:
         folder = Path(constants.HF_HUB_CACHE, file_download.repo_folder_name(**at))
         commit = revision if revision and len(revision) == 40 else "*"
-        there = any(folder.glob(f"snapshots/{commit}/{pattern or '*'}"))
+        there = any(folder.glob(f"snapshots/{commit}/{pattern}")) if pattern else False
         return 0 if there else explain(what, name, error)
+    except RevelaError as error:
+        return str(error)
     except Exception as error:
         return explain(what, name, error)

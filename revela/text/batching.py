@@ -2,16 +2,16 @@
 
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from revela.common.errors import RevelaError, unknown_name
-from revela.common.hub import explained
 from revela.config.text import Batches
 from revela.text import chunking
 from revela.text.rows import (
@@ -38,12 +38,14 @@ class Counts:
     batches: int
     chunks_dropped: int  # of incomplete last batches
     batches_before_sampling: int
+    drawn: dict[str, int]  # batches of each source
 
 
 def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Counts:
     """Write a batch file (Parquet).
 
-    Its inputs are chunk files by corpus name, or batch files by set name if those are sampled.
+    Its inputs are chunk files by corpus name, batch files by set name if those are sampled, or the
+    files of a hub data set.
 
     Raises:
         RevelaError: too few chunks for one batch, fewer batches than requested, or a ready-made
@@ -59,24 +61,47 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> Co
                 for name, count in settings.sample_from.items()
             )
     elif settings.corpora:
-        batches = _grouped(settings, inputs)
-        chunks = {name: count_rows(inputs[name]) for name in settings.corpora}
+        chunks = {str(name): count_rows(inputs[name]) for name in settings.corpora}
         for name, count in chunks.items():
             if count < size:
                 few = f"{count} chunks are too few for one batch of {size}"
                 raise RevelaError(f"corpus {name!r}: {few}")
-        available = sum(count // size for count in chunks.values())
+        of_each = {name: count // size for name, count in chunks.items()}
+        available = sum(of_each.values())
         dropped = sum(count % size for count in chunks.values())
+        used = of_each | _left_to_sample(settings, of_each)
+        batches = chain.from_iterable(
+            take(_grouped(name, settings, inputs), count, used[name], settings.seed)
+            for name, count in of_each.items()
+        )
     else:
-        path = Path(settings.file) if settings.file else _download(settings)
-        batches = read_jsonl(path, settings)
-        available = sum(1 for _ in read_jsonl(path, settings))
-    if settings.num_batches is not None:
+        files = [Path(settings.file)] if settings.file else [*inputs.values()]
+        batches = chain.from_iterable(read_jsonl(file, settings) for file in files)
+        available = sum(1 for file in files for _ in read_jsonl(file, settings))
+    if settings.num_batches is not None and not settings.sampled:
         batches = take(batches, available, settings.num_batches, settings.seed)
-    written = write_parquet(output, SCHEMA, batches)
+    drawn: Counter[str] = Counter()
+    written = write_parquet(output, SCHEMA, _counted(batches, drawn))
     if not written:
         raise RevelaError("there are no batches")
-    return Counts(written, dropped, available)
+    return Counts(written, dropped, available, {**drawn})
+
+
+def _left_to_sample(settings: Batches, of_each: dict[str, int]) -> dict[str, int]:
+    """Return how many batches of the sampled corpus, if there is one, the others leave to it."""
+    if not settings.sampled or not isinstance(settings.num_batches, int):
+        return {}
+    others = sum(of_each.values()) - of_each[settings.sampled]
+    if others >= settings.num_batches:
+        few = f"num_batches {settings.num_batches}: the corpora other than {settings.sampled!r}"
+        raise RevelaError(f"{few} have {others} batches")
+    return {settings.sampled: settings.num_batches - others}
+
+
+def _counted(batches: Iterable[dict[str, Any]], drawn: Counter[str]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        drawn[batch["source"]] += 1
+        yield batch
 
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
@@ -112,21 +137,20 @@ def group_runs(chunks: Path, size: int, run_length: int, seed: int) -> Iterator[
             yield rows[[start + n for start in first for n in range(run_length)]].to_pylist()
 
 
-def _grouped(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """Yield the batches of each corpus, one corpus after the other."""
+def _grouped(name: str, settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
+    """Yield the batches of a corpus."""
     size = settings.batch_size
-    for name in settings.corpora:
-        if settings.run_length is None:
-            chunks = parquet_rows(inputs[name], _CHUNK, chunking.SCHEMA)
-            groups = group_consecutive(chunks, size)
-        else:
-            groups = group_runs(inputs[name], size, settings.run_length, settings.seed)
-        for group in groups:
-            yield {
-                "source": name,
-                "texts": [chunk["text"] for chunk in group],
-                "documents": [chunk["document"] for chunk in group],
-            }
+    if settings.run_length is None:
+        chunks = parquet_rows(inputs[name], _CHUNK, chunking.SCHEMA)
+        groups = group_consecutive(chunks, size)
+    else:
+        groups = group_runs(inputs[name], size, settings.run_length, settings.seed)
+    for group in groups:
+        yield {
+            "source": name,
+            "texts": [chunk["text"] for chunk in group],
+            "documents": [chunk["document"] for chunk in group],
+        }
 
 
 def _sampled(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
@@ -176,17 +200,3 @@ def read_jsonl(path: Path, settings: Batches) -> Iterator[dict[str, Any]]:
             advice = f"name its corpus: `sources: {{{source}: <corpus>}}`"
             raise RevelaError(f"{place}: {unknown}; {advice}")
         yield {"source": known[source], "texts": texts, "documents": None}
-
-
-def _download(settings: Batches) -> Path:
-    """Fetch the one JSON-lines file of a hub data set."""
-    import huggingface_hub
-
-    name = str(settings.hub)
-    with explained("data set", name):
-        at: dict[str, Any] = {"repo_type": "dataset", "revision": settings.revision}
-        files = huggingface_hub.list_repo_files(name, **at)
-        lines = [file for file in files if file.endswith((".jsonl", ".jsonl.gz"))]
-        if len(lines) != 1:
-            raise RevelaError(f"data set {name!r}: expected one .jsonl file, found {lines}")
-        return Path(huggingface_hub.hf_hub_download(name, lines[0], **at))

@@ -6,11 +6,12 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -51,7 +52,12 @@ class Counts:
     sentence_splitter: str = ""
 
 
-def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
+def chunk_corpus(
+    corpus: AnyCorpus,
+    output: Path,
+    workers: int,
+    downloads: Mapping[str, Path] = MappingProxyType({}),
+) -> Counts:
     """Write the chunks of a corpus to a Parquet file, the same for any number of workers.
 
     Memory is constant: documents are streamed, groups of them are distributed over processes, and
@@ -61,21 +67,26 @@ def chunk_corpus(corpus: AnyCorpus, output: Path, workers: int) -> Counts:
         RevelaError: the corpus cannot be read or has no documents.
     """
     counts = Counts()
-    documents = read_documents(corpus, counts.skipped)
+    documents = read_documents(corpus, counts.skipped, downloads)
     splitter, documents = _splitter(corpus, documents, counts)
     groups = _groups(documents, _GROUP_CHARACTERS)
     with tqdm(unit="B", unit_scale=True, desc="chunking", mininterval=1) as progress:
 
         def rows() -> Iterator[dict[str, Any]]:
-            for chunks, group in _in_order(groups, splitter, corpus.max_words, workers):
-                counts.documents += group.documents
-                counts.characters += group.characters
-                counts.sentences_cut += group.sentences_cut
-                progress.update(group.characters)
-                yield from chunks
+            for document, (chunks, cut) in _in_order(groups, splitter, corpus.max_words, workers):
+                counts.documents += 1
+                counts.chunks += len(chunks)
+                counts.characters += len(document.text)
+                counts.sentences_cut += cut
+                progress.update(len(document.text))
+                for position, text in enumerate(chunks):
+                    place = {"document": document.id, "title": document.title}
+                    yield {**place, "position": position, "text": text}
+                if corpus.max_chunks and counts.chunks >= corpus.max_chunks:
+                    return
 
         try:
-            counts.chunks = write_parquet(output, SCHEMA, rows())
+            write_parquet(output, SCHEMA, rows())
         except BrokenProcessPool as error:
             message = "a worker was killed, probably for lack of memory; use fewer --workers"
             raise RevelaError(message) from error
@@ -169,7 +180,7 @@ def _splitter(
     if corpus.punkt:
         counts.sentence_splitter = f"punkt of {corpus.punkt}"
         return _read_punkt(Path(corpus.punkt)), documents
-    pretrained = _pretrained_punkt()
+    pretrained = pretrained_punkt()
     if pretrained is not None:
         counts.sentence_splitter = "punkt_tab/english"
         return pretrained, documents
@@ -197,7 +208,8 @@ def _read_punkt(folder: Path) -> Any:
     return PunktSentenceTokenizer(parameters)
 
 
-def _pretrained_punkt() -> Any:
+def pretrained_punkt() -> Any:
+    """Return nltk's pretrained Punkt, downloaded if need be; None if that is impossible."""
     from nltk import data, downloader
     from nltk.tokenize.punkt import PunktTokenizer
 
@@ -243,18 +255,26 @@ def _groups(documents: Iterator[Document], characters: int) -> Iterator[list[Doc
 
 def _in_order(
     groups: Iterator[list[Document]], splitter: Any, max_words: int, workers: int
-) -> Iterator[tuple[list[dict[str, Any]], Counts]]:
-    """Chunk groups on all workers, in order and at most a few groups ahead."""
+) -> Iterator[tuple[Document, tuple[list[str], int]]]:
+    """Yield each document with its chunks and the number of sentences that were cut.
+
+    Groups are chunked on all workers, in order and at most a few groups ahead.
+    """
     workers = min(workers, os.cpu_count() or 1)
     # A pool's `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
-        waiting: deque[Future[Any]] = deque()
+        waiting: deque[tuple[list[Document], Future[Any]]] = deque()
+
+        def first() -> Iterator[Any]:
+            documents, made = waiting.popleft()
+            return zip(documents, made.result(), strict=True)
+
         for group in groups:
-            waiting.append(pool.submit(_chunk_group, group, max_words))
+            waiting.append((group, pool.submit(_chunk_group, group, max_words)))
             if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
+                yield from first()
         while waiting:
-            yield waiting.popleft().result()
+            yield from first()
 
 
 _splitter_of_worker: Any = None
@@ -266,14 +286,5 @@ def _initialize(splitter: Any) -> None:
     end_with_parent()
 
 
-def _chunk_group(group: list[Document], max_words: int) -> tuple[list[dict[str, Any]], Counts]:
-    rows: list[dict[str, Any]] = []
-    counts = Counts(len(group), characters=sum(len(document.text) for document in group))
-    for document in group:
-        chunks, cut = chunk_text(document.text, _splitter_of_worker, max_words)
-        counts.sentences_cut += cut
-        rows += [
-            {"document": document.id, "title": document.title, "position": position, "text": text}
-            for position, text in enumerate(chunks)
-        ]
-    return rows, counts
+def _chunk_group(group: list[Document], max_words: int) -> list[tuple[list[str], int]]:
+    return [chunk_text(document.text, _splitter_of_worker, max_words) for document in group]

@@ -1,4 +1,4 @@
-"""`revela chunk`, `batch`, `export-batches`, `pair`."""
+"""`revela download`, `chunk`, `batch`, `export-batches`, `pair`."""
 
 import json
 import os
@@ -8,23 +8,37 @@ from typing import Annotated
 import typer
 
 from revela.common.outputs import atomic_output
-from revela.config.text import AnyCorpus, Batches, Pairs
+from revela.config.text import AnyCorpus, Batches, HubFiles, Pairs
 from revela.step import Made, Output, command, step
 
 app = typer.Typer()
 
 
 @step(app)
+def download(settings: HubFiles, output: Output) -> Made:
+    """Download files of a hub data set into the hub's cache and list them (JSON)."""
+    from revela.text import chunking, downloads
+
+    commits = downloads.download(settings, output)
+    chunking.pretrained_punkt()  # its only other download
+    return Made(f"{settings.dataset} at {commits[settings.dataset]}", {"commits": commits})
+
+
+@step(app)
 def chunk(
     settings: AnyCorpus,
+    inputs: dict[str, Path],
     output: Output,
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
 ) -> Made:
     """Cut a corpus into chunks of whole sentences (Parquet)."""
     from revela.text.chunking import chunk_corpus
+    from revela.text.downloads import downloaded
     from revela.text.files import corpus_files, unread_files
 
-    counts = chunk_corpus(settings, output, workers)
+    on_hub = settings.source == "hub"
+    commits, files = downloaded(inputs["download"]) if on_hub else ({}, {})
+    counts = chunk_corpus(settings, output, workers, files)
     summary = (
         f"{counts.documents} documents → {counts.chunks} chunks; "
         f"{counts.sentences_cut} sentences over {settings.max_words} words were cut"
@@ -33,7 +47,7 @@ def chunk(
         summary += f"; {skipped}"
     if unread := unread_files(Path(settings.path)) if settings.source == "files" else []:
         summary += f"; {len(unread)} other files not read, such as {unread[0]}"
-    facts = {**vars(counts), "skipped": vars(counts.skipped)}
+    facts = {**vars(counts), "skipped": vars(counts.skipped), "commits": commits}
     return Made(summary, facts, corpus_files(settings))
 
 
@@ -41,13 +55,16 @@ def chunk(
 def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
     """Group chunks of consecutive documents into batches (Parquet)."""
     from revela.text.batching import make_batches
+    from revela.text.downloads import downloaded
 
-    counts = make_batches(settings, inputs, output)
+    commits, files = downloaded(inputs["download"]) if settings.hub else ({}, {})
+    counts = make_batches(settings, files or inputs, output)
     summary = (
         f"{counts.batches} batches of {settings.batch_size} "
-        f"(of {counts.batches_before_sampling}; {counts.chunks_dropped} chunks left over)"
+        f"(of {counts.batches_before_sampling}; {counts.chunks_dropped} chunks left over): "
+        + ", ".join(f"{number} from {name or 'a file'}" for name, number in counts.drawn.items())
     )
-    return Made(summary, vars(counts))
+    return Made(summary, {**vars(counts), "commits": commits})
 
 
 @command(app)
@@ -68,7 +85,8 @@ def pair(settings: Pairs, inputs: dict[str, Path], output: Output) -> Made:
     from revela.text.pairs import make_pairs
 
     counts = make_pairs(settings, inputs, output)
-    summary = f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze"
+    summary = f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze: "
+    summary += ", ".join(f"{number} from {name}" for name, number in counts.drawn.items())
     if counts.chunks_too_short:
         summary += f"; {counts.chunks_too_short} chunks of one word gave none"
     return Made(summary, vars(counts))

@@ -5,20 +5,19 @@ import hashlib
 import importlib.util
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from revela.common.errors import RevelaError, check_name, printable, unknown_name
-from revela.common.hub import explained
 from revela.config.text import (
     AnyCorpus,
     FieldNames,
     FilesCorpus,
     First,
-    HubCorpus,
     PackagesCorpus,
     RowCorpus,
 )
@@ -83,29 +82,37 @@ def _too_many(bad: int, of: str, first: str) -> RevelaError:
     return RevelaError(f"{bad} of {of} are bad, too many to skip; the first: {first}")
 
 
-def read_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
+def read_documents(
+    corpus: AnyCorpus, skipped: Skipped, downloads: Mapping[str, Path] = MappingProxyType({})
+) -> Iterator[Document]:
     """Return an iterator over the documents of a corpus, in order and in constant memory.
 
-    Bad rows skipped by `on_bad_row: skip` are counted in `skipped`.
+    The files of a hub corpus are those in `downloads`, by their names. Bad rows skipped by
+    `on_bad_row: skip` are counted in `skipped`.
 
     Raises:
         RevelaError: a source cannot be read, or a row is bad and `on_bad_row` is `error`.
     """
-    documents = _all_documents(corpus, skipped)
+    documents = _all_documents(corpus, skipped, downloads)
     if corpus.max_documents is None:
         return documents
     if isinstance(corpus.max_documents, First):
         return itertools.islice(documents, corpus.max_documents.first)
     # Two passes: the first one counts, so that documents are never all held in memory.
-    available = sum(1 for _ in _all_documents(corpus, Skipped()))
+    available = sum(1 for _ in _all_documents(corpus, Skipped(), downloads))
     return take(documents, available, min(corpus.max_documents, available), corpus.seed)
 
 
-def _all_documents(corpus: AnyCorpus, skipped: Skipped) -> Iterator[Document]:
+def _all_documents(
+    corpus: AnyCorpus, skipped: Skipped, downloads: Mapping[str, Path]
+) -> Iterator[Document]:
     if isinstance(corpus, PackagesCorpus):
         documents = _package_documents(corpus.packages)
     else:
-        files = _file_rows(corpus) if isinstance(corpus, FilesCorpus) else _hub_rows(corpus)
+        if isinstance(corpus, FilesCorpus):
+            files = _file_rows(corpus)
+        else:
+            files = _hub_rows(corpus.fields, downloads)
         documents = _checked(files, corpus, skipped)
         documents = _joined(documents, skipped) if corpus.join_title else documents
     low, high = corpus.share
@@ -275,31 +282,7 @@ def _rows_of(path: Path, fields: FieldNames, encoding: str = "utf-8") -> Iterato
     return numbered_rows(path, named if {*named} <= {*column_kinds(path)} else None, encoding)
 
 
-def _hub_rows(corpus: HubCorpus) -> _Files:
-    """Stream a hub data set, or read one raw file of its repository."""
-    import huggingface_hub
-
-    name = corpus.dataset
-    if corpus.file is None:
-        yield name, _streamed(corpus)
-        return
-    with explained("data set", name):
-        local = huggingface_hub.hf_hub_download(
-            name, corpus.file, repo_type="dataset", revision=corpus.revision
-        )
-    rows = _rows_of(Path(local), corpus.fields)
-    named = f"{name}/{corpus.file}"
-    yield named, ((place.replace(local, named, 1), row) for place, row in rows)
-
-
-def _streamed(corpus: HubCorpus) -> Iterator[tuple[str, Any]]:
-    import datasets
-
-    name, split, revision = corpus.dataset, corpus.split, corpus.revision
-    with explained("data set", name):
-        # If the connection breaks off, datasets continues where it was, for several minutes.
-        rows = datasets.load_dataset(
-            name, corpus.subset, split=split, revision=revision, streaming=True
-        )
-        for number, row in enumerate(rows, start=1):
-            yield f"{name}:{number}", row
+def _hub_rows(fields: FieldNames, downloads: Mapping[str, Path]) -> _Files:
+    for name, path in downloads.items():
+        rows = _rows_of(path, fields)
+        yield name, ((place.replace(str(path), name, 1), row) for place, row in rows)

@@ -15,7 +15,7 @@ ROWS = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".ndjson", ".parquet")
 """Files whose names say that they hold rows."""
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-ALLOWED = "JSON lines (any name, one object a line), .parquet, .csv or .tsv with a header"
+ALLOWED = "JSON lines (any name, one object a line), .json, .parquet, .csv or .tsv with a header"
 _HEAD = 100_000  # bytes that tell the format
 _NAME = re.compile(r"[^\W\d][\w .:/-]{0,63}")  # of a column
 _ASIDE = re.compile(r"(readme|licen[cs]e|notice|copying|dataset_infos?)([._-]|$)", re.IGNORECASE)
@@ -42,7 +42,7 @@ def encoding_of(start: bytes, encoding: str) -> str:
     return next((name for mark, name in _MARKS.items() if start.startswith(mark)), encoding)
 
 
-def row_format(file: Path) -> Literal["parquet", "lines", "csv", "tsv"] | None:
+def row_format(file: Path) -> Literal["parquet", "lines", "array", "csv", "tsv"] | None:
     """Return the format of a file of rows; None if it is another file.
 
     Raises:
@@ -65,6 +65,8 @@ def row_format(file: Path) -> Literal["parquet", "lines", "csv", "tsv"] | None:
         names = next(csv.reader([header], delimiter=delimiter(header, kind)), [])
         named = len({*names}) == len(names) and all(_NAME.fullmatch(one.strip()) for one in names)
         return kind if names and named and rest.strip() else None
+    if name.endswith(".json") and re.match(r"\s*\[\s*\{", text):
+        return "array"
     return "lines" if is_json_lines(text) else None
 
 

@@ -3,8 +3,9 @@
 import functools
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Counts:
     pairs: int = 0
     inverse_cloze: int = 0
     chunks_too_short: int = 0
+    drawn: Counter[str] = field(default_factory=Counter)  # pairs of each corpus
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def _pairs(
         crops = positives[independent_crops]
         texts = positives[inverse_cloze] if cloze else crops
         others = _negatives(chunk.document, texts, crops, settings.negatives, choose)
+        counts.drawn[chunk.source] += 1
         query, positive = pair
         yield {"source": chunk.source, "query": query, "positive": positive, "negatives": others}
 

@@ -1,4 +1,4 @@
-"""Rows of JSON lines, CSV and Parquet files, read, sampled and written in constant memory."""
+"""Rows of JSON, CSV and Parquet files, read, sampled and written in constant memory."""
 
 import csv
 import io
@@ -36,15 +36,34 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]
             continue
         try:
             row = json.loads(str(line, "utf-8-sig"))
-            if rb"\ud" in line.lower():  # half a surrogate pair cannot be written
-                json.dumps(row, ensure_ascii=False).encode()
+            if rb"\ud" in line.lower():
+                row = _writable(row)
         except UnicodeDecodeError as error:
             row = ValueError(f"invalid UTF-8: {error.reason}; {REMEDY}")
-        except UnicodeEncodeError as error:
-            row = ValueError(f"invalid UTF-8: {error.reason}")
         except (ValueError, RecursionError) as error:
             row = ValueError(f"broken JSON: {error}")
         yield f"{path}:{number}", row
+
+
+def json_array(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
+    """Yield (`path:number`, row) of a file that is one JSON array, which is read as a whole.
+
+    Raises:
+        RevelaError: the file cannot be read.
+    """
+    with reading(path, "a JSON array"):
+        rows = json.loads(b"".join(_lines(path, encoding)))
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}:{number}", _writable(row)
+
+
+def _writable(row: Any) -> Any:
+    """Return a row, or an error if half a surrogate pair in it cannot be written."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return ValueError(f"invalid UTF-8: {error.reason}")
+    return row
 
 
 def csv_rows(path: Path, kind: str, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
@@ -182,8 +201,8 @@ def numbered_rows(
         kind = row_format(path)
     if kind is None:
         raise RevelaError(f"{path}: unknown format; allowed: {ALLOWED}")
-    if kind == "lines":
-        return json_lines(path, encoding)
+    if kind in ("lines", "array"):
+        return (json_lines if kind == "lines" else json_array)(path, encoding)
     if kind != "parquet":
         return csv_rows(path, kind, encoding)
     rows = enumerate(parquet_rows(path, columns), start=1)

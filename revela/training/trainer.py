@@ -74,7 +74,8 @@ def train(
             sentence-transformers encodes differently (the weights are in `retriever-unchecked/`).
     """
     names = filter(None, (experiment.retriever, experiment.language_model))
-    inputs = [data, *dict.fromkeys(f for name in names for f in Source(str(name)).folders())]
+    sources = [Source(str(name)) for name in names]
+    inputs = [data, *dict.fromkeys(f for source in sources for f in source.folders())]
     if output.resolve() in [path.resolve() for path in inputs]:
         raise RevelaError(f"--output {output}: is a model that this training starts from")
     workers = loader_workers if devices()[0] != "cpu" else 0
@@ -101,6 +102,7 @@ def train(
         outputs.replace(unchecked, final)
         files = [file for folder in MADE for file in (output / folder).rglob("[!.]*")]
         facts["files"] = sorted(str(file.relative_to(output)) for file in files if file.is_file())
+        facts["commits"] = {k: v for source in sources for k, v in source.commits().items()}
         facts["stage_version"] = STAGE_VERSIONS["train"]
         outputs.write_text(output / LOG, (work / LOG).read_text())
         outputs.write_manifest(output, experiment.model_dump(mode="json"), inputs, **facts)
@@ -215,7 +217,7 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
             if base:
                 model = continue_lora(model, source, experiment.lora)
             else:
-                model = add_lora(model, experiment.lora, experiment.seed)
+                model = add_lora(model, experiment.lora, experiment.seed, source.revision)
         without_casts(model)
         if not sharded:
             if devices()[0] != "cpu":

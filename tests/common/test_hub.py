@@ -16,12 +16,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 LOAD = """
 import json
-from revela.text.batching import _download
+from pathlib import Path
 from revela.text.corpora import Skipped, read_documents
+from revela.text.downloads import download, downloaded
 from revela.retriever.load import load_model, load_tokenizer
 from revela.retriever.source import Source
 from revela.common.errors import RevelaError
-from revela.config.text import Batches, HubCorpus
+from revela.config.text import HubCorpus, HubFiles
 
 def result_of(call):
     try:
@@ -34,31 +35,31 @@ def size(name):
 
 def texts(name, **more):
     corpus = HubCorpus(source="hub", dataset=name, **more)
-    return [document.text for document in read_documents(corpus, Skipped())]
-
-def ids(name, **more):
-    corpus = HubCorpus(source="hub", dataset=name, **more)
-    return [document.id for document in read_documents(corpus, Skipped())]
+    download(corpus.hub_files, Path("listing.json"))
+    commits, files = downloaded(Path("listing.json"))
+    found = [[one.id, one.text] for one in read_documents(corpus, Skipped(), files)]
+    return [commits[name], *found]
 
 print(json.dumps({
     "weights": result_of(lambda: size("some/model")),
-    "ids": result_of(lambda: load_tokenizer(Source("some/model", "COMMIT"))("mud")["input_ids"]),
+    "ids": result_of(lambda: load_tokenizer(Source("some/model@COMMIT"))("mud")["input_ids"]),
     "hidden": result_of(lambda: Source("some/model").read("config.json")["hidden_size"]),
     "modules": result_of(lambda: Source("some/model", "COMMIT").read("modules.json")),
     "folder": result_of(lambda: Source("some/sentences").read("1_Pooling/config.json")),
-    "streamed": result_of(lambda: texts("some/texts")),
+    "set": result_of(lambda: texts("some/texts")),
+    "split": result_of(lambda: texts("some/texts", split="test")),
+    "array": result_of(lambda: texts("some/texts", file="docs.json")),
     "file": result_of(lambda: texts("some/texts", file="more.jsonl.gz", revision="COMMIT")),
     "adapted": result_of(lambda: size("some/adapter")),
     "base": result_of(lambda: [Source("some/adapter").base.name, Source("some/model").base]),
-    "places": result_of(lambda: ids("some/texts", file="more.jsonl.gz")),
-    "ready-made": result_of(lambda: _download(Batches(hub="some/batches")).read_text()),
     "converted": result_of(lambda: size("some/old")),
     "gated model": result_of(lambda: size("some/gated")),
     "missing model": result_of(lambda: size("some/modle")),
     "gated set": result_of(lambda: texts("some/gated")),
     "missing set": result_of(lambda: texts("some/text")),
     "gated file": result_of(lambda: texts("some/gated", file="a.jsonl")),
-    "missing batches": result_of(lambda: str(_download(Batches(hub="some/batch")))),
+    "missing split": result_of(lambda: texts("some/texts", split="tset")),
+    "missing file": result_of(lambda: texts("some/texts", file="moer.jsonl.gz")),
 }))
 """.replace("COMMIT", COMMIT)
 
@@ -86,11 +87,12 @@ def address(tmp_path_factory, backbone):
     more = subprocess.run(["gzip"], input=b'{"text": "Three."}\n', capture_output=True, check=True)
     (texts / "more.jsonl.gz").write_bytes(more.stdout)
     (texts / "README.md").write_text(
-        "---\nconfigs: [{config_name: default, data_files: train.jsonl}]\n---\n"
+        "---\nconfigs: [{config_name: default, data_files: [{split: train, path: train.jsonl}, "
+        "{split: test, path: 'test-*'}]}]\n---\n"
     )
-    batches = folder / "datasets" / "some" / "batches"
-    batches.mkdir()
-    (batches / "train.jsonl").write_text('["a", "b"]\n')
+    for number in (2, 1):
+        (texts / f"test-{number}.jsonl").write_text(f'{{"text": "Test {number}."}}\n')
+    (texts / "docs.json").write_text('[\n {"text": "Four."},\n {"text": "Five."}\n]\n')
     for kind in ("models", "datasets"):
         (folder / kind / "some" / "gated").mkdir()
         (folder / kind / "some" / "gated" / ".gated").touch()
@@ -103,8 +105,9 @@ def loaded(address, tmp_path_factory):
     """Results of a process that has only this hub, and an empty cache."""
     environment = hub.environment(address, tmp_path_factory.mktemp("cache"))
     result = subprocess.run(
-        [sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=120, env=environment
-    )
+        [sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=120,
+        env=environment, cwd=tmp_path_factory.mktemp("work"),
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -115,12 +118,24 @@ def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
     assert (loaded["hidden"], loaded["modules"]) == (16, None)
     assert loaded["folder"] == {"pooling_mode": "mean"}
     assert loaded["converted"] == loaded["weights"]
-    assert loaded["streamed"] == ["One.", "Two."]
-    assert loaded["file"] == ["Three."]
-    assert loaded["places"] == ["some/texts/more.jsonl.gz:1"]
     assert loaded["base"] == ["some/model", None]
     assert loaded["adapted"] == loaded["weights"]
-    assert loaded["ready-made"] == '["a", "b"]\n'
+
+
+@pytest.mark.parametrize(
+    ("asked", "texts"),
+    [
+        ("set", {"train.jsonl:1": "One.", "train.jsonl:2": "Two."}),
+        ("split", {"test-1.jsonl:1": "Test 1.", "test-2.jsonl:1": "Test 2."}),
+        ("file", {"more.jsonl.gz:1": "Three."}),
+        ("array", {"docs.json:1": "Four.", "docs.json:2": "Five."}),
+    ],
+)
+def test_what_is_asked_of_a_data_set_is_read_with_its_commit(loaded, asked, texts):
+    commit, *found = loaded[asked]
+    assert found == [[f"some/texts/{place}", text] for place, text in texts.items()]
+    assert (commit == COMMIT) == (asked == "file")
+    assert len(commit) == 40
 
 
 @pytest.mark.parametrize(
@@ -131,7 +146,8 @@ def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
         ("gated set", "data set 'some/gated' is gated"),
         ("missing set", "data set 'some/text' does not exist on the hub"),
         ("gated file", "data set 'some/gated' is gated"),
-        ("missing batches", "data set 'some/batch' does not exist on the hub"),
+        ("missing split", "data set 'some/texts': unknown split 'tset'; did you mean 'test'?"),
+        ("missing file", "data set 'some/texts': unknown file 'moer.jsonl.gz'; did you mean"),
     ],
 )
 def test_what_cannot_be_had_is_told_in_one_line(loaded, what, message):

@@ -170,6 +170,7 @@ def test_what_a_model_reference_is(tmp_path, monkeypatch):
     Path("mine").mkdir()
     assert ModelRef("small").is_entry
     assert ModelRef("org/name").is_hub_name
+    assert ModelRef("org/name@v1").is_hub_name
     for name in ("./nowhere", "/abs/folder", "~/folder", "mine/new", "mine", "results/models/x"):
         ref = ModelRef(name)
         assert (ref.is_entry, ref.is_folder, ref.is_hub_name) == (False, True, False), name

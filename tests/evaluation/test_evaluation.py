@@ -345,4 +345,6 @@ def test_the_revision_of_a_model_is_that_of_all_its_weights(backbone, tmp_path):
     hub = EncoderModel(kind="encoder", retriever="a/b", adapter="a/c", revision="abc")
     assert Source.of(hub) == Source("a/c", "abc", Source("a/b"))
     alone = EncoderModel(kind="encoder", retriever="a/b", revision="abc")
-    assert Source.of(alone) == Source("a/b", "abc")
+    assert Source.of(alone) == Source("a/b", "abc") == Source("a/b@abc")
+    below = EncoderModel(kind="encoder", retriever="a/b@v1", adapter="a/c", revision="abc")
+    assert Source.of(below) == Source("a/c", "abc", Source("a/b", "v1"))

@@ -37,5 +37,5 @@ def _hub_names(config: Config) -> set[str]:
     """Return the hub names of the models used by experiments and models, with adapters' bases."""
     entries = [*config.experiments.values(), *config.models.values()]
     used = (name for name in references(entries) if isinstance(name, ModelRef))
-    found = {str(name) for name in used if name.is_hub_name}
+    found = {name.partition("@")[0] for name in used if name.is_hub_name}
     return found | {base for name in found if (base := models.base_of(name))}

@@ -19,10 +19,10 @@ _LEAST = 8  # documents of a corpus, which are more chunks than a batch
 
 @cache
 def counted(dataset: str) -> dict[str, float]:
-    """Return known counts of a data set: rows, words per row, titles, words of first documents."""
+    """Return known counts of a data set: rows, words per row, titles."""
     with COUNTS.open(encoding="utf-8", newline="") as stream:
         (row,) = (row for row in csv.DictReader(stream) if row["dataset"] == dataset)
-    known = ("rows", "words_per_row", "titles", "words_per_first_document")
+    known = ("rows", "words_per_row", "titles")
     return {key: float(row[key]) for key in known if row[key]}
 
 
@@ -30,17 +30,15 @@ def _texts(dataset: str) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for all rows of the miniature, of about the right length."""
     of_all = counted(dataset)
     count = max(_LEAST, round(of_all["rows"] / DATA))
-    return _documents(dataset, count, lambda _: of_all["words_per_row"])
+    return _documents(dataset, count, of_all["words_per_row"])
 
 
-def _documents(
-    seed: str, count: int, words_of: Callable[[int], float]
-) -> Iterator[tuple[str, str]]:
+def _documents(seed: str, count: int, words_each: float) -> Iterator[tuple[str, str]]:
     """Yield documents of whole sentences, half to one and a half times the requested length."""
     rng = random.Random(seed)
     titles = [title for title, _ in articles()]
     for number in range(count):
-        length = words_of(number) * rng.uniform(0.5, 1.5)
+        length = words_each * rng.uniform(0.5, 1.5)
         sentences, words = [], 0
         while words < length:
             sentence = rng.choice(_sentences())
@@ -56,18 +54,12 @@ def _sentences() -> list[str]:
 
 
 def _wikipedia(folder: Path) -> None:
-    """Write passages of 100 words; the last one of an article is filled up from its beginning.
-
-    The first articles of the file are the longest.
-    """
+    """Write passages of 100 words; the last one of an article is filled up from its beginning."""
     of_all = counted("Tevatron/wikipedia-nq-corpus")
     titles = round(of_all["titles"] / DATA)
-    first = round(339_409 / DATA)
-    long = of_all["words_per_first_document"]
-    mean = of_all["rows"] * of_all["words_per_row"] / of_all["titles"]
-    others = (mean * titles - long * first) / (titles - first)
+    length = of_all["rows"] * of_all["words_per_row"] / of_all["titles"]
     rows = []
-    for title, text in _documents("wikipedia", titles, lambda n: long if n < first else others):
+    for title, text in _documents("wikipedia", titles, length):
         words = text.split()
         words += words[: -len(words) % 100]
         passages = [" ".join(words[n : n + 100]) for n in range(0, len(words), 100)]
@@ -132,7 +124,7 @@ def _published_code_batches(folder: Path) -> None:
 
 def _sixteens(dataset: str) -> Iterator[list[str]]:
     count = round(counted(dataset)["rows"] / DATA)
-    texts = (text for _, text in _documents(dataset, 16 * count, lambda _: 70))
+    texts = (text for _, text in _documents(dataset, 16 * count, 70))
     return (list(batch) for batch in zip(*[texts] * 16, strict=True))
 
 

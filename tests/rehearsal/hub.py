@@ -3,7 +3,8 @@
 It serves `models/<organisation>/<name>/…` and `datasets/<organisation>/<name>/…` of a folder, the
 same files for every revision. With `HF_ENDPOINT` set to its address, huggingface_hub, transformers,
 datasets and mteb load from it as from the real one. A repository with a file `.gated` is gated;
-`.pulls/<number>/` contains the files added by a pull request. Uploaded models are written below
+`.pulls/<number>/` contains the files added by a pull request. With a file `.breaks`, the connection
+breaks off in the middle of the next file, once. Uploaded models are written below
 `models/`.
 """
 
@@ -153,6 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.PARTIAL_CONTENT
         self._send_head(status, headers, last + 1 - first)
         if self.command != "HEAD":
+            if (breaks := repository / ".breaks").exists() and not file.endswith(".md"):
+                breaks.unlink()
+                last = (first + last) // 2
+                self.close_connection = True
             with path.open("rb") as file:
                 file.seek(first)
                 for start in range(first, last + 1, _BLOCK):

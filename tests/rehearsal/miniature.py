@@ -27,6 +27,7 @@ def _a_step(count: int | None) -> int | None:
 
 _SMALLER: dict[str, Callable[[Any], Any]] = {
     "max_documents": _data,
+    "max_chunks": _data,
     "num_batches": _data,
     "num_pairs": _data,
     "sample_from": _data,

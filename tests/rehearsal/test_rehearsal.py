@@ -29,6 +29,7 @@ def test_the_miniature_has_every_entry_and_the_ratios_of_the_paper(tmp_path, mon
     for section, key in (
         ("batches", "num_batches"),
         ("corpora", "max_documents"),
+        ("corpora", "max_chunks"),
         ("pairs", "num_pairs"),
     ):
         for name, entry in getattr(large, section).items():

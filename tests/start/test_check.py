@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from revela.cli import app
 from revela.common.errors import RevelaError
 from revela.config import parse_config
+from revela.config.text import HubFiles
 from revela.start import check
 from revela.start.check import Repository
 from tests.conftest import revela
@@ -129,23 +130,34 @@ def test_repositories_are_looked_up_on_the_hub_and_offline_in_its_cache(folder, 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     offline = revela("check", "mine.yaml", target)
     assert offline.stderr.count("is not in the local cache and the hub cannot be reached") == 3
-    for repository in ("models--some--model", "models--some--reader", "datasets--some--texts"):
-        snapshot = folder / f"cache/hub/{repository}/snapshots/0123"
-        snapshot.mkdir(parents=True)
-        (snapshot / "model.safetensors").touch()
-        (snapshot / "rows.jsonl").touch()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert revela("check", "mine.yaml", target, "--download").returncode == 0
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (folder / "results/downloads/corpora").mkdir(parents=True)
+    (folder / "results/downloads/corpora/wiki.json").touch()
     assert revela("check", "mine.yaml", target).returncode == 0
 
 
+def split(commit: str) -> SimpleNamespace:
+    """Return what `datasets` says of the files of a data set."""
+    files = {"train": [f"hf://datasets/some/texts@{commit}/other.jsonl"], "test": []}
+    return SimpleNamespace(config=SimpleNamespace(data_files=files))
+
+
 def test_what_is_to_be_downloaded(folder, hub, monkeypatch):
-    """Weights and the files of a data set, but not what is streamed."""
+    """Weights and the files of a data set, which of a corpus are those of its split."""
     size = 2 * 1024**2
     (folder / "hub/datasets/some/texts/other.jsonl").write_bytes(bytes(size))
     api = HfApi(endpoint=hub)
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for pattern, expected in {"rows.jsonl": size, "": 0, "*": 2 * size}.items():
+    for pattern, expected in {"rows.jsonl": size, "*": 2 * size}.items():
         assert check._look_up(Repository("data set", "some/texts", None, pattern)) == expected
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **at: split(at["revision"]))
+    for wanted, expected in {"train": size, "tset": "unknown split 'tset'; did you"}.items():
+        files = HubFiles(dataset="some/texts", split=wanted)
+        found = check._look_up(Repository("data set", "some/texts", wanted=files))
+        assert found == expected or expected in found
     weights = (folder / "hub/models/some/model/model.safetensors").stat().st_size
     assert check._look_up(Repository("model", "some/model", None, "*.safetensors")) == weights
 

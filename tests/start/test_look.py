@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from revela.config import load_config
-from revela.config.text import Batches, FilesCorpus, First
+from revela.config.text import Batches, FilesCorpus
 from revela.start.look import chunks_of, look
 from revela.text.batching import make_batches
 from revela.text.chunking import chunk_corpus
@@ -19,19 +19,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_corpora_of_the_paper_yield_what_is_asked_of_them(monkeypatch):
-    """By their published sizes; the first articles of Wikipedia are longer than the others."""
+    """By their published sizes."""
     monkeypatch.chdir(ROOT)
     config = load_config(ROOT / "config.yaml")
     published = pd.read_csv("data/paper/corpora.csv", index_col="dataset")
     chunks = {}
     for name, corpus in config.corpora.items():
-        known, limit = published.loc[corpus.dataset].dropna(), corpus.max_documents
+        known = published.loc[corpus.dataset].dropna()
         documents = known["titles"] if corpus.join_title else known["rows"]
         words = known["rows"] * known["words_per_row"] / documents
-        if isinstance(limit, First):
-            limit = limit.first
-            words = known.get("words_per_first_document", words)
-        chunks[name] = chunks_of(min(documents, limit or documents), words, corpus.max_words)
+        documents = min(documents, corpus.max_documents or documents)
+        available = chunks_of(documents, words, corpus.max_words)
+        chunks[name] = min(available, corpus.max_chunks or available)
     made = {}
     for name, entry in config.batches.items():
         asked = getattr(entry.num_batches, "first", entry.num_batches)
@@ -45,12 +44,6 @@ def test_corpora_of_the_paper_yield_what_is_asked_of_them(monkeypatch):
     assert (made["code"], made["wikipedia"]) == (358_763, 320_000)
     for name, pairs in config.pairs.items():
         assert pairs.num_pairs <= sum(chunks[corpus] for corpus in pairs.corpora), name
-    # As many articles drawn at random would be too short.
-    wikipedia = published.loc["Tevatron/wikipedia-nq-corpus"]
-    words = wikipedia["rows"] * wikipedia["words_per_row"] / wikipedia["titles"]
-    assert chunks_of(339_409, words, 120) / 16 < 320_000 / 2
-    first = chunks_of(339_409, wikipedia["words_per_first_document"], 120) / 16
-    assert first == pytest.approx(320_000, rel=0.01)
 
 
 def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path):

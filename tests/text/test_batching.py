@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,22 @@ from revela.text import chunking, pairs
 from revela.text.batching import group_consecutive, make_batches, read_batches, read_jsonl
 from revela.text.commands import export_batches
 from tests.conftest import TEXTS
+
+
+def test_one_corpus_alone_is_sampled(tmp_path):
+    counts = {"small": 8, "large": 80, "tiny": 5}
+    inputs = {
+        name: chunk_file(tmp_path / name, count, prefix=name) for name, count in counts.items()
+    }
+    settings = {"corpora": [*counts], "batch_size": 4, "sampled": "large"}
+    batches, said = made(tmp_path, inputs, **settings, num_batches=10)
+    assert said.drawn == {"small": 2, "large": 7, "tiny": 1}
+    assert said.batches_before_sampling == 23
+    assert Counter(batch["source"] for batch in batches) == said.drawn
+    with pytest.raises(RevelaError, match="num_batches 3: the corpora other than 'large' have 3"):
+        made(tmp_path, inputs, **settings, num_batches=3)
+    with pytest.raises(RevelaError, match="cannot sample 21 rows: only 20 are available"):
+        made(tmp_path, inputs, **settings, num_batches=24)
 
 
 def chunk_file(path, count, prefix="c", per_document=5):

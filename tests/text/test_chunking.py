@@ -103,6 +103,12 @@ def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
         assert counts.documents == 30
         assert counts.chunks == tables[-1].num_rows
     assert tables[0].equals(tables[1])
+    of_ten = tables[0]["document"].to_pylist().index("corpus.jsonl:11")
+    for most, documents in ((of_ten, 10), (of_ten - 1, 10), (of_ten + 1, 11), (10**6, 30)):
+        cut = corpus.model_copy(update={"max_chunks": most})
+        counts = chunk_corpus(cut, tmp_path / "cut.parquet", 2)
+        assert counts.documents == documents
+        assert pq.read_table(tmp_path / "cut.parquet").equals(tables[0][: counts.chunks])
 
 
 def test_workers_end_with_a_killed_process(tmp_path):

@@ -14,12 +14,13 @@ import pytest
 
 from revela.common.errors import RevelaError
 from revela.config.settings import parse_settings
-from revela.config.text import AnyCorpus, FilesCorpus
+from revela.config.text import AnyCorpus, FilesCorpus, HubFiles
 from revela.evaluation.benchmarks import read_rows
 from revela.evaluation.embeddings import passage
 from revela.start.look import look
 from revela.text.chunking import chunk_corpus
 from revela.text.corpora import Skipped, place, read_documents
+from revela.text.downloads import download
 from revela.text.fields import field_names
 from revela.text.files import text_files, unread_files
 
@@ -170,16 +171,15 @@ def test_a_file_that_was_cut(tmp_path):
         documents(source="files", path=str(tmp_path / "cut.jsonl.gz"))
 
 
-def test_a_hub_set_that_cannot_be_reached(monkeypatch):
-    with pytest.raises(RevelaError, match="hub cannot be reached"):
-        documents(source="hub", dataset="somebody/something")
-    with pytest.raises(RevelaError, match="hub cannot be reached"):
-        documents(source="hub", dataset="somebody/something", file="corpus.jsonl.gz")
+def test_a_hub_set_that_cannot_be_reached(tmp_path, monkeypatch):
+    for file in (None, "corpus.jsonl.gz"):
+        with pytest.raises(RevelaError, match="hub cannot be reached"):
+            download(HubFiles(dataset="somebody/something", file=file), tmp_path / "listing.json")
 
     error = datasets.exceptions.DatasetNotFoundError("'x' is a gated dataset on the Hub.")
-    monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=error))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", mock.Mock(side_effect=error))
     with pytest.raises(RevelaError, match=r"is gated: accept its terms .* HF_TOKEN"):
-        documents(source="hub", dataset="somebody/something")
+        download(HubFiles(dataset="somebody/something"), tmp_path / "listing.json")
 
 
 WORDS = [f"w{n}" for n in range(1000)]
@@ -213,23 +213,6 @@ def test_too_many_bad_rows_are_an_error(tmp_path):
     assert len(read(bad * 150 + good * 20_000)) == 20_000
     with pytest.raises(RevelaError, match="60 of 100 rows"):
         read(bad * 60 + good * 40)
-
-
-def test_a_hub_set_skips_bad_rows_unless_told_otherwise(tmp_path):
-    rows_file(tmp_path / "train.jsonl", [{"text": "one"}, {"text": ""}])
-    skipped = Skipped()
-    assert len(documents(skipped, source="hub", dataset=str(tmp_path), max_documents=8)) == 1
-    assert skipped.count == 1  # although a sample reads the rows twice
-    with pytest.raises(RevelaError, match="is empty"):
-        documents(source="hub", dataset=str(tmp_path), on_bad_row="error")
-
-
-def test_a_stream_that_stays_broken_is_one_line(tmp_path, monkeypatch):
-    rows_file(tmp_path / "train.jsonl", [{"text": str(n)} for n in range(9)])
-    broken = mock.Mock(side_effect=ConnectionError("the line is dead"))
-    monkeypatch.setattr(datasets.IterableDataset, "__iter__", broken)
-    with pytest.raises(RevelaError, match="cannot be reached"):
-        documents(source="hub", dataset=str(tmp_path))
 
 
 def test_texts_are_cleaned_and_what_is_odd_is_counted(tmp_path):
@@ -275,6 +258,7 @@ LINES = "".join(json.dumps(row) + "\n" for row in NEWS)
     [
         ("wiki_00", LINES),
         ("rows.json", LINES),
+        ("rows.json", json.dumps(NEWS, indent=1)),
         ("rows.ndjson", LINES),
         ("rows.csv", "id;text\n" + "".join(f'{n["id"]};"{n["text"]}"\n' for n in NEWS)),
         ("rows.csv", "id,text\n" + "".join(f'{n["id"]},"{n["text"]}"\n' for n in NEWS)),
@@ -384,24 +368,6 @@ def test_a_title_without_a_text_is_a_document_everywhere(tmp_path):
 def test_held_out_documents_stay_held_out():
     """In every process and version: a retriever of an earlier one has not read them."""
     assert [round(place(name), 3) for name in ("0", "a/b.md", "é")] == [0.516, 0.57, 0.793]
-
-
-def test_the_set_that_is_asked_for_is_read(tmp_path, monkeypatch):
-    """Its subset, split and revision; or the file of its revision."""
-    asked = []
-    rows = datasets.Dataset.from_dict({"text": ["one"]})
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or rows)
-    settings = {"source": "hub", "dataset": "some/texts", "revision": "abc"}
-    documents(subset="en", split="test", **settings)
-    assert asked == [
-        (("some/texts", "en"), {"split": "test", "revision": "abc", "streaming": True})
-    ]
-    path = rows_file(tmp_path / "x.jsonl", [{"text": "one"}])
-    download = mock.Mock(return_value=path)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    (found,) = documents(file="x.jsonl", **settings)
-    assert found.id == "some/texts/x.jsonl:1"
-    download.assert_called_once_with("some/texts", "x.jsonl", repo_type="dataset", revision="abc")
 
 
 @pytest.mark.parametrize(

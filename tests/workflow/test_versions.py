@@ -72,8 +72,8 @@ def chunk(folder: Path) -> dict[str, str]:
     }.items():
         corpus = FilesCorpus(source="files", path=str(path), fields=fields, max_words=9, **changes)
         # Always the Punkt trained on the corpus, whether one is installed or not.
-        with mock.patch.object(chunking, "_pretrained_punkt", return_value=None):
-            text.chunk(corpus, folder / "out", workers=1)
+        with mock.patch.object(chunking, "pretrained_punkt", return_value=None):
+            text.chunk(corpus, {}, folder / "out", workers=1)
         made[name] = digest(rows_of(folder / "out"))
     return made
 

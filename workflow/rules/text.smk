@@ -1,13 +1,33 @@
-"""corpus → chunks → batches, pairs.
+"""hub → corpus → chunks → batches, pairs.
 
 `version`, here and in all rules, makes results stale when the code produces different ones. The
 code itself is not an input: a harmless change must not discard hours of work.
 """
 
 
+# The only rule of this file that needs the internet: a local one, so that it runs on the login node of
+# a cluster. The files are in the hub's cache; its output lists them.
+rule download:
+    output:
+        "results/downloads/{section}/{name}.json",
+    log:
+        "results/logs/download/{section}.{name}.log",
+    wildcard_constraints:
+        section="corpora|batches",
+        name=one_of([*CONFIG.corpora, *CONFIG.batches]),
+    conda:
+        "../../envs/environment.yaml"
+    params:
+        settings=lambda w: getattr(CONFIG, w.section)[w.name].hub_files.dump(),
+        version=STAGE_VERSIONS["download"],
+    shell:
+        in_job("revela download --settings {params.settings:q} --output {output:q}")
+
+
 rule chunk:
     input:
         lambda w: corpus_files(w.corpus),
+        lambda w: inputs("corpora", w.corpus),
     output:
         "results/chunks/{corpus}.parquet",
     log:
@@ -17,10 +37,12 @@ rule chunk:
     threads: workflow.cores
     params:
         settings=lambda w: settings("corpora", w.corpus),
+        inputs=lambda w: named("corpora", w.corpus),
         version=lambda w: version("chunk", files=corpus_files(w.corpus)),
     shell:
         in_job(
-            "revela chunk --settings {params.settings:q} --output {output:q} --workers {threads}"
+            "revela chunk --settings {params.settings:q} {params.inputs} --output {output:q}"
+            " --workers {threads}"
         )
 
 
