@@ -37,8 +37,8 @@ demo: .venv/installed $(ENCODER)
 rehearsal: .venv/installed
 	python -m tests.rehearsal $(ALL)
 
-gpu: .venv/installed
-	python -m bench.gpu
+gpu: # with the machine's own Python and packages
+	python3 -m bench.gpu
 
 test: lint $(ENCODER)
 	OMP_NUM_THREADS=1 pytest -n logical --maxprocesses 4 --dist loadfile

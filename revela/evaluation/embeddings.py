@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.workers import end_with_parent
-from revela.retriever.encode import encode_rows, never_plan_shapes, tokenize
+from revela.retriever.encode import encode_rows, prepare_for_ragged_batches, tokenize
 
 _SHARD_SIZES = {"cpu": 1_024, "cuda": 16_384}  # a killed run loses a shard on each device
 _ROWS_AT_A_TIME = 16_384
@@ -178,7 +178,7 @@ class _Job:
 
     def encode(self, shards: list[Shard], device: str, place: int) -> None:
         """Encode shards on a device, with a progress bar at a position of the terminal."""
-        never_plan_shapes()
+        prepare_for_ragged_batches()
         encoder = self.load(device)
         total = sum(len(shard.passages) for shard in shards)
         with tqdm(total=total, desc=f"passages, {device}", position=place, mininterval=2) as bar:

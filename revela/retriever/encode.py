@@ -228,13 +228,14 @@ def devices() -> list[str]:
     return [f"cuda:{n}" for n in range(torch.cuda.device_count())] or ["cpu"]
 
 
-def never_plan_shapes() -> None:
-    """Keep this process from cuDNN's attention, for programs that compute on ragged batches.
+def prepare_for_ragged_batches() -> None:
+    """Prepare a GPU for batches that have new shapes at each step; call it before the first one.
 
-    Since torch 2.11 SDPA prefers it on Hopper GPUs. cuDNN builds a plan for each exact shape, in
-    0.4 to 0.9 s, and caches plans without limit; ragged batches have new shapes at each step.
+    cuDNN's attention, which SDPA prefers on Hopper GPUs since torch 2.11, builds a plan for each
+    exact shape in 0.4 to 0.9 s and caches plans without limit. Fixed segments of memory fragment.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def native_dtype(precision: str) -> torch.dtype:

@@ -20,8 +20,8 @@ from revela.retriever.card import make_card
 from revela.retriever.encode import (
     devices,
     native_dtype,
-    never_plan_shapes,
     positions,
+    prepare_for_ragged_batches,
     prompt_tokens,
 )
 from revela.retriever.load import (
@@ -83,7 +83,7 @@ def train(
     written = (*MADE, "retriever-unchecked", LOG, "manifest.json")
     with work_folder(output, experiment.dump(), inputs, written) as work:
         keep_freed_memory()
-        never_plan_shapes()
+        prepare_for_ragged_batches()
         set_seed(experiment.seed)
         _name_run(output, work)
         # Before the models: ZeRO-3 shards weights while they are loaded.
