@@ -59,9 +59,8 @@ lint: .venv/installed
 bench: .venv/installed
 	python -m bench.inbatch.step
 	python -m bench.training.step_cost
-	python -m bench.training.freed_memory
 	python -m bench.training.replug
-	python -m bench.evaluation.encoding
+	python -m bench.cpu
 	python -m bench.evaluation.large
 	python -m bench.search.indexing
 	python -m bench.text.chunking

@@ -55,7 +55,7 @@ def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> Iterator
             keys = [40, 7, 160, 1]
         shapes = [(sum(queries), many), (sum(keys), few), (sum(keys), few)]
         given = [torch.randn(*shape, width, dtype=torch.float64).to(dtype) for shape in shapes]
-        given[0] = given[0] * width**-0.5
+        scale = width**-0.5
         outer = torch.randn(sum(queries), many, width)
         found = []
         for exact in (True, False):
@@ -71,9 +71,9 @@ def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> Iterator
                     ]
                     weight = torch.ones(sum(queries), device=place)
                     reads = Reads(tokens[0], of[1], tokens[1], weight, of[0])
-                    output = read_packed(*inputs, reads, value_norm=True)
+                    output = read_packed(*inputs, reads, scale, value_norm=True)
                 else:
-                    output = flash(*inputs, *of, causal=True)
+                    output = flash(*inputs, *of, scale, causal=True)
                 output.backward(outer.to(place, output.dtype))
             finally:
                 packing.varlen_attn = kernel

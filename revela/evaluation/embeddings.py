@@ -4,7 +4,7 @@ import hashlib
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,8 +187,7 @@ class _Job:
                 texts = self.texts(shard)
                 return texts, tokenize(encoder, texts, "passage", self.max_length)
 
-            for shard, (texts, rows) in zip(shards, _ahead(read, shards), strict=True):
-                embeddings = encode_rows(encoder, rows, texts, "passage", bar.update)
+            def write(shard: Shard, texts: list[str], embeddings: torch.Tensor) -> None:
                 # Embeddings in half precision are stored in half precision.
                 half = encoder[0].model.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings
@@ -197,3 +196,12 @@ class _Job:
                 tensors = {"embeddings": stored, "digests": _digests(texts)}
                 with outputs.atomic_output(shard.path) as temporary:
                     save_file(tensors, temporary, {"made_by": self.made_by})
+
+            with ThreadPoolExecutor(1) as thread:
+                written: list[Future[None]] = []
+                for shard, (texts, rows) in zip(shards, _ahead(read, shards), strict=True):
+                    embeddings = encode_rows(encoder, rows, texts, "passage", bar.update)
+                    for last in written[-1:]:  # meanwhile at most one shard waits
+                        last.result()
+                    written.append(thread.submit(write, shard, texts, embeddings))
+                written[-1].result()

@@ -165,7 +165,8 @@ def encode_rows(
     """
     device = encoder.device
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
-    embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
+    place_N = torch.tensor(order).argsort()
+    embeddings: list[Tensor] = []
     room = _TOKENS_PER_BATCH[device.type]
     prompt_length = prompt_tokens(encoder, role)
 
@@ -180,8 +181,7 @@ def encode_rows(
         if bool(wrong.any()):
             bad = batch[int(wrong.nonzero()[0])]
             raise RevelaError(f"the embedding of {texts[bad][:80]!r} is zero or not finite")
-        for index, embedding in zip(batch, output, strict=True):
-            embeddings[index] = embedding
+        embeddings.append(output)
         if on_batch:
             on_batch(len(batch))
 
@@ -201,7 +201,7 @@ def encode_rows(
             finish(*running.pop(0))
     for done in running:
         finish(*done)
-    return torch.stack(embeddings)
+    return torch.cat(embeddings)[place_N]
 
 
 def prompt_tokens(encoder: SentenceTransformer, role: Role) -> int | None:
