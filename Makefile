@@ -37,8 +37,8 @@ demo: .venv/installed $(ENCODER)
 rehearsal: .venv/installed
 	python -m tests.rehearsal $(ALL)
 
-gpu: .venv/installed
-	python -m bench.gpu
+gpu: # with the machine's own Python and packages
+	python3 -m bench.gpu
 
 test: lint $(ENCODER)
 	OMP_NUM_THREADS=1 pytest -n logical --maxprocesses 4 --dist loadfile
@@ -59,9 +59,8 @@ lint: .venv/installed
 bench: .venv/installed
 	python -m bench.inbatch.step
 	python -m bench.training.step_cost
-	python -m bench.training.freed_memory
 	python -m bench.training.replug
-	python -m bench.evaluation.encoding
+	python -m bench.cpu
 	python -m bench.evaluation.large
 	python -m bench.search.indexing
 	python -m bench.text.chunking

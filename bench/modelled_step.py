@@ -4,7 +4,8 @@ Nothing is measured. A forward and backward pass with flash attention runs on me
 have shapes but no values. Each operator counts as one kernel that takes the longer of two times:
 its FLOP at the GPU's peak rate, or its bytes read and written at the GPU's bandwidth.
 Launches, caches and inefficient shapes are ignored, so that a real step takes longer. All
-chunks have full length, all weights and adapters are bfloat16, and AdamW counts once in 32 batches.
+chunks have full length, each reads one other chunk, as at the paper's temperature (`--reads`), all
+weights and adapters are bfloat16, and AdamW counts once in 32 batches.
 
     python -m bench.modelled_step --batch 16 --checkpointing --tflops 989 --tb-per-second 4.8
 """
@@ -70,9 +71,9 @@ class Counter(TorchDispatchMode):
 
         return counted
 
-    def flash(self, query: Tensor, key: Tensor, value: Tensor, *spans: Any, causal: bool) -> Tensor:
+    def flash(self, query: Tensor, key: Tensor, value: Tensor, *given: Any, causal: bool) -> Tensor:
         """Replacement for `packing.flash` on rows of equal length."""
-        queries, keys = spans
+        queries, keys, _ = given
         pairs = (len(queries.starts) - 1) * queries.longest * keys.longest / (1 + causal)
         flop = 2 * pairs * query.shape[1] * (query.shape[2] + value.shape[2])
         return _Flash.apply(query, key, value, self, flop)
@@ -118,6 +119,7 @@ def model_step(
     counter: Counter,
     tiny: bool = False,
     fused: bool = True,
+    reads: int = 1,
 ) -> pd.DataFrame:
     """Return a row of `COLUMNS` for each part of a step; retriever and LM have the same shape."""
     with torch.device("meta"):
@@ -126,7 +128,8 @@ def model_step(
         module = Revela(encoder_around(one), other, REVELA).bfloat16().train()
         ids = torch.zeros(2 * batch, length, dtype=torch.long)
         mask = torch.ones_like(ids)
-    read_on_host = ~np.eye(batch, dtype=bool), [length] * batch
+    kept = sum(np.roll(np.eye(batch, dtype=bool), n, axis=1) for n in range(1, reads + 1))
+    read_on_host = kept, [length] * batch
     part = counter.part
     with (
         mock.patch.multiple(
@@ -164,6 +167,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=157, help="tokens of a chunk")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--reads", type=int, default=1, help="chunks that each chunk reads")
     parser.add_argument("--unfused", action="store_true", help="adapters and norms as in peft")
     parser.add_argument("--tflops", type=float, default=989.0, help="peak; default: H200, bfloat16")
     parser.add_argument("--tb-per-second", type=float, default=4.8, help="default: H200")
@@ -176,6 +180,7 @@ def main() -> None:
         given.checkpointing,
         counter,
         fused=not given.unfused,
+        reads=given.reads,
     )
     found.loc["all"] = found.sum()
     table = pd.DataFrame(

@@ -1,7 +1,8 @@
 """Benchmarks of a GPU: correctness and speed.
 
-They need only torch, transformers and peft. Without pydantic the package's settings cannot be
-imported; the benchmarks use namespaces with the same attributes.
+They need only torch, transformers, peft and accelerate. Without pydantic the package's settings
+cannot be imported, and without sentence-transformers its encoder: others with the same attributes
+take their place.
 """
 
 import importlib.util
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import revela
+from bench.gpu import stand_ins
 
 _SETTINGS = ["names", "settings", "text", "encoding", "training", "evaluation"]
 
@@ -26,3 +28,9 @@ if importlib.util.find_spec("pydantic") is None:
         vars(sys.modules[missing])["__getattr__"] = _any_class
     # The other modules are imported unchanged.
     vars(sys.modules["revela.config"])["__path__"] = [str(Path(revela.__file__).parent / "config")]
+
+try:
+    import sentence_transformers  # noqa: F401
+except ImportError:
+    for name in ("", ".sentence_transformer", ".sentence_transformer.modules", ".util"):
+        sys.modules[f"sentence_transformers{name}"] = stand_ins

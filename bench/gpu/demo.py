@@ -7,18 +7,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def measure(tiny: bool) -> list[dict[str, str]]:
-    """Run the demo, or plan it if `tiny`; return its table, the first row with the minutes."""
+def measure(tiny: bool) -> Iterator[dict[str, str]]:
+    """Run the demo, or plan it if `tiny`; yield its table, the first row with the minutes."""
     try:
         for needed in ("pydantic", "snakemake", "mteb"):
             importlib.import_module(needed)
     except ImportError as error:
-        return [{"": f"not run: {error}"}]
+        yield {"": f"not run: {error}"}
+        return
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "data").symlink_to(ROOT / "data")
         # Of several GPUs one: the demo's steps cannot be divided among all.
@@ -29,7 +31,8 @@ def measure(tiny: bool) -> list[dict[str, str]]:
         subprocess.run([*command, *["-n"] * tiny], cwd=folder, env=environment, check=True)
         minutes = (time.perf_counter() - start) / 60
         if tiny:
-            return [{"": "planned, not run"}]
+            yield {"": "planned, not run"}
+            return
         table = Path(folder, "results/tables/demo.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(table.splitlines()))
-    return [row | {"minutes": f"{minutes:.1f}" if row is rows[0] else ""} for row in rows]
+    yield from (row | {"minutes": f"{minutes:.1f}" if row is rows[0] else ""} for row in rows)

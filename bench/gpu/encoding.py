@@ -1,73 +1,67 @@
-"""Encoding texts of mixed lengths: ours, and sentence-transformers'."""
+"""Encoding texts of mixed lengths: ours, and padded batches of a fixed number of texts."""
 
 import random
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer import modules
-from transformers import AutoTokenizer
 
+from bench.common import encoder_around
 from bench.gpu.steps import model_of, synchronize
-from revela.retriever.encode import encode, pack_where_possible
+from revela.retriever.encode import encode_rows
 
-BACKBONE = Path(__file__).parents[2] / "data/backbones/5m"  # for its tokenizer
-MAX_LENGTH = 512
+TEXTS_AT_A_TIME = 128
 
 
-def measure(device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Return texts per second of both, and the difference of their embeddings."""
-    tokenizer = AutoTokenizer.from_pretrained(BACKBONE)
-    # A tiny model also has a smaller vocabulary; this one stays large enough.
-    model = model_of("Llama-3.2-1B" if tiny else "SmolLM2-135M", device, tiny).model.eval()
-    model.config.eos_token_id = tokenizer.eos_token_id
-    words = Path(__file__).with_name("steps.py").read_text().split()
+def measure(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
+    """Yield tokens per second of both, and the difference of their embeddings."""
+    for longest in (24, 48) if tiny else (512, 2048):
+        yield from _at_length(device, tiny, longest)
+
+
+@torch.inference_mode()
+def _at_length(device: torch.device, tiny: bool, longest: int) -> Iterator[dict[str, str]]:
     random.seed(0)
-    lengths = [
-        round(5 * (10 if tiny else 60) ** random.random()) for _ in range(16 if tiny else 8192)
-    ]
-    texts = [" ".join(random.choices(words, k=length)) for length in lengths]
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        ours, theirs = (
-            SentenceTransformer(
-                modules=[
-                    modules.Transformer(folder, max_seq_length=MAX_LENGTH),
-                    modules.Pooling(model.config.hidden_size, "mean"),
-                    modules.Normalize(),
-                ],
-                device=str(device),
-            ).bfloat16()
-            for _ in range(2)
-        )
-    pack_where_possible(ours)
-    runs = {
-        "ours": lambda: encode(ours, texts, "passage", MAX_LENGTH),
-        "sentence-transformers": lambda: (
-            theirs.encode(texts, convert_to_tensor=True, batch_size=128).float().cpu()
-        ),
-    }
-    rows, expected = [], None
-    for name, run in runs.items():
-        run()  # warms up
+    model = model_of("SmolLM2-135M", device, tiny).model.eval()
+    rows = []
+    for _ in range(16 if tiny else 4_000_000 // longest):
+        length = round(8 * (longest / 8) ** random.random())
+        rows.append(random.choices(range(model.config.vocab_size), k=length))
+    ours = encoder_around(model, "mean")
+    ours[0].tokenizer = ours.tokenizer = SimpleNamespace(pad_token_id=0)
+    order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+
+    def padded() -> torch.Tensor:
+        """Encode as sentence-transformers does."""
+        found = torch.empty(len(rows), model.config.hidden_size)
+        for start in range(0, len(rows), TEXTS_AT_A_TIME):
+            batch = order[start : start + TEXTS_AT_A_TIME]
+            ids = [torch.tensor(rows[row]) for row in batch]
+            ids_BL = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+            lengths = torch.tensor([len(row) for row in ids], device=device)
+            mask = (torch.arange(ids_BL.shape[1], device=device) < lengths[:, None]).long()
+            states = model(input_ids=ids_BL, attention_mask=mask, use_cache=False)[0].float()
+            mean = (states * mask[..., None]).sum(1) / lengths[:, None]
+            found[batch] = torch.nn.functional.normalize(mean).cpu()
+        return found
+
+    names = [""] * len(rows)
+    expected = None
+    for name, run in {
+        "ours": lambda: encode_rows(ours, rows, names, "passage"),
+        f"padded, {TEXTS_AT_A_TIME} at a time": padded,
+    }.items():
+        embeddings = run()  # warms up
         synchronize(device)
         start = time.perf_counter()
-        embeddings = run()
+        run()
         seconds = time.perf_counter() - start
         expected = embeddings if expected is None else expected
-        rows.append(
-            {
-                "": name,
-                "texts/s": f"{len(texts) / seconds:,.0f}",
-                "tokens/s": f"{_tokens(tokenizer, texts) / seconds:,.0f}",
-                "largest difference": f"{float((embeddings - expected).abs().max()):.0e}",
-            }
-        )
-    return rows
-
-
-def _tokens(tokenizer: object, texts: list[str]) -> int:
-    return sum(map(len, tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]))
+        yield {
+            "": name,
+            "at most": str(longest),
+            "texts/s": f"{len(rows) / seconds:,.0f}",
+            "tokens/s": f"{sum(map(len, rows)) / seconds:,.0f}",
+            "largest difference": f"{float((embeddings - expected).abs().max()):.0e}",
+        }

@@ -4,6 +4,7 @@ Plain functions: no test runner is needed. A section fails if a bound is exceede
 """
 
 import itertools
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,16 +36,16 @@ def spans(lengths: list[int], device: torch.device) -> Spans:
     return Spans(starts.to(device), max(lengths))
 
 
-def attention(device: torch.device) -> list[dict[str, str]]:
+def attention(device: torch.device) -> Iterator[dict[str, str]]:
     """Compare flash attention on packed rows, forward and backward, with plain loops in float64."""
     if device.type != "cuda":  # the kernel exists on GPUs only
-        return _attention(torch.device("cpu"), torch.float64, [(8, 4, 2)])
-    return _attention(device, torch.bfloat16, [(64, 32, 8), (64, 9, 3), (128, 16, 8)])
+        yield from _attention(torch.device("cpu"), torch.float64, [(8, 4, 2)])
+    else:
+        yield from _attention(device, torch.bfloat16, [(64, 32, 8), (64, 9, 3), (128, 16, 8)])
 
 
-def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> list[dict[str, str]]:
+def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> Iterator[dict[str, str]]:
     kernel = packing.varlen_attn
-    rows = []
     for (width, many, few), what in itertools.product(heads, ("causal", "prefix", "cross, V-norm")):
         torch.manual_seed(0)
         queries, keys = [3, 160, 1, 97], [3, 160, 1, 97]
@@ -54,7 +55,7 @@ def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> list[dic
             keys = [40, 7, 160, 1]
         shapes = [(sum(queries), many), (sum(keys), few), (sum(keys), few)]
         given = [torch.randn(*shape, width, dtype=torch.float64).to(dtype) for shape in shapes]
-        given[0] = given[0] * width**-0.5
+        scale = width**-0.5
         outer = torch.randn(sum(queries), many, width)
         found = []
         for exact in (True, False):
@@ -70,9 +71,9 @@ def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> list[dic
                     ]
                     weight = torch.ones(sum(queries), device=place)
                     reads = Reads(tokens[0], of[1], tokens[1], weight, of[0])
-                    output = read_packed(*inputs, reads, value_norm=True)
+                    output = read_packed(*inputs, reads, scale, value_norm=True)
                 else:
-                    output = flash(*inputs, *of, causal=True)
+                    output = flash(*inputs, *of, scale, causal=True)
                 output.backward(outer.to(place, output.dtype))
             finally:
                 packing.varlen_attn = kernel
@@ -80,14 +81,12 @@ def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> list[dic
         errors = [far(ours, theirs) for theirs, ours in zip(*found, strict=True)]
         assert max(errors) < BOUNDS[torch.bfloat16], (what, width, errors)
         names = ("output", "of queries", "of keys", "of values")
-        rows.append(
-            {"attention": f"{what}, {many} heads of {width}, {few} keys"}
-            | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
-        )
-    return rows
+        yield {"attention": f"{what}, {many} heads of {width}, {few} keys"} | {
+            name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)
+        }
 
 
-def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
+def losses(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
     """Compare in-batch attention's loss and gradients with those of float64 on the CPU."""
     lengths, sizes = [40, 64, 7, 25, 3, 33, 50, 64], [5, 3]
     ids = torch.randint(2, 300, (8, 64), generator=torch.Generator().manual_seed(0))
@@ -95,7 +94,6 @@ def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
     cosine = torch.rand(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     small = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256}
     small |= {"num_attention_heads": 4, "num_key_value_heads": 2}  # heads of 32 columns
-    rows = []
     temperatures = (0.05,) if tiny else (1e6, 0.05, 1e-4)
     readings: dict[str, Any] = {"sum, V-norm": {}, "sum": {"value_norm": False}}
     readings["joint"] = {"reading": "joint"}
@@ -129,23 +127,18 @@ def losses(device: torch.device, tiny: bool) -> list[dict[str, str]]:
             bad = [e for e, bound in zip(errors, bounds, strict=True) if not e < bound]
             assert not bad, (temperature, reading, dtype, errors)
             names = ("loss", "of cosines", "of weights")
-            rows.append(
-                {
-                    "precision": str(dtype).removeprefix("torch."),
-                    "temperature": f"{temperature:g}",
-                    "reading": reading,
-                    "attention": "packed" if packed else "padded",
-                }
-                | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
-            )
-    return rows
+            yield {
+                "precision": str(dtype).removeprefix("torch."),
+                "temperature": f"{temperature:g}",
+                "reading": reading,
+                "attention": "packed" if packed else "padded",
+            } | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
 
 
-def adapters(device: torch.device) -> list[dict[str, str]]:
+def adapters(device: torch.device) -> Iterator[dict[str, str]]:
     """Compare fused adapters and RMS norms with those of peft and transformers in float64."""
     lora = SimpleNamespace(rank=32, alpha=16, dropout=0.0, targets=["q_proj", "v_proj", "up_proj"])
     ids = torch.randint(2, 300, (4, 40), generator=torch.Generator().manual_seed(0))
-    rows = []
     expected: list[Tensor] = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         model = add_lora(random_model("SmolLM2-135M", num_hidden_layers=2).model, lora, seed=0)
@@ -167,10 +160,10 @@ def adapters(device: torch.device) -> list[dict[str, str]]:
         if expected:
             errors = [far(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
             assert max(errors) < 3 * BOUNDS[dtype], (dtype, errors)
-            rows.append(
-                {"precision": str(dtype).removeprefix("torch.")}
-                | {"output": f"{errors[0]:.0e}", "of adapters": f"{errors[1]:.0e}"}
-            )
+            yield {
+                "precision": str(dtype).removeprefix("torch."),
+                "output": f"{errors[0]:.0e}",
+                "of adapters": f"{errors[1]:.0e}",
+            }
         else:
             expected = [one.detach() for one in found]
-    return rows

@@ -1,10 +1,12 @@
-"""Checks that two processes compute the same gradients as one process.
+"""Checks that several processes compute the same gradients as one.
 
-Each has a GPU if there are two. Otherwise they share the device, with gloo in place of NCCL, which
-allows one process per GPU.
+Each has a GPU if there are several. Otherwise two share the device with gloo, because NCCL allows
+one process per GPU, and NCCL runs in one.
 """
 
+import copy
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +15,76 @@ import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.common import encoder_around
 from bench.gpu.exact import BOUNDS, far
-from bench.gpu.steps import REVELA, adapted, batches_of, learning, model_of
-from revela.training.objectives.revela import Revela
+from bench.gpu.steps import REVELA, batches_of, learning, models_of
+
+CHUNKS = 4  # of each process
 
 
-def measure(device: torch.device) -> list[dict[str, str]]:
-    """Compare the mean gradient of two batches, one per process, with both in one process."""
-    with tempfile.TemporaryDirectory() as folder:
-        _gradients(0, 1, str(device), folder)
-        multiprocessing.spawn(_gradients, (2, str(device), folder), nprocs=2)
-        one, first, second = (torch.load(Path(folder) / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
-    assert torch.equal(first, second), "the processes' gradients differ"
-    error = far(first, one)
-    assert error < BOUNDS[torch.bfloat16], error
-    return [{"processes": "2", "backend": _backend(), "error of gradients": f"{error:.0e}"}]
+def measure(device: torch.device) -> Iterator[dict[str, str]]:
+    """Yield the errors of the mean gradients of processes, compared with one process.
+
+    They have a batch each or, gathered, share one.
+    """
+    gpus = torch.cuda.device_count()
+    kinds = [("gloo", 2)] if gpus < 2 else []
+    for backend, world in kinds + [("nccl", gpus)] * (gpus > 0):
+        for gathered in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                _gradients(0, 1, "", world, gathered, str(device), folder)
+                given = (world, backend, world, gathered, str(device), folder)
+                multiprocessing.spawn(_gradients, given, nprocs=world)
+                one, *others = (
+                    torch.load(Path(folder) / f"{backend}-{rank}.pt")
+                    for backend, rank in [("", 0), *((backend, rank) for rank in range(world))]
+                )
+            assert all(torch.equal(others[0], other) for other in others), "gradients differ"
+            error = far(others[0], one)
+            assert error < (1 + gathered) * BOUNDS[torch.bfloat16], error
+            row = {"processes": str(world), "backend": backend}
+            yield row | {"gathered": "yes" if gathered else "", "error": f"{error:.0e}"}
 
 
-def _backend() -> str:
-    return "nccl" if torch.cuda.device_count() > 1 else "gloo"
-
-
-def _gradients(rank: int, world: int, device: str, folder: str) -> None:
-    backend = _backend()
-    place = torch.device(device if backend == "gloo" else f"cuda:{rank}")
+def _gradients(
+    rank: int, world: int, backend: str, batches: int, gathered: bool, device: str, folder: str
+) -> None:
+    place = torch.device(f"cuda:{rank}" if backend == "nccl" else device)
     if backend == "nccl":
         torch.cuda.set_device(place)
     torch.manual_seed(0)
-    retriever = adapted(model_of("SmolLM2-135M", place, True).model, True, False)
-    causal = adapted(model_of("SmolLM2-135M", place, True), True, False)
-    module: Any = Revela(encoder_around(retriever), causal, REVELA).eval()  # no dropout
-    batches = batches_of(4, 1, causal.config.vocab_size, place, True)[:2]
-    if world > 1:
+    _, causal, module = models_of("SmolLM2-135M", place, True)
+    module = module.eval()  # no dropout
+    size = CHUNKS * batches if gathered else CHUNKS
+    options = (causal.config.vocab_size, place, True)
+    given = batches_of(size, 1, *options)[:1] if gathered else batches_of(size, batches, *options)
+    if not gathered or backend:
+        given = [_part(given[0], n, CHUNKS) for n in range(batches)]
+    step: Any = module
+    if backend:
+        module.settings = copy.copy(REVELA)
+        module.settings.gather_across_devices = gathered
         distributed.init_process_group(
             backend, f"file://{folder}/meet", rank=rank, world_size=world
         )
-        module = DistributedDataParallel(module, find_unused_parameters=True)
-    for batch in batches[rank::world]:
-        learning(module, place)(batch)
-    share = 1 if world > 1 else len(batches)
+        step = DistributedDataParallel(module, find_unused_parameters=True)
+    for batch in given[rank::world]:
+        learning(step, place)(batch)
+    share = 1 if backend else len(given)
     gradients = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
-    torch.save(torch.cat(gradients).cpu() / share, Path(folder) / f"{world}-{rank}.pt")
-    if world > 1:
+    torch.save(torch.cat(gradients).cpu() / share, Path(folder) / f"{backend}-{rank}.pt")
+    if backend:
         # As the last owner of the process group, which it frees with Python's lock held, it would
         # wait for a thread of gloo that waits for the lock.
-        del module
+        del step
         distributed.destroy_process_group()
+
+
+def _part(batch: dict[str, Any], number: int, size: int) -> dict[str, Any]:
+    """Return the chunks of one process."""
+    own, total = slice(number * size, (number + 1) * size), len(batch["language_model_ids"])
+    found: dict[str, Any] = {"sizes": None}
+    for name in ("language_model_ids", "language_model_mask"):
+        found[name] = batch[name][own]
+    for name in ("retriever_ids", "retriever_mask"):
+        found[name] = torch.cat([forms[own] for forms in batch[name].split(total)])
+    return found | {"retriever_lengths": batch["retriever_lengths"][:total][own] * 2}

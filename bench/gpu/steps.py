@@ -9,7 +9,7 @@ import gc
 import random
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,12 +66,10 @@ def rate_of(device: torch.device, tiny: bool) -> float:
     return matmul_rate(device, 256 if tiny else 8192)
 
 
-def matmul(device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Return the rates of products of the sizes in a step."""
-    sizes = [64, 128] if tiny else [1024, 2048, 4096, 8192]
-    return [
-        {"size": str(size), "TFLOP/s": f"{matmul_rate(device, size) / 1e12:.1f}"} for size in sizes
-    ]
+def matmul(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
+    """Yield the rates of products of the sizes in a step."""
+    for size in [64, 128] if tiny else [1024, 2048, 4096, 8192]:
+        yield {"size": str(size), "TFLOP/s": f"{matmul_rate(device, size) / 1e12:.1f}"}
 
 
 def layer_weights(model: nn.Module) -> int:
@@ -194,27 +192,28 @@ def optimizer_seconds(module: nn.Module, device: torch.device) -> float:
     return timed(lambda _: optimizer.step(), [None] * 4, device)
 
 
-def peak(device: torch.device) -> str:
-    """Return the peak memory of a GPU."""
+def peak(device: torch.device, kind: str = "allocated") -> str:
+    """Return the peak memory of a GPU, allocated or reserved."""
     if device.type != "cuda":
         return ""
-    return f"{torch.cuda.max_memory_allocated() / 1024**3:.1f}"
+    return f"{torch.cuda.memory_stats()[f'{kind}_bytes.all.peak'] / 1024**3:.1f}"
 
 
-def revela(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Measure complete batches of growing size, with one or several per forward pass."""
-    rate, rows = rate_of(device, tiny), []
-    grown = [(2, 1), (2, 2)] if tiny else [(16, 1), (16, 2), (16, 4), (32, 1), (64, 1), (128, 1)]
-    plans = [(*one, False, True) for one in grown]
-    plans[1:1] = [(*grown[0], True, True), (*grown[0], False, False)]
-    for size, together, checkpointing, fused in plans:
-        options = (shape, device, tiny, size, together)
-        row = _if_it_fits(*options, checkpointing, fused, rate)
-        if row is None and not checkpointing:
-            row = _if_it_fits(*options, True, fused, rate)
-        rows.append(row or {"B": str(size), "batches a forward": str(together), "GB": "too many"})
-        print(rows[-1], flush=True)
-    return rows
+def revela(
+    shapes: str, device: torch.device, tiny: bool, plans: list[tuple[int, int, str]]
+) -> Iterator[dict[str, str]]:
+    """Measure steps of a retriever and a language model.
+
+    Each plan is B, the batches of a forward pass, and "" or what differs: "checkpointing" or
+    "unfused". What does not fit is tried once more with checkpointing.
+    """
+    rate = rate_of(device, tiny)
+    for size, together, how in plans:
+        options = (shapes, device, tiny, size, together)
+        row = _if_it_fits(*options, how, rate)
+        if row is None and not how:
+            row = _if_it_fits(*options, "checkpointing", rate)
+        yield row or {"B": str(size), "batches a forward": str(together), "GB": "too many"}
 
 
 def _if_it_fits(*given: Any) -> dict[str, str] | None:
@@ -228,26 +227,34 @@ def _if_it_fits(*given: Any) -> dict[str, str] | None:
     return row
 
 
+def models_of(
+    shapes: str, device: torch.device, tiny: bool, how: str = ""
+) -> tuple[Any, Any, Revela]:
+    """Return a retriever's transformer, a causal language model, and the objective on both."""
+    of_retriever, _, of_language_model = shapes.partition(" + ")
+    options = (tiny, how == "checkpointing", how != "unfused")
+    retriever = adapted(model_of(of_retriever, device, tiny).model, *options)
+    causal = model_of(of_language_model or of_retriever, device, tiny)
+    module = Revela(encoder_around(retriever), adapted(causal, *options), REVELA).train()
+    return retriever, causal, module
+
+
 def _revela(
-    shape: str,
+    shapes: str,
     device: torch.device,
     tiny: bool,
     size: int,
     together: int,
-    checkpointing: bool,
-    fused: bool,
+    how: str,
     rate: float,
 ) -> dict[str, str]:
-    retriever = adapted(model_of(shape, device, tiny).model, tiny, checkpointing, fused)
-    causal = model_of(shape, device, tiny)
-    language_model = adapted(causal, tiny, checkpointing, fused)
-    module = Revela(encoder_around(retriever), language_model, REVELA).train()
+    retriever, causal, module = models_of(shapes, device, tiny, how)
     batches = batches_of(size, together, causal.config.vocab_size, device, tiny)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     step = learning(module, device)
     seconds = timed(step, batches, device)
-    memory = peak(device)
+    memory, reserved = peak(device), peak(device, "reserved")
     waits = waits_of(step, batches[0], device)
     rows: list[int] = []  # tokens of e and h rows processed by the language model
     hook = causal.model.register_forward_pre_hook(
@@ -267,20 +274,19 @@ def _revela(
     return {
         "B": str(size),
         "batches a forward": str(together),
-        "checkpointing": "yes" if checkpointing else "no",
-        "fused": "yes" if fused else "no",
+        "how": how,
         "ms a batch": f"{1000 * seconds / together:.1f}",
         "tokens/s": f"{sum(map(sum, tokens)) / len(batches) / seconds:,.0f}",
         "of matmul rate": f"{flops / len(batches) / seconds / rate:.0%}",
         "GB": memory,
+        "GB reserved": reserved,
         "waits": waits,
         "hours of the paper's run": f"{whole / chunks * CHUNKS / 3600:.1f}",
     }
 
 
-def beside_plain(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
+def beside_plain(shape: str, device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
     """Measure the language model's part and plain passes over the same e and h rows."""
-    rows = []
     for size in (2, 4) if tiny else (16, 32, 64):
         causal = model_of(shape, device, tiny)
         adapted(causal, tiny, False).train()
@@ -312,16 +318,16 @@ def beside_plain(shape: str, device: torch.device, tiny: bool) -> list[dict[str,
             except torch.OutOfMemoryError:
                 row[f"{name}, ms"] = "out of memory"
             causal.zero_grad()
-        rows.append(row)
-    return rows
+        yield row
 
 
-def replug(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]:
+def replug(shape: str, device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
     """Measure REPLUG's batches, whose cost is quadratic in B."""
-    rate, rows = rate_of(device, tiny), []
+    rate = rate_of(device, tiny)
     for size in (2, 4) if tiny else (8, 16, 32):
         retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
         causal = model_of(shape, device, tiny)
+        fuse(causal)
         module = Replug(encoder_around(retriever), causal, REPLUG).train()
         batches = batches_of(size, 1, causal.config.vocab_size, device, tiny)
         for batch in batches:
@@ -335,31 +341,27 @@ def replug(shape: str, device: torch.device, tiny: bool) -> list[dict[str, str]]
         scored = size * read
         layers, head = layer_weights(causal.model), causal.get_output_embeddings().weight.numel()
         flops = layer_flops(retriever, encoded) + 2.0 * (read * layers + scored * (layers + head))
-        rows.append(
-            {
-                "B": str(size),
-                "ms a batch": f"{1000 * seconds:.1f}",
-                "scored tokens/s": f"{scored / seconds:,.0f}",
-                "of matmul rate": f"{flops / seconds / rate:.0%}",
-                "hours of the paper's run": f"{seconds / size * REPLUG_CHUNKS / 3600:.1f}",
-                "GB": peak(device),
-                "waits": waits_of(step, batches[0], device),
-            }
-        )
-    return rows
+        yield {
+            "B": str(size),
+            "ms a batch": f"{1000 * seconds:.1f}",
+            "scored tokens/s": f"{scored / seconds:,.0f}",
+            "of matmul rate": f"{flops / seconds / rate:.0%}",
+            "hours of the paper's run": f"{seconds / size * REPLUG_CHUNKS / 3600:.1f}",
+            "GB": peak(device),
+            "waits": waits_of(step, batches[0], device),
+        }
 
 
-def operators(device: torch.device, tiny: bool) -> list[dict[str, str]]:
-    """Return the most expensive operators in a forward and backward pass of two batches."""
-    shape = "SmolLM2-135M" if tiny else "Llama-3.2-1B"
-    retriever = adapted(model_of(shape, device, tiny).model, tiny, False)
-    language_model = adapted(model_of(shape, device, tiny), tiny, False)
-    module = Revela(encoder_around(retriever), language_model, REVELA).train()
-    vocabulary = language_model.config.vocab_size
-    batches = batches_of(2 if tiny else 16, 2, vocabulary, device, tiny)
+def operators(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
+    """Yield the host's and the device's time of a batch, then the most expensive operators."""
+    _, causal, module = models_of("SmolLM2-135M" if tiny else "Llama-3.2-1B", device, tiny)
+    vocabulary = causal.config.vocab_size
+    size = 2 if tiny else 16
+    batches = batches_of(size, 1, vocabulary, device, tiny)
+    # The same operators on two chunks of a few tokens: the device waits for the host.
+    small = batches_of(2, 1, vocabulary, device, tiny=True)
     step = learning(module, device)
-    for batch in batches[:2]:
-        step(batch)
+    wall, host = timed(step, batches, device), timed(step, small, device)
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as profiled:
@@ -375,13 +377,14 @@ def operators(device: torch.device, tiny: bool) -> list[dict[str, str]]:
     events = sorted(kernels if cuda else found, key=own, reverse=True)
     total = sum(map(own, events))
     calls = sum(event.count for event in events if own(event))
-    every = {"operator": "all", "calls": str(calls), "ms": f"{total / 1000:.2f}", "share": "100%"}
-    return [every] + [
-        {
+    called = sum(event.count for event in found if event.key.startswith("aten::"))
+    yield {"operator": "a batch", "calls": "", "ms": f"{1000 * wall:.2f}"}
+    yield {"operator": "host alone", "calls": str(called), "ms": f"{1000 * host:.2f}"}
+    yield {"operator": "device busy", "calls": str(calls), "ms": f"{total / 1000:.2f}"}
+    for event in events[: 5 if tiny else 25]:
+        yield {
             "operator": event.key[:60].replace("|", "/"),
             "calls": str(event.count),
             "ms": f"{own(event) / 1000:.2f}",
-            "share": f"{own(event) / max(total, 1e-9):.0%}",
+            "of busy": f"{own(event) / max(total, 1e-9):.0%}",
         }
-        for event in events[: 5 if tiny else 25]
-    ]

@@ -22,7 +22,7 @@ def keep_freed_memory() -> None:
     memory slow down a small model. Large tensors are returned: if they are kept, as glibc by
     default does up to 32 MB, the heap of a large model with gradient checkpointing fragments to
     nearly three times its size; keeping them saves an eighth of its time
-    (`bench/training/freed_memory.py`).
+    (`bench/RESULTS.md`).
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         libc = ctypes.CDLL("libc.so.6")

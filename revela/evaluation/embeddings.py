@@ -4,7 +4,7 @@ import hashlib
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from revela.common import outputs
 from revela.common.errors import RevelaError
 from revela.common.workers import end_with_parent
-from revela.retriever.encode import encode_rows, never_plan_shapes, tokenize
+from revela.retriever.encode import encode_rows, prepare_for_ragged_batches, tokenize
 
 _SHARD_SIZES = {"cpu": 1_024, "cuda": 16_384}  # a killed run loses a shard on each device
 _ROWS_AT_A_TIME = 16_384
@@ -175,7 +175,7 @@ class _Job:
 
     def encode(self, shards: list[Shard], device: str, place: int) -> None:
         """Encode shards on a device, with a progress bar at a position of the terminal."""
-        never_plan_shapes()
+        prepare_for_ragged_batches()
         encoder = self.load(device)
         total = sum(len(shard.passages) for shard in shards)
         with tqdm(total=total, desc=f"passages, {device}", position=place, mininterval=2) as bar:
@@ -184,8 +184,7 @@ class _Job:
                 texts = self.texts(shard)
                 return texts, tokenize(encoder, texts, "passage", self.max_length)
 
-            for shard, (texts, rows) in zip(shards, _ahead(read, shards), strict=True):
-                embeddings = encode_rows(encoder, rows, texts, "passage", bar.update)
+            def write(shard: Shard, texts: list[str], embeddings: torch.Tensor) -> None:
                 # Embeddings in half precision are stored in half precision.
                 half = encoder[0].model.dtype != torch.float32
                 stored = embeddings.half() if half else embeddings
@@ -194,3 +193,12 @@ class _Job:
                 tensors = {"embeddings": stored, "digests": _digests(texts)}
                 with outputs.atomic_output(shard.path) as temporary:
                     save_file(tensors, temporary, {"made_by": self.made_by})
+
+            with ThreadPoolExecutor(1) as thread:
+                written: list[Future[None]] = []
+                for shard, (texts, rows) in zip(shards, _ahead(read, shards), strict=True):
+                    embeddings = encode_rows(encoder, rows, texts, "passage", bar.update)
+                    for last in written[-1:]:  # meanwhile at most one shard waits
+                        last.result()
+                    written.append(thread.submit(write, shard, texts, embeddings))
+                written[-1].result()

@@ -23,8 +23,13 @@ _FOLLOWING = "_revela_following"
 class Rows(Protocol):
     """Rows packed into one, and how their tokens attend."""
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return (T, H, D) of scaled queries (T, H, D), keys and values (T, G, D)."""
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
+        """Return (T, H, D) of queries (T, H, D), keys and values (T, G, D).
+
+        Padded rows get scaled queries, and a scale of one; flash attention scales by itself.
+        """
 
 
 def run_packed(model: Any, ids_T: Tensor, position_T: Tensor, rows: Rows) -> Tensor:
@@ -75,9 +80,12 @@ def _packed(
     module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, rows: Rows
 ) -> Tensor:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # RoPE returns float32 under autocast. Scaling the queries here avoids scaling the scores.
-    query, key = (query * scale).to(value.dtype), key.to(value.dtype)
-    return rows.attend(module, *(x[0].transpose(0, 1) for x in (query, key, value)))[None]
+    packing: Any = getattr(rows, "packing", rows)
+    if not packing.flash:  # scaling the queries avoids scaling the scores
+        query, scale = query * scale, 1.0
+    query, key = query.to(value.dtype), key.to(value.dtype)  # RoPE returns float32 under autocast
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    return rows.attend(module, query, key, value, scale)[None]
 
 
 AttentionInterface.register(NAME, _attention)

@@ -64,28 +64,33 @@ class InBatch:
     exchange: Exchange | None = None
     joint: Joint | None = None  # in place of `readers`
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         """Return (T, H, D): causal self-attention and, for h rows, what they read in others."""
         last = module.layer_idx == self.last_layer
         if last:
             skip_last_mlp(module, self.document_tokens)
+        first = self.documents if last else 0  # of the rows that need an output
         if self.joint:
-            attend = self._jointly
-        else:
-            attend = self._flash if self.packing.flash else self._padded
-        return attend(query, key, value, self.documents if last else 0)
+            return self._jointly(query, key, value, scale, first)
+        if self.packing.flash:
+            return self._flash(query, key, value, scale, first)
+        return self._padded(query, key, value, first)
 
-    def _flash(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
+    def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float, first: int) -> Tensor:
         """Attend on packed rows; those before `first` need no output."""
         start, spans = sum(self.packing.lengths[:first]), self.packing.spans(first)
-        own = flash(query[start:], key[start:], value[start:], spans, spans, causal=True)
+        own = flash(query[start:], key[start:], value[start:], spans, spans, scale, causal=True)
         output_THD = F.pad(own, (0,) * 4 + (start, 0)) if start else own
         if not isinstance(self.readers, Reads):
             return output_THD
-        read_MHD = read_packed(query, key, value, self.readers, self.value_norm)
+        read_MHD = read_packed(query, key, value, self.readers, scale, self.value_norm)
         return add_at(output_THD, self.readers.token_M, read_MHD)
 
-    def _jointly(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
+    def _jointly(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, first: int
+    ) -> Tensor:
         """Attend in one softmax per row; rows before `first` need no output."""
         assert self.joint
         unused: Any = 0
@@ -95,7 +100,7 @@ class InBatch:
             others_SGD = self.exchange(sent)[self.documents :].transpose(1, 2).flatten(0, 1)
             unused = 0 * others_SGD.sum()  # as in `_padded`
             key, value = torch.cat([both_TGD, others_SGD]).split(widths, dim=-1)
-        read = self.joint.attend(self.packing, first, query, key, value)
+        read = self.joint.attend(self.packing, first, query, key, value, scale)
         return F.pad(read, (0,) * 4 + (len(query) - len(read), 0)) + unused
 
     def _padded(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:

@@ -53,15 +53,21 @@ class Joint:
     bias_S: Tensor  # log-similarity, zero for a row's own tokens; with gradient
 
     def attend(
-        self, packing: Packing, first: int, query: Tensor, key: Tensor, value: Tensor
+        self,
+        packing: Packing,
+        first: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
     ) -> Tensor:
         """Return (T', H, D) of the rows from `first` on, given keys and values of all pieces."""
         if packing.flash:
             queries, start = sum(packing.lengths[:first]), sum(self.keys.lengths[:first])
             key, value = (x.index_select(0, self.token_S[start:]) for x in (key, value))
-            query, key = biased(query[queries:], key, self.bias_S[start:, None, None])
+            query, key = biased(query[queries:], key, self.bias_S[start:, None, None], scale)
             spans = packing.spans(first), self.keys.spans(first)
-            return flash(query, key, value, *spans, causal=True)
+            return flash(query, key, value, *spans, scale, causal=True)
         query_R, bias_R = query.split(packing.lengths), self.bias_S.split(self.keys.lengths)
         key_P, value_P = key.split(self.pieces), value.split(self.pieces)
         outputs = []

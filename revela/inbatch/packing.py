@@ -73,10 +73,12 @@ class Packing:
         starts = self.starts[first:] - before if before else self.starts
         return Spans(starts, max(self.lengths[first:]))
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return causal self-attention (T, H, D) of scaled queries, keys and values (T, G, D)."""
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
+        """Return causal self-attention (T, H, D) of queries, keys and values (T, G, D)."""
         if self.flash:
-            return flash(query, key, value, self.spans(), self.spans(), causal=True)
+            return flash(query, key, value, self.spans(), self.spans(), scale, causal=True)
         padded = (self.pad(x).transpose(1, 2) for x in (query, key, value))
         return self.pack(causal_attention(*padded).transpose(1, 2))
 
@@ -95,9 +97,15 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
 
 
 def flash(
-    query_THD: Tensor, key_SGD: Tensor, value_SGE: Tensor, queries: Spans, keys: Spans, causal: bool
+    query_THD: Tensor,
+    key_SGD: Tensor,
+    value_SGE: Tensor,
+    queries: Spans,
+    keys: Spans,
+    scale: float,
+    causal: bool,
 ) -> Tensor:
-    """Return attention (T, H, E) of scaled queries, each row to its own row of keys.
+    """Return attention (T, H, E) of queries, each row to its own row of keys.
 
     With more keys than queries, a causal row's queries are at its last positions, as after a
     prefix.
@@ -117,24 +125,27 @@ def flash(
         cu_seq_k=keys.starts,
         max_q=queries.longest,
         max_k=keys.longest,
-        scale=1.0,
+        scale=scale,
         window_size=(-1, 0) if causal else (-1, -1),
         **options,
     )
     return output[..., : value_SGE.shape[-1]]
 
 
-def biased(query_THD: Tensor, key_SGD: Tensor, bias_SG: Tensor) -> tuple[Tensor, Tensor]:
+def biased(
+    query_THD: Tensor, key_SGD: Tensor, bias_SG: Tensor, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Return queries and keys whose scores have a bias for each key, whatever their precision.
 
     One column has the rounded bias and one the remainder; six are zero, because flash attention
-    requires multiples of eight. The bias (S, G, 1) or (S, 1, 1) gets its gradient from the keys.
+    requires multiples of eight. The bias (S, G, 1) or (S, 1, 1) gets its gradient from the keys;
+    `scale`, by which attention multiplies the scores, leaves it as it is.
     """
     rounded = bias_SG.to(key_SGD.dtype)
     rest = (bias_SG - rounded).to(key_SGD.dtype)
     columns = torch.cat([rounded, rest], dim=-1).expand(*key_SGD.shape[:2], 2)
     key = F.pad(torch.cat([key_SGD, columns], dim=-1), (0, 6))
-    return F.pad(query_THD, (0, 8), value=1.0), key
+    return F.pad(query_THD, (0, 8), value=1 / scale), key
 
 
 def causal_attention(query_RHLD: Tensor, key_RGKD: Tensor, value_RGKD: Tensor) -> Tensor:

@@ -40,7 +40,12 @@ def cross_document(
 
 
 def read_packed(
-    query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, reads: Reads, value_norm: bool
+    query_THD: Tensor,
+    key_TGD: Tensor,
+    value_TGD: Tensor,
+    reads: Reads,
+    scale: float,
+    value_norm: bool,
 ) -> Tensor:
     """Return Sim(i, j) · b_ij of each reading token, (M, H, D).
 
@@ -53,8 +58,8 @@ def read_packed(
         exact = value.to(torch.promote_types(value.dtype, torch.float32))
         norm = exact.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(exact.dtype).tiny)
         value = (exact / norm).to(value.dtype)
-        query, key = biased(query, key, norm.log())
-    read_MHD = flash(query, key, value, reads.queries, reads.keys, causal=False)
+        query, key = biased(query, key, norm.log(), scale)
+    read_MHD = flash(query, key, value, reads.queries, reads.keys, scale, causal=False)
     return read_MHD * reads.weight_M.to(read_MHD.dtype)[:, None, None]
 
 

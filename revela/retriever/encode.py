@@ -165,7 +165,8 @@ def encode_rows(
     """
     device = encoder.device
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
-    embeddings: list[Tensor] = [torch.empty(0)] * len(rows)
+    place_N = torch.tensor(order).argsort()
+    embeddings: list[Tensor] = []
     room = _TOKENS_PER_BATCH[device.type]
     prompt_length = prompt_tokens(encoder, role)
 
@@ -180,8 +181,7 @@ def encode_rows(
         if bool(wrong.any()):
             bad = batch[int(wrong.nonzero()[0])]
             raise RevelaError(f"the embedding of {texts[bad][:80]!r} is zero or not finite")
-        for index, embedding in zip(batch, output, strict=True):
-            embeddings[index] = embedding
+        embeddings.append(output)
         if on_batch:
             on_batch(len(batch))
 
@@ -201,7 +201,7 @@ def encode_rows(
             finish(*running.pop(0))
     for done in running:
         finish(*done)
-    return torch.stack(embeddings)
+    return torch.cat(embeddings)[place_N]
 
 
 def prompt_tokens(encoder: SentenceTransformer, role: Role) -> int | None:
@@ -228,13 +228,14 @@ def devices() -> list[str]:
     return [f"cuda:{n}" for n in range(torch.cuda.device_count())] or ["cpu"]
 
 
-def never_plan_shapes() -> None:
-    """Keep this process from cuDNN's attention, for programs that compute on ragged batches.
+def prepare_for_ragged_batches() -> None:
+    """Prepare a GPU for batches that have new shapes at each step; call it before the first one.
 
-    Since torch 2.11 SDPA prefers it on Hopper GPUs. cuDNN builds a plan for each exact shape, in
-    0.4 to 0.9 s, and caches plans without limit; ragged batches have new shapes at each step.
+    cuDNN's attention, which SDPA prefers on Hopper GPUs since torch 2.11, builds a plan for each
+    exact shape in 0.4 to 0.9 s and caches plans without limit. Fixed segments of memory fragment.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def native_dtype(precision: str) -> torch.dtype:

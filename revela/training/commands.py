@@ -28,11 +28,12 @@ def train(
     ] = 15,
     zero: Annotated[int, typer.Option(help="ZeRO stage of DeepSpeed, 2 or 3; 0 uses DDP.")] = 0,
     batches_per_forward: Annotated[
-        int, typer.Option(min=1, help="Maximum number of Revela's batches per forward pass.")
-    ] = 1,
+        int, typer.Option(min=0, help="Maximum of Revela's batches per forward pass; 0: by memory.")
+    ] = 0,
     gradient_checkpointing: Annotated[
-        bool, typer.Option(help="Recompute activations: less memory, more computation.")
-    ] = False,
+        bool | None,
+        typer.Option(help="Recompute activations; by default only if they do not fit."),
+    ] = None,
     loader_workers: Annotated[
         int, typer.Option(min=0, help="Processes that tokenize ahead of a GPU; unused on a CPU.")
     ] = 2,

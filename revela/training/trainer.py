@@ -20,8 +20,8 @@ from revela.retriever.card import make_card
 from revela.retriever.encode import (
     devices,
     native_dtype,
-    never_plan_shapes,
     positions,
+    prepare_for_ragged_batches,
     prompt_tokens,
 )
 from revela.retriever.load import (
@@ -34,6 +34,7 @@ from revela.retriever.lora import add_lora, continue_lora
 from revela.retriever.save import check_folder, limit_length, save_encoder
 from revela.retriever.source import Source
 from revela.retriever.tokenizer import check_vocabulary
+from revela.training.at_once import rows_at_once
 from revela.training.callbacks import AtSteps, record_similarities, save_model, start_weights
 from revela.training.checkpoints import work_folder
 from revela.training.collators import BatchCollator, PairCollator, load_batches, load_pairs
@@ -54,8 +55,8 @@ def train(
     output: Path,
     checkpoint_minutes: float = 15,
     zero_stage: int = 0,
-    batches_per_forward: int = 1,
-    gradient_checkpointing: bool = False,
+    batches_per_forward: int = 0,
+    gradient_checkpointing: bool | None = None,
     loader_workers: int = 2,
 ) -> None:
     """Train a retriever on a file of batches or pairs and write it to a folder.
@@ -84,17 +85,18 @@ def train(
     written = (*MADE, "retriever-unchecked", LOG, "manifest.json")
     with work_folder(output, experiment.dump(), inputs, written) as work:
         keep_freed_memory()
-        never_plan_shapes()
+        prepare_for_ragged_batches()
         set_seed(experiment.seed)
         _name_run(output, work)
-        # Before the models: ZeRO-3 shards weights while they are loaded.
-        at_once = _rows_per_forward(experiment, batches_per_forward)
-        arguments = training_arguments(experiment, work, at_once, zero_stage, workers)
         rows = _rows(experiment, data)
-        unchecked, final = output / "retriever-unchecked", output / "retriever"
-        facts = _fit(
-            experiment, arguments, rows, output, checkpoint_minutes, gradient_checkpointing
+        chunks = len(rows[0].get("texts", ()))
+        at_once, recomputed = rows_at_once(
+            experiment, chunks, batches_per_forward, gradient_checkpointing
         )
+        # Before the models: ZeRO-3 shards weights while they are loaded.
+        arguments = training_arguments(experiment, work, at_once, zero_stage, workers)
+        unchecked, final = output / "retriever-unchecked", output / "retriever"
+        facts = _fit(experiment, arguments, rows, output, checkpoint_minutes, recomputed)
         return_freed_memory()  # the check needs that of the models
         if facts is None:
             return
@@ -187,15 +189,6 @@ def _fit(
         "trainable_parameters": get_model_param_count(module, trainable_only=True),
     }
     return trainer.facts() | trained if writes else None
-
-
-def _rows_per_forward(experiment: Experiment, most: int) -> int:
-    """Return the rows per forward pass; Revela's divide a process's share of a step."""
-    objective = experiment.objective
-    if objective.name != "revela" or objective.gather_across_devices:
-        return experiment.batches_per_device
-    share = experiment.batches_per_step // int(os.environ.get("WORLD_SIZE", "1"))
-    return max([n for n in range(1, most + 1) if share % n == 0], default=1) if share else 1
 
 
 def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) -> tuple[Any, Any]:

@@ -23,8 +23,8 @@ def test_forward_passes_count_what_the_weights_ask_for():
     cosines = 2 * BATCH * BATCH * hidden
     expected = 2 * TOKENS * linear + attention + cosines
     assert found["retriever, forward"] == pytest.approx(expected)
-    # Each chunk reads the others: its queries get eight columns of V-norm's bias, in four heads.
-    pairs = BATCH * (BATCH - 1) * LENGTH**2
+    # Each chunk reads another: its queries get eight columns of V-norm's bias, in four heads.
+    pairs = BATCH * LENGTH**2
     cross = layers * 2 * pairs * (hidden + 4 * 8 + hidden)
     assert found["cross-document attention, forward"] == pytest.approx(cross)
 

@@ -8,7 +8,7 @@ def test_importing_changes_nothing_and_programs_keep_from_cudnn():
     code = """
 import torch, revela.inbatch, revela.retriever.encode
 print(torch.backends.cuda.cudnn_sdp_enabled())
-revela.retriever.encode.never_plan_shapes()
+revela.retriever.encode.prepare_for_ragged_batches()
 print(torch.backends.cuda.cudnn_sdp_enabled())
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

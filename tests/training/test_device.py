@@ -3,8 +3,13 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
+
+from revela.training.at_once import rows_at_once
+from tests.training.common import experiment
 
 # Host reads per step, and operators per layer, forward and backward, over all models.
 READS = {"revela": ["cpu"], "replug": ["tolist"], "contriever": []}
@@ -31,3 +36,33 @@ def found() -> dict:
 def test_a_step_runs_on_a_device_and_keeps_to_its_budget(found, objective):
     assert found[objective]["reads"] == READS[objective.split()[0]]
     assert found[objective]["operators_a_layer"] <= OPERATORS[objective]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "shapes", "rows"),
+    [
+        (80, [(16, 2048), (16, 2048)], (2, False)),
+        (80, [(28, 3072), (16, 2048)], (1, False)),
+        (141, [(16, 2048), (16, 2048)], (4, False)),
+        (24, [(16, 2048), (16, 2048)], (4, True)),
+        (80, [(30, 576), (30, 576)], (4, False)),
+        (0, [(16, 2048), (16, 2048)], (1, False)),  # no GPU
+    ],
+)
+def test_what_a_gpu_computes_at_once(gigabytes, shapes, rows, monkeypatch, tmp_path):
+    names = []
+    for layers, hidden in shapes:
+        names.append(tmp_path / str(len(names)))
+        names[-1].mkdir()
+        config = {"num_hidden_layers": layers, "hidden_size": hidden}
+        (names[-1] / "config.json").write_text(json.dumps(config))
+        for file in ("model.safetensors", "tokenizer.json"):
+            (names[-1] / file).touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gigabytes))
+    memory = SimpleNamespace(total_memory=gigabytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    retriever, language_model = map(str, names)
+    settings = experiment(retriever, language_model=language_model, max_length=160)
+    settings = settings.model_copy(update={"batches_per_step": 32})
+    assert rows_at_once(settings, 16, 0, None) == rows
+    assert rows_at_once(settings, 16, 2, True) == (2, True)

@@ -60,7 +60,7 @@ def test_the_paper_is_planned_on_a_cluster(clone):
     assert {"chunk", "batch", "train", "evaluate", "table"} < set(jobs(printed))
     train = asked(printed, "train")
     expected = {"nodes": "1", "gpu": "4", "runtime": "1440", "mem_mb": "256000", "threads": "32"}
-    expected |= {"gradient_checkpointing": "True", "loader_workers": "2"}
+    expected |= {"gradient_checkpointing": "auto", "loader_workers": "2"}
     expected |= {"checkpoint_minutes": "15"}
     assert expected.items() <= train.items()
     assert asked(printed, "evaluate").items() >= {"gpu": "1", "disk_gb": "31"}.items()

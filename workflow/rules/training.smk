@@ -20,8 +20,8 @@ rule train:
     resources:
         nodes=1,
         zero=0,
-        batches_per_forward=1,
-        gradient_checkpointing=False,
+        batches_per_forward=0,
+        gradient_checkpointing="auto",
         loader_workers=2,
         checkpoint_minutes=15,
     params:
@@ -37,5 +37,6 @@ rule train:
             " --batches-per-forward {resources.batches_per_forward}"
             " --loader-workers {resources.loader_workers}"
             " --checkpoint-minutes {resources.checkpoint_minutes}"
-            " $([[ {resources.gradient_checkpointing} = [fF0]* ]] || echo --gradient-checkpointing)"
+            " $(case {resources.gradient_checkpointing} in [tT]*) echo --gradient-checkpointing;;"
+            " [fF]*) echo --no-gradient-checkpointing;; esac)"
         )

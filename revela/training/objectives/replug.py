@@ -125,10 +125,12 @@ class Prefixes:
     packing: Packing
     remembered: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         """Return causal self-attention (T, H, D)."""
         self.remembered[module.layer_idx] = (key, value)
-        return self.packing.attend(module, query, key, value)
+        return self.packing.attend(module, query, key, value, scale)
 
 
 class AfterPrefix:
@@ -149,7 +151,9 @@ class AfterPrefix:
             self.joined_S, key_starts = to_device(arrays, packing.position_T.device)
             self.keys = Spans(key_starts.int(), length + packing.width)
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
         """Return causal attention (T, H, D) to the prefix and the row itself, in one softmax."""
         before = [states[self.prefix] for states in self.prefixes.remembered[module.layer_idx]]
         if self.packing.flash:
@@ -157,7 +161,7 @@ class AfterPrefix:
                 torch.cat([prefix, own]).index_select(0, self.joined_S)
                 for prefix, own in zip(before, (key, value), strict=True)
             )
-            return flash(query, key, value, self.packing.spans(), self.keys, causal=True)
+            return flash(query, key, value, self.packing.spans(), self.keys, scale, causal=True)
         query_RHLD, key_RGLD, value_RGLD = (
             self.packing.pad(x).transpose(1, 2) for x in (query, key, value)
         )

@@ -1,0 +1,46 @@
+"""What a GPU computes at once: batches of a forward pass, and activations kept or recomputed."""
+
+import os
+
+import torch
+
+from revela.config.training import Experiment
+from revela.retriever.source import Source
+
+_TOKENS = 20_480  # of a forward pass: with fewer, small models wait for the host
+_BYTES = 65  # of activations, for each token, layer and column, with LoRA on all projections
+_SHARE = 0.6  # of a GPU's memory, for activations
+
+
+def rows_at_once(
+    experiment: Experiment, chunks: int, most: int, checkpointing: bool | None
+) -> tuple[int, bool]:
+    """Return the rows of a forward pass, and whether activations are recomputed.
+
+    If they are not given (0, None), a GPU's memory decides: activations are recomputed only if
+    those of one batch do not fit, and a forward pass has as many batches as fit, up to about 20,000
+    tokens. `chunks` are those of a row. Revela's batches divide a process's share of a step.
+    """
+    objective = experiment.objective
+    batch = 0.0  # bytes of activations
+    tokens = 2 * chunks * experiment.max_length  # both forms of each chunk; its e and h rows
+    if torch.cuda.is_available():
+        trained = [experiment.retriever, experiment.language_model]
+        names = filter(None, trained if objective.name == "revela" else trained[:1])
+        room = _SHARE * torch.cuda.get_device_properties(0).total_memory
+        batch = tokens * _BYTES * sum(_columns(str(name)) for name in names) / room
+    checkpointing = batch > 1 if checkpointing is None else checkpointing
+    if objective.name != "revela" or objective.gather_across_devices:
+        return experiment.batches_per_device, checkpointing
+    if not most and batch:
+        most = _TOKENS // tokens if checkpointing else min(_TOKENS // tokens, int(1 / batch))
+    share = experiment.batches_per_step // int(os.environ.get("WORLD_SIZE", "1"))
+    return max([n for n in range(1, most + 1) if share % n == 0], default=1), checkpointing
+
+
+def _columns(name: str) -> int:
+    """Return the columns of all layers' hidden states of a model."""
+    source = Source(name)
+    config = (source.base or source).read("config.json") or {}
+    config = config.get("text_config") or config
+    return int(config.get("num_hidden_layers", 0) * config.get("hidden_size", 0))
