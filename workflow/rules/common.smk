@@ -233,9 +233,8 @@ def task_options(tasks):
     """Return `--benchmark JSON` for each task, and `--input TASK=FOLDER` for each local one."""
     suites = [f"--benchmark {shlex.quote(settings('tasks', task))}" for task in tasks]
     folders = {task: CONFIG.collection(task) for task in tasks}
-    return (
-        " ".join(suites) + " " + input_options({k: v for k, v in folders.items() if v})
-    )
+    local = {task: folder for task, folder in folders.items() if folder}
+    return " ".join([*suites, input_options(local)])
 
 
 def folder_option(task):
