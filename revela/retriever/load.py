@@ -23,7 +23,8 @@ from revela.retriever.source import Source, check_model_folder
 from revela.retriever.tokenizer import appends_eos, check_vocabulary, standalone
 
 _TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-_ON_META: dict[str, Any] = {"device_map": "meta"}  # shapes suffice; `load` brings the weights
+# Shapes suffice; `load` brings the weights. transformers opens them all the same.
+_ON_META: dict[str, Any] = {"device_map": "meta", "use_safetensors": True}
 _POOLING = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
 _SETTINGS = (
     "__version__",
@@ -103,15 +104,18 @@ def read_encoder(
 
 def _paper_modules(source: Source, keys: EncodingKeys) -> list[Any]:
     """Return the modules around a backbone without sentence-transformers files."""
-    revision = {"revision": source.revision}
-    transformer = modules.Transformer(
-        source.name,
-        model_kwargs=_ON_META | revision,
-        config_kwargs=revision,
-        processor_kwargs=revision,
-        # Otherwise texts become chat messages if the tokenizer has a chat template.
-        modality_config=_TEXT,
-        module_output_name="token_embeddings",
+    named = {"revision": source.revision}
+    transformer = _from_safetensors(
+        source,
+        lambda revision: modules.Transformer(
+            source.name,
+            model_kwargs=_ON_META | {"revision": revision},
+            config_kwargs=named,
+            processor_kwargs=named,
+            # Otherwise texts become chat messages if the tokenizer has a chat template.
+            modality_config=_TEXT,
+            module_output_name="token_embeddings",
+        ),
     )
     transformer.processor = standalone(load_tokenizer(source), bool(keys.append_eos))
     return [transformer, modules.Pooling(transformer.get_embedding_dimension())]
@@ -126,10 +130,10 @@ def _own_modules(source: Source) -> list[Any]:
             raise RevelaError(f"model {source.name!r} begins with {kind.__name__}, no Transformer")
         if kind is modules.Dense and not source.has(f"{entry['path']}/model.safetensors"):
             raise RevelaError(f"model {source.name!r}: {entry['path']} has no safetensors weights")
-        options = {} if made else {"model_kwargs": dict(_ON_META)}
-        made.append(
-            kind.load(source.name, subfolder=entry["path"], revision=source.revision, **options)
-        )
+        options: dict[str, Any] = {"subfolder": entry["path"]}
+        options |= {} if made else {"model_kwargs": dict(_ON_META)}
+        load = functools.partial(kind.load, source.name, **options)
+        made.append(_from_safetensors(source, load))
     return made
 
 
@@ -201,27 +205,34 @@ def load_model(source: Source, kind: Any = AutoModel, dtype: torch.dtype = torch
     Raises:
         RevelaError: the model is missing, gated, broken, or the hub cannot be reached.
     """
-    check_model_folder(source.name)
     if source.base:
         with unsharded():  # merging needs whole weights
             return load_adapter(load_model(source.base, kind, dtype), source).merge_and_unload()
     name, options = source.name, {"subfolder": source.subfolder, "dtype": dtype}
     options |= {"use_safetensors": True, "output_loading_info": True}
     with explained("model", name):
-        try:
-            model, info = kind.from_pretrained(name, revision=source.revision, **options)
-        except OSError as error:
-            # Older models have pickled weights only; the hub's bot has converted most of them.
-            missing = "safetensors" in str(error) and not source.revision
-            converted = missing and converted_revision(name)
-            if not converted:
-                raise
-            model, info = kind.from_pretrained(name, revision=converted, **options)
+        model, info = _from_safetensors(
+            source, lambda revision: kind.from_pretrained(name, revision=revision, **options)
+        )
     # transformers initialises them at random; a pooler is not used here.
     lacks = sorted(weight for weight in info["missing_keys"] if "pooler" not in weight)
     if lacks:
         raise RevelaError(f"model {name!r} lacks {len(lacks)} of its weights, e.g. {lacks[0]}")
     return model
+
+
+def _from_safetensors(source: Source, load: Callable[..., Any]) -> Any:
+    """Return what `load` makes of the `revision` of a model that has safetensors weights."""
+    check_model_folder(source.name)
+    try:
+        return load(revision=source.revision)
+    except OSError as error:
+        # Older models have pickled weights only; the hub's bot has converted most of them.
+        missing = "safetensors" in str(error) and not source.revision
+        converted = missing and converted_revision(source.name)
+        if not converted:
+            raise
+        return load(revision=converted)
 
 
 def load_adapter(model: Any, source: Source, trained: bool = False) -> Any:

@@ -19,7 +19,8 @@ import json
 from pathlib import Path
 from revela.text.corpora import Skipped, read_documents
 from revela.text.downloads import download, downloaded
-from revela.retriever.load import load_model, load_tokenizer
+from revela.config.encoding import EncodingKeys
+from revela.retriever.load import load_model, load_tokenizer, read_encoder
 from revela.retriever.source import Source
 from revela.common.errors import RevelaError
 from revela.config.text import HubCorpus, HubFiles
@@ -30,8 +31,11 @@ def result_of(call):
     except RevelaError as error:
         return str(error)
 
+def count(model):
+    return sum(weight.numel() for weight in model.parameters())
+
 def size(name):
-    return sum(weight.numel() for weight in load_model(Source(name)).parameters())
+    return count(load_model(Source(name)))
 
 def texts(name, **more):
     corpus = HubCorpus(source="hub", dataset=name, **more)
@@ -53,6 +57,7 @@ print(json.dumps({
     "adapted": result_of(lambda: size("some/adapter")),
     "base": result_of(lambda: [Source("some/adapter").base.name, Source("some/model").base]),
     "converted": result_of(lambda: size("some/old")),
+    "described": result_of(lambda: count(read_encoder(Source("some/old"), EncodingKeys()))),
     "gated model": result_of(lambda: size("some/gated")),
     "missing model": result_of(lambda: size("some/modle")),
     "gated set": result_of(lambda: texts("some/gated")),
@@ -117,7 +122,8 @@ def test_models_and_data_sets_load_as_from_the_real_hub(loaded):
     assert loaded["ids"]
     assert (loaded["hidden"], loaded["modules"]) == (16, None)
     assert loaded["folder"] == {"pooling_mode": "mean"}
-    assert loaded["converted"] == loaded["weights"]
+    # Its pickle cannot be read: not even the shapes are taken from one.
+    assert loaded["converted"] == loaded["described"] == loaded["weights"]
     assert loaded["base"] == ["some/model", None]
     assert loaded["adapted"] == loaded["weights"]
 
