@@ -1,7 +1,7 @@
 """What the benchmarks use of sentence-transformers, for machines without it."""
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ class SentenceTransformer(nn.Sequential):
     """Modules, one after the other."""
 
     truncate_dim = None
-    prompts: dict[str, str] = {}  # noqa: RUF012
+    prompts: ClassVar[dict[str, str]] = {}
 
     def __init__(self, modules: Any, similarity_fn_name: str, device: str) -> None:
         super().__init__(*modules)

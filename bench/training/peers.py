@@ -12,6 +12,7 @@ import argparse
 import copy
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -141,8 +142,8 @@ def score(encoder: SentenceTransformer, folders: list[Path]) -> float:
 
 def _damaged(text: str) -> str:
     """Return a text without three of five words, as TSDAE's authors do."""
-    words = text.split()
-    return " ".join(word for word in words if random.random() < 0.4) or words[0]
+    words, chance = text.split(), random.Random(text)
+    return " ".join(word for word in words if chance.random() < 0.4) or words[0]
 
 
 def main() -> None:
@@ -178,7 +179,7 @@ def main() -> None:
         for recipe, row in scored.items()
     ]
     title = f"Recipes of adapting without labels: all-MiniLM-L6-v2, {options.steps} steps, by seed"
-    report(title, COMMAND, rows)
+    report(title, " ".join([COMMAND, *sys.argv[1:]]), rows)
 
 
 if __name__ == "__main__":
