@@ -21,6 +21,8 @@ def test_the_miniature_has_every_entry_and_the_ratios_of_the_paper(tmp_path, mon
     written = [yaml.safe_load((at / "config.yaml").read_text()) for at in (tmp_path, ROOT)]
     names = [{section: list(entries) for section, entries in one.items()} for one in written]
     assert names[0] == names[1]
+    for suite in written[0]["benchmarks"].values():
+        suite.pop("tasks_per_job", None)  # how its jobs are divided, which changes no score
     for section in ("models", "benchmarks", "tables", "listings"):
         assert written[0][section] == written[1][section]
 
