@@ -82,7 +82,12 @@ def encoding_of(encoder: SentenceTransformer) -> Encoding:
 
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention as on a GPU: on packed rows, with plain loops instead of the kernel."""
+    """Attention as on a GPU."""
+    attend_as_on_a_gpu(monkeypatch)
+
+
+def attend_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attend on packed rows, with plain loops instead of the kernel."""
     monkeypatch.setattr("revela.inbatch.packing.varlen_attn", varlen_attn)
     for module in ("inbatch.in_batch", "retriever.encode", "training.objectives.replug"):
         monkeypatch.setattr(f"revela.{module}.flash_takes", lambda *_: True)

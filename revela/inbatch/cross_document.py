@@ -43,6 +43,7 @@ class Exchange:
 
     def __init__(self, sent: Tensor, most: int, width: int, group: Any) -> None:
         self.sent, self.most, self.width, self.group = sent, most, width, group
+        self.lengths = [width] * most * distributed.get_world_size(group)  # of the rows gathered
 
     def __call__(self, states_EGLD: Tensor) -> Tensor:
         """Return own rows, then `most` rows of each process, (E + W · most, G, width, D)."""
@@ -196,7 +197,12 @@ def readers_of(
     if not read:
         return own, (), exchange
     if flash:
-        return own, _packed(read, starts_of([lengths[j] for j in own]), similarity), exchange
+        gathered = exchange.lengths if exchange else []
+        return (
+            own,
+            _packed(read, [lengths[j] for j in own], lengths, gathered, similarity),
+            exchange,
+        )
     return own, _blocks(read, sum(lengths), similarity), exchange
 
 
@@ -210,11 +216,15 @@ class _Read:
     pair_M: np.ndarray
 
 
-def _packed(read: list[_Read], row_starts: np.ndarray, similarity: Tensor) -> Reads:
-    """Concatenate readers; `row_starts` are the starts of the e rows, then that of the h rows."""
+def _packed(
+    read: list[_Read], own: list[int], readers: list[int], gathered: list[int], similarity: Tensor
+) -> Reads:
+    """Concatenate readers; keys are tokens of own e rows, h rows and gathered e rows, by length."""
+    first_h, tokens = sum(own), sum(own) + sum(readers)
+    key_starts = [*starts_of(own)[:-1], *tokens + starts_of(gathered)[:-1]]
     arrays = [
-        np.concatenate([row_starts[one.row] + np.arange(one.length) for one in read]),
-        np.concatenate([one.token_M for one in read]) + row_starts[-1],
+        np.concatenate([key_starts[one.row] + np.arange(one.length) for one in read]),
+        np.concatenate([one.token_M for one in read]) + first_h,
         np.concatenate([one.pair_M for one in read]),
         starts_of([one.length for one in read]),
         starts_of([len(one.token_M) for one in read]),

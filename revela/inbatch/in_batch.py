@@ -83,6 +83,8 @@ class InBatch:
         start, spans = sum(self.packing.lengths[:first]), self.packing.spans(first)
         own = flash(query[start:], key[start:], value[start:], spans, spans, scale, causal=True)
         output_THD = F.pad(own, (0,) * 4 + (start, 0)) if start else own
+        key, value, unused = self._with_others(key, value)
+        output_THD = output_THD + unused
         if not isinstance(self.readers, Reads):
             return output_THD
         read_MHD = read_packed(query, key, value, self.readers, scale, self.value_norm)
@@ -93,15 +95,22 @@ class InBatch:
     ) -> Tensor:
         """Attend in one softmax per row; rows before `first` need no output."""
         assert self.joint
-        unused: Any = 0
-        if self.exchange is not None:
-            widths, both_TGD = [key.shape[-1], value.shape[-1]], torch.cat([key, value], dim=-1)
-            sent = self.packing.pad(both_TGD)[: self.documents].transpose(1, 2)
-            others_SGD = self.exchange(sent)[self.documents :].transpose(1, 2).flatten(0, 1)
-            unused = 0 * others_SGD.sum()  # as in `_padded`
-            key, value = torch.cat([both_TGD, others_SGD]).split(widths, dim=-1)
+        key, value, unused = self._with_others(key, value)
         read = self.joint.attend(self.packing, first, query, key, value, scale)
         return F.pad(read, (0,) * 4 + (len(query) - len(read), 0)) + unused
+
+    def _with_others(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Append the keys and values of other processes' documents; return a zero besides.
+
+        Added to the output, it makes a process exchange gradients even if its chunks read nothing.
+        """
+        if self.exchange is None:
+            return key, value, 0
+        widths, both_TGD = [key.shape[-1], value.shape[-1]], torch.cat([key, value], dim=-1)
+        sent = self.packing.pad(both_TGD)[: self.documents].transpose(1, 2)
+        others_SGD = self.exchange(sent)[self.documents :].transpose(1, 2).flatten(0, 1)
+        key, value = torch.cat([both_TGD, others_SGD]).split(widths, dim=-1)
+        return key, value, 0 * others_SGD.sum()
 
     def _padded(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
         """Attend on padded rows; those before `first` need no output."""
@@ -112,8 +121,7 @@ class InBatch:
         _, key_EGLD, value_EGLD = (x[: self.documents] for x in padded)
         if self.exchange is not None:
             both = self.exchange(torch.cat([key_EGLD, value_EGLD], dim=-1))
-            # All processes exchange gradients too, even one whose chunks read nothing.
-            output_THD = output_THD + 0 * both.sum()
+            output_THD = output_THD + 0 * both.sum()  # as in `_with_others`
             key_EGLD, value_EGLD = both.split([key.shape[-1], value.shape[-1]], dim=-1)
         if isinstance(self.readers, Reads) or not self.readers:
             return output_THD
@@ -193,8 +201,7 @@ def in_batch_loss(
         documents, joint, exchange = joint_of(kept, lengths, similarity, dual_loss, group, fast)
     else:
         model = causal_lm(language_model, longest)
-        # Keys from other processes are padded.
-        fast = flash_takes(model, input_ids.device) and not group
+        fast = flash_takes(model, input_ids.device)
         documents, readers, exchange = readers_of(kept, lengths, similarity, dual_loss, group, fast)
     e_lengths = [lengths[j] for j in documents]
     in_batch = InBatch(

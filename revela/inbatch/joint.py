@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as distributed
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -100,9 +99,7 @@ def joint_of(
         kept, lengths, all_own, group, similarity.device
     )
     rows, documents = [*(lengths[j] for j in own), *lengths], len(own)
-    pieces = [*rows]
-    if exchange:
-        pieces += [exchange.width] * exchange.most * distributed.get_world_size(group)
+    pieces = rows + (exchange.lengths if exchange else [])
     read, pairs = [], []
     for row, length in enumerate(rows):
         reader = row - documents

@@ -13,7 +13,7 @@ import torch.multiprocessing as multiprocessing
 from revela.inbatch.cross_document import all_gather
 from revela.inbatch.in_batch import in_batch_loss, in_batch_similarity
 from revela.retriever.encode import pad
-from tests.conftest import tiny_llama
+from tests.conftest import attend_as_on_a_gpu, tiny_llama
 
 CHUNKS = [[5, 3, 8, 9], [7, 2], [4, 4, 6], [9, 8, 7], [3, 3, 3, 1], [11, 12]]
 
@@ -24,11 +24,14 @@ def losses(
     temperature: float,
     reading: str,
     folder: str,
+    way: str = "padded",
     min_similarity: float = 1e-12,
 ) -> None:
     """Compute one process's loss and write it to a file, with all gradients."""
     group = None
     if world > 1:
+        if way == "flash":
+            attend_as_on_a_gpu(pytest.MonkeyPatch())
         distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world)
         group = distributed.group.WORLD
     size = len(CHUNKS) // world
@@ -55,25 +58,25 @@ def losses(
 
 
 @pytest.mark.parametrize(("temperature", "reading"), [(1.0, "sum"), (0.01, "sum"), (0.3, "joint")])
-def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature, reading):
-    losses(0, 1, temperature, reading, str(tmp_path))
-    multiprocessing.spawn(losses, (2, temperature, reading, str(tmp_path)), nprocs=2)
-    compare(tmp_path)
+def test_a_batch_over_two_processes_equals_one_over_one(tmp_path, temperature, reading, both_ways):
+    spawn(tmp_path, temperature, reading, both_ways)
 
 
 @pytest.mark.parametrize("reading", ["sum", "joint"])
-def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path, reading):
+def test_a_process_whose_chunks_read_nothing_does_not_hang(tmp_path, reading, both_ways):
     """At this bound one process keeps a pair for each of its chunks, the other one keeps none."""
-    bound = 0.36
-    losses(0, 1, 1.0, reading, str(tmp_path), bound)
-    multiprocessing.spawn(losses, (2, 1.0, reading, str(tmp_path), bound), nprocs=2)
-    compare(tmp_path)
+    spawn(tmp_path, 1.0, reading, both_ways, 0.36)
     kept = [torch.load(tmp_path / f"2-{rank}.pt")["kept"] for rank in (0, 1)]
     assert [int(pairs) for pairs in kept] == [0, 3]
 
 
-def compare(folder: Path) -> None:
+def spawn(
+    folder: Path, temperature: float, reading: str, way: str, min_similarity: float = 1e-12
+) -> None:
     """Compare the results of one process and of two."""
+    options = (temperature, reading, str(folder), way, min_similarity)
+    losses(0, 1, *options)
+    multiprocessing.spawn(losses, (2, *options), nprocs=2)
     whole, first, second = (torch.load(folder / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, whole["loss"])
     torch.testing.assert_close(
