@@ -57,34 +57,22 @@ class RevelaObjective(TrainingObjective):
         "paper; joint: one softmax over its own prefix and all others, which a language model can "
         "read untrained",
     )
-    value_norm: bool = Field(
-        True, description="V-normalisation (paper, equation 8); false with reading: joint"
-    )
-    min_similarity: float = Field(
-        1e-12, ge=0, description="pairs of chunks with a smaller weight are skipped"
-    )
+    value_norm: bool = True
+    """V-normalisation (paper, equation 8); false with reading: joint"""
+    min_similarity: float = Field(1e-12, ge=0)
+    """pairs of chunks with a smaller weight are skipped"""
     similarity_precision: Literal["float32", "bfloat16"] = "float32"
-    plain_loss_every: Natural = Field(
-        50,
-        description="steps between measurements of plain_loss_gain and contrast; 0 never measures",
-    )
-    language_model_loss: bool = Field(
-        False, description="add the loss without in-batch attention (of the e rows)"
-    )
+    plain_loss_every: Natural = 50
+    """steps between measurements of plain_loss_gain and contrast; 0 never measures"""
+    language_model_loss: bool = False
+    """add the loss without in-batch attention (of the e rows)"""
     freeze_language_model: bool = False
-    similarity: Literal["retriever", "documents"] = Field(
-        "retriever",
-        description="documents: each chunk reads another chunk of its document and only the "
-        "language model is trained",
-    )
-    wrong_share: Share = Field(
-        0.2,
-        description="with similarity: documents, share of chunks that read a chunk of a different "
-        "document",
-    )
-    gather_across_devices: bool = Field(
-        False, description="chunks attend to those of all GPUs, so B grows with their number"
-    )
+    similarity: Literal["retriever", "documents"] = "retriever"
+    """documents: a chunk reads one of its document; only the language model is trained"""
+    wrong_share: Share = 0.2
+    """with similarity: documents, share of chunks that read a chunk of a different document"""
+    gather_across_devices: bool = False
+    """chunks attend to those of all GPUs, so B grows with their number"""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,17 +99,12 @@ class ReplugObjective(TrainingObjective):
     """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
 
     name: Literal["replug"]
-    retriever_temperature: Temperature = Field(
-        1e-3, description="temperature of the retriever's distribution"
-    )
-    language_model_temperature: Temperature = Field(
-        1e-3, description="temperature of the language model's target distribution"
-    )
-    include_self: bool = Field(
-        False,
-        description="include the chunk itself among the candidates; given a copy of itself, its "
-        "loss is close to zero, so it dominates the target",
-    )
+    retriever_temperature: Temperature = 1e-3
+    """temperature of the retriever's distribution"""
+    language_model_temperature: Temperature = 1e-3
+    """temperature of the language model's target distribution"""
+    include_self: bool = False
+    """include the chunk itself, which then dominates the target, among the candidates"""
 
 
 class ContrieverObjective(TrainingObjective):
@@ -130,9 +113,8 @@ class ContrieverObjective(TrainingObjective):
     on_pairs: ClassVar[bool] = True
     name: Literal["contriever"]
     temperature: Temperature = 0.01
-    encode_batch_size: Positive | None = Field(
-        None, description="texts encoded at a time, which bounds memory; the whole batch if null"
-    )
+    encode_batch_size: Positive | None = None
+    """texts encoded at a time, which bounds memory; the whole batch if null"""
 
 
 Objective = RevelaObjective | ReplugObjective | ContrieverObjective
@@ -145,23 +127,17 @@ class Experiment(Settings):
     objective: AnyObjective
     data: Name = Field(description="a batch set or, for an objective on pairs, a set of pairs")
     retriever: Weights
-    language_model: LanguageWeights | None = Field(
-        None,
-        description="required unless the objective is on pairs: an experiment (whose trained "
-        "language model is used), a hub name or a folder",
-    )
+    language_model: LanguageWeights | None = None
+    """an experiment (its trained language model), a hub name or a folder; not used on pairs"""
     encoding: EncodingKeys = EncodingKeys()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: Tokens = Field(
-        157, description="maximum number of tokens in a chunk, prefix and EOS included"
-    )
-    first_half: list[str] = Field(
-        [], description="corpora in which the query is the first half of a chunk"
-    )
+    max_length: Tokens = 157
+    """maximum number of tokens in a chunk, prefix and EOS included"""
+    first_half: list[str] = []
+    """corpora in which the query is the first half of a chunk"""
     batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
-    batches_per_device: Positive = Field(
-        1, description="batches (pairs) per forward pass; above 1 only on pairs"
-    )
+    batches_per_device: Positive = 1
+    """batches (pairs) per forward pass; above 1 only on pairs"""
     steps: Positive | None = Field(None, description="optimizer steps; one epoch if null")
     learning_rate: float = Field(1e-4, gt=0)
     warmup_steps: Annotated[
@@ -171,34 +147,23 @@ class Experiment(Settings):
             custom_error_type="steps",
             custom_error_message="expected a number of steps, or a fraction of all such as 0.1",
         ),
-    ] = Field(100, description="number of steps, or a fraction of all steps")
-    warmup: Literal["logarithmic", "linear"] = Field(
-        "logarithmic", description="shape of the warm-up; DeepSpeed's WarmupDecayLR is logarithmic"
-    )
+    ] = 100
+    """number of steps, or a fraction of all steps"""
+    warmup: Literal["logarithmic", "linear"] = "logarithmic"
+    """shape of the warm-up; DeepSpeed's WarmupDecayLR is logarithmic"""
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     precision: Precision = "bfloat16"
-    average_with_start: Share = Field(
-        0.0,
-        description="share of the start in the retriever that is saved: each trained weight is "
-        "(1 - share) · trained + share · start; the training itself is the same",
-    )
-    similarity_snapshot_steps: list[Natural] = Field(
-        [], description="steps at which the log records the similarities of the first batch"
-    )
-    save_retriever_steps: list[Natural] = Field(
-        [], description="steps whose retriever is saved, as the model <experiment>@<step>"
-    )
+    average_with_start: Share = 0.0
+    """share of the start in each weight that is saved; the training itself is the same"""
+    similarity_snapshot_steps: list[Natural] = []
+    """steps at which the log records the similarities of the first batch"""
+    save_retriever_steps: list[Natural] = []
+    """steps whose retriever is saved, as the model <experiment>@<step>"""
     seed: Seed = 0
     # Not part of `dump`: the settings of a training do not depend on how many there are.
-    seeds: int = Field(
-        1,
-        gt=0,
-        le=100,
-        strict=True,
-        exclude=True,
-        description="number of trainings, with seeds from `seed` on; a table row shows their mean",
-    )
+    seeds: int = Field(1, gt=0, le=100, strict=True, exclude=True)
+    """number of trainings, with seeds from `seed` on; a table row shows their mean"""
 
     @field_validator("data")
     @classmethod
