@@ -82,13 +82,9 @@ class RevelaObjective(TrainingObjective):
         return given
 
     @model_validator(mode="after")
-    def _check_reading(self) -> Self:
+    def _consistent(self) -> Self:
         if self.reading == "joint" and self.value_norm:
             raise ValueError("value_norm: true requires reading: sum")
-        return self
-
-    @model_validator(mode="after")
-    def _check_documents(self) -> Self:
         for key in ("freeze_language_model", "gather_across_devices"):
             if self.similarity == "documents" and getattr(self, key):
                 raise ValueError(f"{key} requires similarity: retriever")
@@ -177,10 +173,7 @@ class Experiment(Settings):
         if not self.objective.on_pairs and self.language_model is None:
             raise ValueError(f"language_model is required by objective {self.objective.name}")
         if self.batches_per_step % self.batches_per_device:
-            raise ValueError(
-                f"batches_per_step {self.batches_per_step} is not divisible by "
-                f"batches_per_device {self.batches_per_device}"
-            )
+            raise ValueError("batches_per_step must be divisible by batches_per_device")
         if self.steps:
             self.check_steps(self.steps)
         if not self.objective.on_pairs and self.batches_per_device != 1:
@@ -196,8 +189,7 @@ class Experiment(Settings):
         if self.warmup_steps >= max(1, steps):
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} of {steps} steps would never reach the "
-                f"learning rate; use at most {steps - 1} or a fraction such as 0.1, or train more "
-                "steps"
+                f"learning rate; use at most {steps - 1}, or a fraction such as 0.1"
             )
         for key in ("similarity_snapshot_steps", "save_retriever_steps"):
             if (last := max(getattr(self, key), default=0)) > steps:
