@@ -5,22 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from revela.config.encoding import EncodingKeys
-from revela.config.names import (
-    BenchmarkName,
-    CorpusName,
-    EvaluatedName,
-    LanguageWeights,
-    Weights,
-)
-from revela.config.settings import (
-    LocalPath,
-    Natural,
-    Positive,
-    Precision,
-    Range,
-    Settings,
-    Tokens,
-)
+from revela.config.names import BenchmarkName, CorpusName, EvaluatedName, LanguageWeights, Weights
+from revela.config.settings import LocalPath, Natural, Positive, Precision, Range, Settings, Tokens
 
 Language = Literal[
     "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto",
