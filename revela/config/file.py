@@ -294,5 +294,4 @@ class Config(Settings):
 
 
 def _models(entry: Settings) -> dict[str, ModelRef]:
-    """Return the models that an entry uses, by the keys that refer to them."""
     return {key: used for key, used in entry if isinstance(used, ModelRef)}

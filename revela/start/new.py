@@ -82,8 +82,8 @@ def write_config(
     if not encoders:
         encoders = [_ON_HUB[0] if gpus else _of_checkout(_IN_CHECKOUT[0])]
     language_model = _ON_HUB[1] if gpus else _of_checkout(_IN_CHECKOUT[1])
-    described = [read_encoder(Source(encoder), EncodingKeys()) for encoder in encoders]
-    small = sum(weight.numel() for weight in described[0].parameters()) < _SMALL
+    adapted, *_ = [read_encoder(Source(encoder), EncodingKeys()) for encoder in encoders]
+    small = sum(weight.numel() for weight in adapted.parameters()) < _SMALL
     steps = min(_STEPS, _MAX_EPOCHS * epoch)
     name = entry_name(output.stem)
     language = guess_language(document.text for document in sample)
@@ -129,14 +129,12 @@ def write_config(
     )
     write_text(output, text)
     made_of = f"{texts}: {documents:,.0f} documents, {documents * words:,.0f} words"
-    if not is_plain(files[0]):
-        made_of += f" in field {fields.text!r}"
+    made_of += "" if is_plain(files[0]) else f" in field {fields.text!r}"
     made_of += f"; language of BM25: {language}"
     if bad_rows := skipped.summary():
         made_of += f"; {bad_rows}"
-    made_of += (
-        f"\nheld out: about {documents * (1 - kept):,.0f} documents, for {' and '.join(kinds)}"
-    )
+    made_of += f"\nheld out: about {documents * (1 - kept):,.0f} documents"
+    made_of += f", for {' and '.join(kinds)}"
     for kind in counts.keys() - {*kinds}:
         made_of += f"; not for {kind}, of which only {counts[kind]} occur just once"
     return (
