@@ -22,8 +22,7 @@ class EncodingKeys(Settings):
     of the authors' evaluation (`authors`, with two spaces).
     """
 
-    query_prefix: str | None = None
-    """prefix of a query; `{instruction}` stands for the task's prompt"""
+    query_prefix: str | None = Field(None, description="`{instruction}` stands for a task's prompt")
     passage_prefix: str | None = None
     pooling: Pooling | None = None
     append_eos: bool | None = None

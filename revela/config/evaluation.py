@@ -37,8 +37,7 @@ class EncoderModel(Settings):
 
     kind: Literal["encoder"]
     retriever: Weights
-    adapter: Weights | None = None
-    """LoRA adapter of the retriever: a hub name or a folder"""
+    adapter: Weights | None = Field(None, description="LoRA adapter of the retriever")
     revision: str | None = None
     """commit of the adapter or, without one, of the retriever"""
     encoding: EncodingKeys = EncodingKeys()
@@ -178,8 +177,7 @@ class LmEvalBenchmark(Settings):
 
     source: Literal["lm-eval"]
     tasks: list[str] = Field(min_length=1)
-    path: LocalPath | None = None
-    """folder of your own tasks (YAML), used instead of lm-eval's"""
+    path: LocalPath | None = Field(None, description="folder of your own tasks, in YAML")
     limit: Positive | None = Field(None, description="use only the first N examples of a task")
     batch_size: Positive = 16
 

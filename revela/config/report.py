@@ -52,8 +52,7 @@ class Row(Settings):
     label: str
     size: str = Field("", description="size of the model, printed below the label")
     group: str = Field("", description="heading above adjacent systems of the same group")
-    model: OneOrMore[EvaluatedName] = []
-    """a model or experiment, or several, whose mean is shown"""
+    model: OneOrMore[EvaluatedName] = Field([], description="several are shown by their mean")
     reported: str | None = Field(None, description="name of the system in the `reported` file")
     shaded: bool = Field(False, description="grey in LaTeX, e.g. for supervised models")
     ranked: bool = Field(True, description="takes part in bold marking and significance tests")
@@ -89,8 +88,7 @@ class Table(Captioned):
     transposed: bool = Field(False, description="print tasks as rows, systems as columns")
     compared_to: EvaluatedName | None = None
     """model of a row; the table shows intervals, and each row's difference to it"""
-    tolerance: float = Field(1.0, ge=0)
-    """largest difference in points that counts as reproduced"""
+    tolerance: float = Field(1.0, ge=0, description="largest difference in points if reproduced")
     measure: str = "ndcg_at_10"
     """as mteb or lm-eval names it, e.g. recall_at_100, acc"""
 
@@ -138,8 +136,7 @@ class Listing(Captioned):
     """batch set; its batch that shares the most words with the file is shown next to it"""
     columns: list[str] = Field([], description="headings to print; all by default")
     links: dict[str, str] = Field({}, description="heading → column with the URLs of its cells")
-    group: str | None = None
-    """column; a rule is drawn wherever its value changes"""
+    group: str | None = Field(None, description="a rule is drawn where this column changes")
 
 
 class CurvesFigure(Captioned):
@@ -162,8 +159,7 @@ class LearningFigure(Captioned):
     kind: Literal["learning"]
     task: RetrievalTaskName
     experiments: Trainings
-    start: EvaluatedName | None = None
-    """model that all of them start from, shown at step 0"""
+    start: EvaluatedName | None = Field(None, description="start of all of them, shown at step 0")
     measure: str = Field("ndcg_at_10", description="as mteb names it, e.g. recall_at_100")
 
 

@@ -74,8 +74,7 @@ class RowCorpus(Corpus):
     """A corpus whose documents are rows with named fields."""
 
     fields: FieldNames = FieldNames()
-    join_title: bool = False
-    """join consecutive rows with the same title into one document"""
+    join_title: bool = Field(False, description="join consecutive rows with equal titles")
     on_bad_row: OnBadRow = "error"
 
     @model_validator(mode="after")
@@ -163,8 +162,7 @@ class Batches(Settings):
     source: str = Field("", description="corpus of ready-made batches without `src`")
     sources: dict[str, SourceName] = {}
     """`src` of ready-made batches → corpus; a `src` that equals `source` needs no entry"""
-    run_length: Positive | None = None
-    """consecutive chunks taken from one place; the whole batch if null"""
+    run_length: Positive | None = Field(None, description="consecutive chunks; null: a whole batch")
     num_batches: Count | None = None
     """N draws a seeded sample, `{first: N}` takes the first ones; all if null"""
     sampled: CorpusName | None = None
@@ -194,9 +192,7 @@ class Pairs(Settings):
     """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
 
     corpora: Corpora = Field(min_length=1)
-    num_pairs: Positive | None = None
-    """number of pairs; one for each chunk if null"""
+    num_pairs: Positive | None = Field(None, description="one for each chunk if null")
     negatives: Natural = Field(15, description="negatives per pair")
-    inverse_cloze: Share = 0.5
-    """share of pairs made by the inverse cloze task; the others are crops"""
+    inverse_cloze: Share = Field(0.5, description="share by the inverse cloze task, not crops")
     seed: Natural = 0

@@ -59,8 +59,7 @@ class RevelaObjective(TrainingObjective):
     )
     value_norm: bool = True
     """V-normalisation (paper, equation 8); false with reading: joint"""
-    min_similarity: float = Field(1e-12, ge=0)
-    """pairs of chunks with a smaller weight are skipped"""
+    min_similarity: float = Field(1e-12, ge=0, description="smaller weights of pairs are skipped")
     similarity_precision: Literal["float32", "bfloat16"] = "float32"
     plain_loss_every: Natural = 50
     """steps between measurements of plain_loss_gain and contrast; 0 never measures"""
@@ -127,10 +126,8 @@ class Experiment(Settings):
     """an experiment (its trained language model), a hub name or a folder; not used on pairs"""
     encoding: EncodingKeys = EncodingKeys()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: Tokens = 157
-    """maximum number of tokens in a chunk, prefix and EOS included"""
-    first_half: list[str] = []
-    """corpora in which the query is the first half of a chunk"""
+    max_length: Tokens = Field(157, description="tokens of a chunk with its prefix and EOS")
+    first_half: list[str] = Field([], description="corpora in which a query is half a chunk")
     batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
     batches_per_device: Positive = 1
     """batches (pairs) per forward pass; above 1 only on pairs"""
