@@ -91,6 +91,10 @@ def project(tmp_path_factory, backbone) -> Path:
     for name, text in PROJECT["files"].items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+    rows = [{"id": f"r{n}", "text": f"{TEXTS[n % 5]} Note {n}."} for n in range(10)]
+    documents = [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS)]
+    for file, lines in (("rows.jsonl", rows), ("collections/task/corpus.jsonl", documents)):
+        (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (folder / "mine.yaml").write_text(yaml.safe_dump(PROJECT["config"], sort_keys=False))
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)

@@ -26,11 +26,13 @@ from revela.config.names import Name, references
 from revela.config.printed import read_listing, read_notes, read_reported
 from revela.config.report import DynamicsFigure, LearningFigure
 
-_WRITTEN = (
-    {"models": [""], "experiments": [""]},
-    {"tables": ["_significance", "_vs_paper", ""], "listings": [""]},
-)
-"""Sections that write to one folder: files with the entry's name and these endings."""
+_WRITTEN = {
+    "models": ["models/{}"],
+    "experiments": ["models/{}"],
+    "tables": ["tables/{}_significance", "tables/{}_vs_paper", "tables/{}"],
+    "listings": ["tables/{}"],
+}
+"""What the entries of sections that share a folder write."""
 
 
 def check_references(config: Config) -> None:
@@ -38,13 +40,12 @@ def check_references(config: Config) -> None:
     for section, entries in config:
         for name, entry in entries.items():
             _check_names(f"{section}.{name}", entry, config)
-    for sections in _WRITTEN:
-        taken = {"usage": "the table of GPU-hours"} if "tables" in sections else {}
-        for section, endings in sections.items():
-            for name, ending in itertools.product(getattr(config, section), endings):
-                entry = f"{section}.{name}"
-                if (other := taken.setdefault(f"{name}{ending}", entry)) != entry:
-                    raise RevelaError(f"{entry}: the name is taken by {other}")
+    taken = {"tables/usage": "the table of GPU-hours"}
+    for section, written in _WRITTEN.items():
+        for name, path in itertools.product(getattr(config, section), written):
+            entry = f"{section}.{name}"
+            if (other := taken.setdefault(path.format(name), entry)) != entry:
+                raise RevelaError(f"{entry}: the name is taken by {other}")
     _check_circles(config, "batches", "sample_from")
     _check_circles(config, "experiments", "language_model")
     for name, batches in config.batches.items():
@@ -54,26 +55,18 @@ def check_references(config: Config) -> None:
                 uneven = f"{part} does not divide batch_size {size} of batch set {other!r}"
                 raise RevelaError(f"batches.{name}.batch_size: {uneven}")
     for name, trained in config.experiments.items():
-        on_pairs = trained.objective.on_pairs
-        negatives = config.pairs[trained.data].negatives if on_pairs else None
-        if negatives == 0 and trained.batches_per_device == 1:
-            raise RevelaError(
-                f"experiments.{name}.batches_per_device: must be above 1, for in-batch negatives, "
-                f"since pairs.{trained.data} has no others"
-            )
         data = trained.data
+        on_pairs = trained.objective.on_pairs
         sources = config.pairs[data].corpora if on_pairs else config.sources_of(data)
         for source in trained.first_half:
             check_name(f"experiments.{name}.first_half", f"source of {data!r}", source, sources)
-    benchmark_of: dict[str, str] = {}
+    seen: set[str] = set()
     for name, suite in config.benchmarks.items():
         _check_tasks(f"benchmarks.{name}", suite, config)
         for task in suite.tasks:
-            if task in benchmark_of:
-                other = benchmark_of[task]
-                where = "listed twice" if other == name else f"also a task of {other!r}"
-                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is {where}")
-            benchmark_of[task] = name
+            if task in seen:
+                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is listed before")
+            seen.add(task)
     for name, hybrid in config.hybrids.items():
         _check_hybrid(f"models.{name}", config, hybrid)
     for name in config.tables:
@@ -132,8 +125,7 @@ def _check_tasks(where: str, suite: AnyBenchmark, config: Config) -> None:
             check_name(where_from, "task", task, suite.tasks)
             check_name(where_from, "retrieval task", other, config.retrieval_tasks)
             if config.shares_corpus(other):
-                itself = f"{other!r} itself shares the corpus of another task"
-                raise RevelaError(f"{where_from}: {itself}")
+                raise RevelaError(f"{where_from}: {other!r} itself shares another's corpus")
     if isinstance(suite, LmEvalBenchmark):
         # If lm-eval is not installed its tasks are unknown; the command reports it.
         files = lm_eval_task_files(suite.path)
@@ -145,15 +137,10 @@ def _check_tasks(where: str, suite: AnyBenchmark, config: Config) -> None:
 
 def _check_hybrid(where: str, config: Config, hybrid: HybridModel) -> None:
     for number, part in enumerate(hybrid.of):
-        kind = config.model(part).kind
         allowed = ("encoder", "api") if number else ("bm25s", "lucene")
-        if kind not in allowed:
-            what = "the others must be retrievers" if number else "the first must be BM25"
-            kinds = " or ".join(allowed)
-            raise RevelaError(f"{where}.of: {what}, of kind {kinds}; {part!r} is of kind {kind}")
+        check_name(f"{where}.of", f"kind of {part!r}", config.model(part).kind, allowed)
     if hybrid.tuned_on:
-        tuning = config.benchmarks[hybrid.tuned_on].tasks
-        for task in tuning:
+        for task in config.benchmarks[hybrid.tuned_on].tasks:
             check_name(f"{where}.tuned_on", "retrieval task", task, config.retrieval_tasks)
 
 
@@ -179,11 +166,9 @@ def _check_table(where: str, config: Config, name: str) -> None:
     for model, task in itertools.product(models, table.tasks()):
         is_language_model = isinstance(config.model(model), LanguageModel)
         if is_language_model == (task in retrieval_tasks):
-            raise RevelaError(
-                f"{where}.rows: task {task!r} of benchmark {config.tasks[task]!r} cannot be "
-                f"measured on model {model!r}, {'' if is_language_model else 'not '}a language "
-                "model"
-            )
+            not_one = "" if is_language_model else "not "
+            wrong = f"task {task!r} cannot be measured on {model!r}, {not_one}a language model"
+            raise RevelaError(f"{where}.rows: {wrong}")
         _check_tuned(f"{where}.rows", config, model, task)
     if table.reported:
         with errors_at(f"{where}.reported"):

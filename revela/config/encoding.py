@@ -22,16 +22,13 @@ class EncodingKeys(Settings):
     of the authors' evaluation (`authors`, with two spaces).
     """
 
-    query_prefix: str | None = Field(
-        None, description="prefix of a query; `{instruction}` stands for the task's prompt"
-    )
+    query_prefix: str | None = Field(None, description="`{instruction}` stands for a task's prompt")
     passage_prefix: str | None = None
     pooling: Pooling | None = None
     append_eos: bool | None = None
     normalize: bool | None = Field(None, description="true: cosine similarity; false: dot product")
-    prefixes: Literal["paper", "train", "authors"] | None = Field(
-        None, exclude=True, description="sets both prefixes at once"
-    )
+    prefixes: Literal["paper", "train", "authors"] | None = Field(None, exclude=True)
+    """sets both prefixes at once"""
 
     @model_validator(mode="before")
     @classmethod

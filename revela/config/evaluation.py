@@ -5,22 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from revela.config.encoding import EncodingKeys
-from revela.config.names import (
-    BenchmarkName,
-    CorpusName,
-    EvaluatedName,
-    LanguageWeights,
-    Weights,
-)
-from revela.config.settings import (
-    LocalPath,
-    Natural,
-    Positive,
-    Precision,
-    Range,
-    Settings,
-    Tokens,
-)
+from revela.config.names import BenchmarkName, CorpusName, EvaluatedName, LanguageWeights, Weights
+from revela.config.settings import LocalPath, Natural, Positive, Precision, Range, Settings, Tokens
 
 Language = Literal[
     "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto",
@@ -51,20 +37,14 @@ class EncoderModel(Settings):
 
     kind: Literal["encoder"]
     retriever: Weights
-    adapter: Weights | None = Field(
-        None, description="LoRA adapter of the retriever: a hub name or a folder"
-    )
-    revision: str | None = Field(
-        None, description="commit of the adapter or, without one, of the retriever"
-    )
+    adapter: Weights | None = Field(None, description="LoRA adapter of the retriever")
+    revision: str | None = None
+    """commit of the adapter or, without one, of the retriever"""
     encoding: EncodingKeys = EncodingKeys()
-    max_length: Tokens | None = Field(
-        None, description="maximum number of tokens in a text; if null, that of the model's files"
-    )
-    times_bm25: bool = Field(
-        False,
-        description="multiply scores by those of BM25, on its top 1,000 documents (LaPraDoR)",
-    )
+    max_length: Tokens | None = None
+    """maximum number of tokens in a text; if null, that of the model's files"""
+    times_bm25: bool = False
+    """multiply scores by those of BM25, on its top 1,000 documents (LaPraDoR)"""
 
 
 class ApiModel(Settings):
@@ -83,14 +63,10 @@ class HybridModel(Settings):
     """
 
     kind: Literal["hybrid"]
-    of: list[EvaluatedName] = Field(
-        min_length=2,
-        description="BM25, then one or more retrievers, of which the best on the same queries is "
-        "used",
-    )
-    tuned_on: BenchmarkName | None = Field(
-        None, description="benchmark whose tasks choose the weight, instead of the other tasks"
-    )
+    of: list[EvaluatedName] = Field(min_length=2)
+    """BM25, then one or more retrievers, of which the best on the same queries is used"""
+    tuned_on: BenchmarkName | None = None
+    """benchmark whose tasks choose the weight, instead of the other tasks"""
 
 
 class LanguageModel(Settings):
@@ -118,14 +94,10 @@ class Benchmark(Settings):
 
     max_length: Tokens = Field(2048, description="maximum number of tokens in a text")
     precision: Precision = "bfloat16"
-    tasks_per_job: Positive | None = Field(
-        None, description="a job evaluates a model on this number of the tasks; null: on all"
-    )
-    shares_corpus: str | dict[str, str] = Field(
-        {},
-        description="task → another task with most of its passages, or one such task for all; a "
-        "job evaluates both and encodes common passages once",
-    )
+    tasks_per_job: Positive | None = None
+    """a job evaluates a model on this number of the tasks; null: on all"""
+    shares_corpus: str | dict[str, str] = {}
+    """task → one with most of its passages (or one for all), evaluated in the same job"""
 
 
 class PydocsBenchmark(Benchmark):
@@ -158,14 +130,10 @@ class TextsBenchmark(Benchmark):
     tasks: Annotated[
         dict[TaskName, TextsTask],
         BeforeValidator(_by_name, json_schema_input_type=list[TextsTask] | dict[str, TextsTask]),
-    ] = Field(
-        min_length=1, description="names of your choice → halves or titles, or a list of both"
-    )
-    queries: Range = Field(
-        (0.0, 1.0),
-        description="keep queries whose hash is in this range, e.g. [0, 0.5] to choose between "
-        "models and, in another benchmark, [0.5, 1] to report; the documents are the same",
-    )
+    ] = Field(min_length=1)
+    """names of your choice → halves or titles, or a list of both"""
+    queries: Range = (0.0, 1.0)
+    """keep queries whose hash is in this range: [0, 0.5] to choose models, [0.5, 1] to report"""
     max_queries: Positive = 500
     max_length: Tokens = Field(512, description="maximum number of tokens in a text")
     seed: Natural = 0
@@ -175,9 +143,8 @@ class IrDatasetsBenchmark(Benchmark):
     """Test collections of ir_datasets, downloaded unless they are on disk."""
 
     source: Literal["ir_datasets"]
-    tasks: dict[TaskName, str] = Field(
-        min_length=1, description="name of your choice → id in ir_datasets, e.g. beir/scifact/test"
-    )
+    tasks: dict[TaskName, str] = Field(min_length=1)
+    """name of your choice → id in ir_datasets, e.g. beir/scifact/test"""
     tasks_per_job: Positive | None = _ONE_PER_JOB
 
 
@@ -186,10 +153,8 @@ class MtebBenchmark(Benchmark):
 
     source: Literal["mteb"]
     tasks: list[str] = Field(min_length=1)
-    instructions: dict[str, str] = Field(
-        {},
-        description="task → text for `{instruction}` in a query prefix; mteb's prompt by default",
-    )
+    instructions: dict[str, str] = {}
+    """task → text for `{instruction}` in a query prefix; mteb's prompt by default"""
     tasks_per_job: Positive | None = _ONE_PER_JOB
 
 
@@ -212,9 +177,7 @@ class LmEvalBenchmark(Settings):
 
     source: Literal["lm-eval"]
     tasks: list[str] = Field(min_length=1)
-    path: LocalPath | None = Field(
-        None, description="folder of your own tasks (YAML), used instead of lm-eval's"
-    )
+    path: LocalPath | None = Field(None, description="folder of your own tasks, in YAML")
     limit: Positive | None = Field(None, description="use only the first N examples of a task")
     batch_size: Positive = 16
 

@@ -45,9 +45,7 @@ def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
     trainings, seeds_of = dict(single), {}
     for name, entry in single.items():
         first, seeds = entry.get("seed", 0), entry.get("seeds", 1)
-        valid = (
-            type(first) is int and type(seeds) is int and seeds <= 100
-        )  # else Experiment says so
+        valid = type(first) is type(seeds) is int and seeds <= 100  # else Experiment says so
         seeds_of[name] = range(first + 1, first + seeds) if valid else range(0)
         for seed in seeds_of[name]:
             again = entry | {"seed": seed, "seeds": 1}
@@ -66,9 +64,7 @@ def expand(written: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
     return sections | {"experiments": trainings, "models": models, "tables": tables}
 
 
-def _add(
-    section: str, entries: dict[str, Any], name: str, entry: dict[str, Any], what: str
-) -> None:
+def _add(section: str, entries: dict[str, Any], name: str, entry: Any, what: str) -> None:
     if name in entries:
         raise RevelaError(f"{section}.{name}: the name is taken by {what}")
     entries[name] = entry
@@ -150,12 +146,10 @@ def _grid(name: str, entry: dict[str, Any]) -> Grid:
 
 def grid_keys() -> dict[str, str | None]:
     """Return the keys that a grid can vary, each with the key of the experiment that holds it."""
-    keys: dict[str, str | None] = {
-        key: group
-        for group, kinds in nested(Experiment).items()
-        for kind in kinds
-        for key in kind.model_fields
-    }
+    keys: dict[str, str | None] = {}
+    for group, kinds in nested(Experiment).items():
+        for kind in kinds:
+            keys |= dict.fromkeys(kind.model_fields, group)
     return keys | dict.fromkeys(Experiment.model_fields)
 
 

@@ -47,14 +47,13 @@ class Config(Settings):
 
     @property
     def evaluated(self) -> list[str]:
-        """The names of everything that can be a row of a table."""
+        """The names of all models and trained retrievers, which can be rows of a table."""
         return [*self.models, *(model for name in self.experiments for model in self.kept(name))]
 
     @property
     def hybrids(self) -> dict[str, HybridModel]:
         """The models that fuse the runs of others."""
-        models = self.models.items()
-        return {name: entry for name, entry in models if isinstance(entry, HybridModel)}
+        return {name: one for name, one in self.models.items() if isinstance(one, HybridModel)}
 
     @property
     def sources(self) -> list[str]:
@@ -84,8 +83,8 @@ class Config(Settings):
     @property
     def retrieval_tasks(self) -> list[str]:
         """The tasks of all benchmarks for retrievers."""
-        suites = [s for s in self.benchmarks.values() if not isinstance(s, LmEvalBenchmark)]
-        return [task for suite in suites for task in suite.tasks]
+        suites = self.benchmarks.values()
+        return [task for s in suites if not isinstance(s, LmEvalBenchmark) for task in s.tasks]
 
     def seeds_of(self, name: str) -> list[str]:
         """Return a model's name, and those of the same retriever trained with other seeds.
@@ -164,12 +163,8 @@ class Config(Settings):
             entry = getattr(self, section.removesuffix("s"))(name)
         else:
             entry = getattr(self, section)[name]
-        folders = {
-            key: paths.language_model(used)
-            for key, used in _models(entry).items()
-            if used in self.experiments
-        }
-        return entry.model_copy(update=folders)
+        used = {key: ref for key, ref in _models(entry).items() if ref in self.experiments}
+        return entry.model_copy(update={k: paths.language_model(ref) for k, ref in used.items()})
 
     def targets(self) -> dict[str, tuple[str, ...]]:
         """Return the files that can be requested, each with its section, its entry and its task."""
@@ -225,11 +220,8 @@ class Config(Settings):
         A model may also be given by the path of its folder below `results/`.
         """
         used = {key: paths.trained(ref) or ref for key, ref in _models(entry).items()}
-        return {
-            key: paths.made("experiments", name)
-            for key, name in used.items()
-            if name in self.experiments
-        }
+        names = self.experiments
+        return {k: paths.made("experiments", name) for k, name in used.items() if name in names}
 
     def _figure_inputs(self, name: str) -> dict[str, str]:
         figure: Any = self.figures[name]
@@ -266,12 +258,10 @@ class Config(Settings):
 
         Those of a hybrid are tasks of its parts, too.
         """
-        asked: set[tuple[str, str]] = {
-            (model, task)
-            for table in map(self.table, self.tables)
-            for row in table.rows
-            for model, task in itertools.product(row.model, table.tasks())
-        }
+        asked: set[tuple[str, str]] = set()
+        for table in map(self.table, self.tables):
+            models = itertools.chain(*(row.model for row in table.rows))
+            asked |= set(itertools.product(models, table.tasks()))
         for name, figure in self.figures.items():
             if isinstance(figure, LearningFigure):
                 asked |= {(model, figure.task) for model in self._figure_inputs(name)}
@@ -280,8 +270,11 @@ class Config(Settings):
                 tuning = self.tuning_tasks(model, task)
                 asked |= set(itertools.product(map(str, hybrid.of), [task, *tuning]))
         tasks = self.retrieval_tasks
-        models = [model for model in self.evaluated if model not in self.hybrids]
-        return {model: [task for task in tasks if (model, task) in asked] for model in models}
+        return {
+            model: [task for task in tasks if (model, task) in asked]
+            for model in self.evaluated
+            if model not in self.hybrids
+        }
 
     def collection(self, task: str) -> str | None:
         """Return the folder of a local task's collection, or None for a hub task."""
@@ -301,5 +294,4 @@ class Config(Settings):
 
 
 def _models(entry: Settings) -> dict[str, ModelRef]:
-    """Return the models that an entry uses, by the keys that refer to them."""
     return {key: used for key, used in entry if isinstance(used, ModelRef)}

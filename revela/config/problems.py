@@ -23,8 +23,7 @@ def first_problem(error: ValidationError, raw: Any) -> str:
         if in_mapping or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             keys.append(str(part))
             value = value[part]
-    if of_a_key:
-        value = problem["input"]
+    value = problem["input"] if of_a_key else value
     message = problem["msg"].removeprefix("Value error, ")
     last = str(problem["loc"][-1]) if problem["loc"] else ""
     if problem["type"] == "missing":

@@ -52,9 +52,7 @@ class Row(Settings):
     label: str
     size: str = Field("", description="size of the model, printed below the label")
     group: str = Field("", description="heading above adjacent systems of the same group")
-    model: OneOrMore[EvaluatedName] = Field(
-        [], description="a model or experiment, or several, whose mean is shown"
-    )
+    model: OneOrMore[EvaluatedName] = Field([], description="several are shown by their mean")
     reported: str | None = Field(None, description="name of the system in the `reported` file")
     shaded: bool = Field(False, description="grey in LaTeX, e.g. for supervised models")
     ranked: bool = Field(True, description="takes part in bold marking and significance tests")
@@ -75,32 +73,24 @@ class Table(Captioned):
 
     rows: list[Row] = Field(min_length=1)
     benchmark: BenchmarkName | None = Field(None, description="show all tasks of this benchmark")
-    columns: Ordered[str, OneOrMore[str]] = Field(
-        [], description="heading → task, task:split/subset or benchmark, or a list to average"
-    )
-    reported: str | None = Field(
-        None, description="CSV of printed figures whose first column is headed `task` or `model`"
-    )
+    columns: Ordered[str, OneOrMore[str]] = []
+    """heading → task, task:split/subset or benchmark, or a list to average"""
+    reported: str | None = None
+    """CSV of printed figures whose first column is headed `task` or `model`"""
     notes: str | None = Field(
         None,
         description="CSV of system, task, note on its printed figure (`copied` from another paper, "
         "`misplaced`: that of another task) and the right figure, if it is known",
     )
     mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
-    bold: Literal["table", "group", "none"] = Field(
-        "table", description="scope within which the best figure is bold"
-    )
+    bold: Literal["table", "group", "none"] = "table"
+    """scope within which the best figure is bold"""
     transposed: bool = Field(False, description="print tasks as rows, systems as columns")
-    compared_to: EvaluatedName | None = Field(
-        None,
-        description="model of a row; the table shows intervals, and each row's difference to it",
-    )
-    tolerance: float = Field(
-        1.0, ge=0, description="largest difference in points that counts as reproduced"
-    )
-    measure: str = Field(
-        "ndcg_at_10", description="as mteb or lm-eval names it, e.g. recall_at_100, acc"
-    )
+    compared_to: EvaluatedName | None = None
+    """model of a row; the table shows intervals, and each row's difference to it"""
+    tolerance: float = Field(1.0, ge=0, description="largest difference in points if reproduced")
+    measure: str = "ndcg_at_10"
+    """as mteb or lm-eval names it, e.g. recall_at_100, acc"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -142,16 +132,11 @@ class Listing(Captioned):
     """A table of text, e.g. the paper's list of tasks."""
 
     file: str = Field(description="CSV file with a header")
-    batches: BatchSetName | None = Field(
-        None,
-        description="batch set; its batch that shares the most words with the file is shown next "
-        "to it",
-    )
+    batches: BatchSetName | None = None
+    """batch set; its batch that shares the most words with the file is shown next to it"""
     columns: list[str] = Field([], description="headings to print; all by default")
     links: dict[str, str] = Field({}, description="heading → column with the URLs of its cells")
-    group: str | None = Field(
-        None, description="column; a rule is drawn wherever its value changes"
-    )
+    group: str | None = Field(None, description="a rule is drawn where this column changes")
 
 
 class CurvesFigure(Captioned):
@@ -174,9 +159,7 @@ class LearningFigure(Captioned):
     kind: Literal["learning"]
     task: RetrievalTaskName
     experiments: Trainings
-    start: EvaluatedName | None = Field(
-        None, description="model that all of them start from, shown at step 0"
-    )
+    start: EvaluatedName | None = Field(None, description="start of all of them, shown at step 0")
     measure: str = Field("ndcg_at_10", description="as mteb names it, e.g. recall_at_100")
 
 
@@ -199,9 +182,8 @@ class StepCostFigure(Captioned):
     """Time and memory of a step of REPLUG and Revela by batch size (paper, appendix C.7)."""
 
     kind: Literal["step-cost"]
-    sizes: list[Annotated[int, Field(ge=2)]] = Field(
-        [2, 4, 8, 16, 32], min_length=2, description="batch sizes"
-    )
+    sizes: list[Annotated[int, Field(ge=2)]] = Field([2, 4, 8, 16, 32], min_length=2)
+    """batch sizes"""
 
 
 AnyFigure = Annotated[

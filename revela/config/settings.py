@@ -21,7 +21,9 @@ from revela.config.problems import first_problem, unknown_key
 class Settings(BaseModel):
     """Base of every entry: immutable, unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from revela.config.names import BatchSetName, CorpusName, SourceName
-from revela.config.settings import LocalPath, Natural, Positive, Range, Settings
+from revela.config.settings import LocalPath, Natural, Positive, Range, Settings, Share
 
 
 class First(Settings):
@@ -30,34 +30,19 @@ def _no_pattern(part: str) -> str:
 class Corpus(Settings):
     """Keys of all corpora: how documents are selected and cut into chunks."""
 
-    max_documents: Count | None = Field(
-        None,
-        description="at most N: a seeded sample, or with `{first: N}` the first ones; all if null",
-    )
-    max_chunks: Positive | None = Field(
-        None,
-        description="stop after the document that completes N chunks; all if null. Documents are "
-        "read in order, and the manifest says how many it took",
-    )
-    exclude: list[Annotated[str, Field(min_length=1), AfterValidator(_no_pattern)]] = Field(
-        [], description="skip documents whose id contains one of these"
-    )
-    share: Range = Field(
-        (0.0, 1.0),
-        description="keep documents whose hashed id is in this range, e.g. [0, 0.9] for training "
-        "and [0.9, 1] for a held-out benchmark",
-    )
-    skip_repeated: bool = Field(
-        False,
-        description="skip documents whose text occurred before, so that no text is on both sides "
-        "of a `share`",
-    )
+    max_documents: Count | None = None
+    """at most N: a seeded sample, or with `{first: N}` the first ones; all if null"""
+    max_chunks: Positive | None = None
+    """stop after the document that completes N chunks, in the order of reading; all if null"""
+    exclude: list[Annotated[str, Field(min_length=1), AfterValidator(_no_pattern)]] = []
+    """skip documents whose id contains one of these"""
+    share: Range = (0.0, 1.0)
+    """keep documents whose hashed id is in this range, e.g. [0, 0.9] for training"""
+    skip_repeated: bool = False
+    """skip documents whose text occurred before, so that no text is on both sides of a `share`"""
     max_words: Positive = Field(120, description="maximum number of words in a chunk")
-    punkt: LocalPath | None = Field(
-        None,
-        description="folder of the Punkt model that splits sentences, such as nltk's "
-        "punkt_tab/english; if null, nltk's own, else one trained on the texts",
-    )
+    punkt: LocalPath | None = None
+    """folder of a Punkt model; if null, nltk's punkt_tab/english, else one trained on the texts"""
     seed: Natural = 0
 
 
@@ -89,9 +74,7 @@ class RowCorpus(Corpus):
     """A corpus whose documents are rows with named fields."""
 
     fields: FieldNames = FieldNames()
-    join_title: bool = Field(
-        False, description="join consecutive rows with the same title into one document"
-    )
+    join_title: bool = Field(False, description="join consecutive rows with equal titles")
     on_bad_row: OnBadRow = "error"
 
     @model_validator(mode="after")
@@ -118,9 +101,8 @@ class FilesCorpus(RowCorpus):
 
     source: Literal["files"]
     path: LocalPath
-    encoding: Annotated[str, AfterValidator(_known)] = Field(
-        "utf-8", description="of files without a byte-order mark, such as latin-1"
-    )
+    encoding: Annotated[str, AfterValidator(_known)] = "utf-8"
+    """of files without a byte-order mark, such as latin-1"""
 
 
 class HubFiles(Settings):
@@ -168,36 +150,23 @@ class Batches(Settings):
     """
 
     batch_size: int = Field(16, ge=2, strict=True, description="chunks per batch (B)")
-    corpora: Corpora = Field([])
-    sample_from: dict[BatchSetName, Positive] = Field(
-        {}, description="batch set → number of batches to draw"
-    )
-    oversized: Literal["split", "truncate"] = Field(
-        "split",
-        description="larger batches of `sample_from`: split into several batches, or truncate to "
-        "the first `batch_size` chunks",
-    )
-    file: LocalPath | None = Field(
-        None, description="ready-made batches in JSON lines: a list of B texts, or {src, text}"
-    )
+    corpora: Corpora = []
+    sample_from: dict[BatchSetName, Positive] = {}
+    """batch set → number of batches to draw"""
+    oversized: Literal["split", "truncate"] = "split"
+    """larger batches of `sample_from`: split them, or keep only the first `batch_size` chunks"""
+    file: LocalPath | None = None
+    """ready-made batches in JSON lines: a list of B texts, or {src, text}"""
     hub: str | None = Field(None, description="a hub data set of such JSON lines")
     revision: str | None = Field(None, description="commit, branch or tag of the data set")
     source: str = Field("", description="corpus of ready-made batches without `src`")
-    sources: dict[str, SourceName] = Field(
-        {},
-        description="`src` of ready-made batches → corpus; a `src` that equals `source` needs no "
-        "entry",
-    )
-    run_length: Positive | None = Field(
-        None, description="consecutive chunks taken from one place; the whole batch if null"
-    )
-    num_batches: Count | None = Field(
-        None, description="N draws a seeded sample, `{first: N}` takes the first ones; all if null"
-    )
-    sampled: CorpusName | None = Field(
-        None,
-        description="one of `corpora`: only its batches are a sample, all of the others are used",
-    )
+    sources: dict[str, SourceName] = {}
+    """`src` of ready-made batches → corpus; a `src` that equals `source` needs no entry"""
+    run_length: Positive | None = Field(None, description="consecutive chunks; null: a whole batch")
+    num_batches: Count | None = None
+    """N draws a seeded sample, `{first: N}` takes the first ones; all if null"""
+    sampled: CorpusName | None = None
+    """one of `corpora`: only its batches are a sample, all of the others are used"""
     seed: Natural = 0
 
     @property
@@ -223,14 +192,7 @@ class Pairs(Settings):
     """Query-document pairs cut from raw chunks, with negatives, for Contriever."""
 
     corpora: Corpora = Field(min_length=1)
-    num_pairs: Positive | None = Field(
-        None, description="number of pairs; one for each chunk if null"
-    )
+    num_pairs: Positive | None = Field(None, description="one for each chunk if null")
     negatives: Natural = Field(15, description="negatives per pair")
-    inverse_cloze: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of pairs made by the inverse cloze task; the others are crops",
-    )
+    inverse_cloze: Share = Field(0.5, description="share by the inverse cloze task, not crops")
     seed: Natural = 0

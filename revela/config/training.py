@@ -57,34 +57,21 @@ class RevelaObjective(TrainingObjective):
         "paper; joint: one softmax over its own prefix and all others, which a language model can "
         "read untrained",
     )
-    value_norm: bool = Field(
-        True, description="V-normalisation (paper, equation 8); false with reading: joint"
-    )
-    min_similarity: float = Field(
-        1e-12, ge=0, description="pairs of chunks with a smaller weight are skipped"
-    )
+    value_norm: bool = True
+    """V-normalisation (paper, equation 8); false with reading: joint"""
+    min_similarity: float = Field(1e-12, ge=0, description="smaller weights of pairs are skipped")
     similarity_precision: Literal["float32", "bfloat16"] = "float32"
-    plain_loss_every: Natural = Field(
-        50,
-        description="steps between measurements of plain_loss_gain and contrast; 0 never measures",
-    )
-    language_model_loss: bool = Field(
-        False, description="add the loss without in-batch attention (of the e rows)"
-    )
+    plain_loss_every: Natural = 50
+    """steps between measurements of plain_loss_gain and contrast; 0 never measures"""
+    language_model_loss: bool = False
+    """add the loss without in-batch attention (of the e rows)"""
     freeze_language_model: bool = False
-    similarity: Literal["retriever", "documents"] = Field(
-        "retriever",
-        description="documents: each chunk reads another chunk of its document and only the "
-        "language model is trained",
-    )
-    wrong_share: Share = Field(
-        0.2,
-        description="with similarity: documents, share of chunks that read a chunk of a different "
-        "document",
-    )
-    gather_across_devices: bool = Field(
-        False, description="chunks attend to those of all GPUs, so B grows with their number"
-    )
+    similarity: Literal["retriever", "documents"] = "retriever"
+    """documents: a chunk reads one of its document; only the language model is trained"""
+    wrong_share: Share = 0.2
+    """with similarity: documents, share of chunks that read a chunk of a different document"""
+    gather_across_devices: bool = False
+    """chunks attend to those of all GPUs, so B grows with their number"""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,13 +81,9 @@ class RevelaObjective(TrainingObjective):
         return given
 
     @model_validator(mode="after")
-    def _check_reading(self) -> Self:
+    def _consistent(self) -> Self:
         if self.reading == "joint" and self.value_norm:
             raise ValueError("value_norm: true requires reading: sum")
-        return self
-
-    @model_validator(mode="after")
-    def _check_documents(self) -> Self:
         for key in ("freeze_language_model", "gather_across_devices"):
             if self.similarity == "documents" and getattr(self, key):
                 raise ValueError(f"{key} requires similarity: retriever")
@@ -111,17 +94,12 @@ class ReplugObjective(TrainingObjective):
     """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
 
     name: Literal["replug"]
-    retriever_temperature: Temperature = Field(
-        1e-3, description="temperature of the retriever's distribution"
-    )
-    language_model_temperature: Temperature = Field(
-        1e-3, description="temperature of the language model's target distribution"
-    )
-    include_self: bool = Field(
-        False,
-        description="include the chunk itself among the candidates; given a copy of itself, its "
-        "loss is close to zero, so it dominates the target",
-    )
+    retriever_temperature: Temperature = 1e-3
+    """temperature of the retriever's distribution"""
+    language_model_temperature: Temperature = 1e-3
+    """temperature of the language model's target distribution"""
+    include_self: bool = False
+    """include the chunk itself, which then dominates the target, among the candidates"""
 
 
 class ContrieverObjective(TrainingObjective):
@@ -130,9 +108,8 @@ class ContrieverObjective(TrainingObjective):
     on_pairs: ClassVar[bool] = True
     name: Literal["contriever"]
     temperature: Temperature = 0.01
-    encode_batch_size: Positive | None = Field(
-        None, description="texts encoded at a time, which bounds memory; the whole batch if null"
-    )
+    encode_batch_size: Positive | None = None
+    """texts encoded at a time, which bounds memory; the whole batch if null"""
 
 
 Objective = RevelaObjective | ReplugObjective | ContrieverObjective
@@ -145,23 +122,15 @@ class Experiment(Settings):
     objective: AnyObjective
     data: Name = Field(description="a batch set or, for an objective on pairs, a set of pairs")
     retriever: Weights
-    language_model: LanguageWeights | None = Field(
-        None,
-        description="required unless the objective is on pairs: an experiment (whose trained "
-        "language model is used), a hub name or a folder",
-    )
+    language_model: LanguageWeights | None = None
+    """an experiment (its trained language model), a hub name or a folder; not used on pairs"""
     encoding: EncodingKeys = EncodingKeys()
     lora: Lora | None = Field(Lora(), description="null trains all weights")
-    max_length: Tokens = Field(
-        157, description="maximum number of tokens in a chunk, prefix and EOS included"
-    )
-    first_half: list[str] = Field(
-        [], description="corpora in which the query is the first half of a chunk"
-    )
+    max_length: Tokens = Field(157, description="tokens of a chunk with its prefix and EOS")
+    first_half: list[str] = Field([], description="corpora in which a query is half a chunk")
     batches_per_step: Positive = Field(32, description="batches (pairs) per optimizer step")
-    batches_per_device: Positive = Field(
-        1, description="batches (pairs) per forward pass; above 1 only on pairs"
-    )
+    batches_per_device: Positive = 1
+    """batches (pairs) per forward pass; above 1 only on pairs"""
     steps: Positive | None = Field(None, description="optimizer steps; one epoch if null")
     learning_rate: float = Field(1e-4, gt=0)
     warmup_steps: Annotated[
@@ -171,34 +140,23 @@ class Experiment(Settings):
             custom_error_type="steps",
             custom_error_message="expected a number of steps, or a fraction of all such as 0.1",
         ),
-    ] = Field(100, description="number of steps, or a fraction of all steps")
-    warmup: Literal["logarithmic", "linear"] = Field(
-        "logarithmic", description="shape of the warm-up; DeepSpeed's WarmupDecayLR is logarithmic"
-    )
+    ] = 100
+    """number of steps, or a fraction of all steps"""
+    warmup: Literal["logarithmic", "linear"] = "logarithmic"
+    """shape of the warm-up; DeepSpeed's WarmupDecayLR is logarithmic"""
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     precision: Precision = "bfloat16"
-    average_with_start: Share = Field(
-        0.0,
-        description="share of the start in the retriever that is saved: each trained weight is "
-        "(1 - share) · trained + share · start; the training itself is the same",
-    )
-    similarity_snapshot_steps: list[Natural] = Field(
-        [], description="steps at which the log records the similarities of the first batch"
-    )
-    save_retriever_steps: list[Natural] = Field(
-        [], description="steps whose retriever is saved, as the model <experiment>@<step>"
-    )
+    average_with_start: Share = 0.0
+    """share of the start in each weight that is saved; the training itself is the same"""
+    similarity_snapshot_steps: list[Natural] = []
+    """steps at which the log records the similarities of the first batch"""
+    save_retriever_steps: list[Natural] = []
+    """steps whose retriever is saved, as the model <experiment>@<step>"""
     seed: Seed = 0
     # Not part of `dump`: the settings of a training do not depend on how many there are.
-    seeds: int = Field(
-        1,
-        gt=0,
-        le=100,
-        strict=True,
-        exclude=True,
-        description="number of trainings, with seeds from `seed` on; a table row shows their mean",
-    )
+    seeds: int = Field(1, gt=0, le=100, strict=True, exclude=True)
+    """number of trainings, with seeds from `seed` on; a table row shows their mean"""
 
     @field_validator("data")
     @classmethod
@@ -212,10 +170,7 @@ class Experiment(Settings):
         if not self.objective.on_pairs and self.language_model is None:
             raise ValueError(f"language_model is required by objective {self.objective.name}")
         if self.batches_per_step % self.batches_per_device:
-            raise ValueError(
-                f"batches_per_step {self.batches_per_step} is not divisible by "
-                f"batches_per_device {self.batches_per_device}"
-            )
+            raise ValueError("batches_per_step must be divisible by batches_per_device")
         if self.steps:
             self.check_steps(self.steps)
         if not self.objective.on_pairs and self.batches_per_device != 1:
@@ -231,8 +186,7 @@ class Experiment(Settings):
         if self.warmup_steps >= max(1, steps):
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} of {steps} steps would never reach the "
-                f"learning rate; use at most {steps - 1} or a fraction such as 0.1, or train more "
-                "steps"
+                f"learning rate; use at most {steps - 1}, or a fraction such as 0.1"
             )
         for key in ("similarity_snapshot_steps", "save_retriever_steps"):
             if (last := max(getattr(self, key), default=0)) > steps:

@@ -129,7 +129,6 @@ def _needs(config: Config, targets: list[str]) -> dict[Repository | str, list[st
 
 
 def _inputs(config: Config, section: str, name: str, task: str = "") -> list[str]:
-    """Return the results that an entry's step reads."""
     if section == "tables":
         table = config.table(name)
         models = [model for row in table.rows for model in row.model]

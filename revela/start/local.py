@@ -39,17 +39,15 @@ def check_local(config: Config) -> None:
         for name, entry in getattr(config, section).items():
             folders = config.local_models(section, name)
             for key, used in entry:
-                if isinstance(used, ModelRef) and Path(used) in folders:
-                    with errors_at(f"{section}.{name}.{key}"):
-                        _check_model(Source(used), key == "language_model")
-
-
-def _check_model(source: Source, is_language_model: bool) -> None:
-    model_files(Path(source.name))
-    if not is_language_model:
-        source.check_is_encoder()
-    elif not source.base or source.base.folder:  # else its base is on the hub
-        source.check_is_language_model()
+                if not isinstance(used, ModelRef) or Path(used) not in folders:
+                    continue
+                with errors_at(f"{section}.{name}.{key}"):
+                    source = Source(used)
+                    model_files(Path(source.name))
+                    if key != "language_model":
+                        source.check_is_encoder()
+                    elif not source.base or source.base.folder:  # else its base is on the hub
+                        source.check_is_language_model()
 
 
 def check_trained(config: Config) -> None:

@@ -94,7 +94,6 @@ class LogHandler(LogHandlerBase):
         self.console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
     def _under_way(self) -> str:
-        """Return a line that says which jobs are running, how far they are and the time left."""
         now, jobs = time.monotonic(), []
         for job in list(self.running.values()):
             if steps := job.steps(now):

@@ -159,14 +159,8 @@ def clean(results: Path, model: str) -> int:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of a folder's files."""
     # Unlike `rglob`, which fails if a folder disappears meanwhile.
     return sum(_stat(folder / name)[0] for name in iglob("**", root_dir=folder, recursive=True))
-
-
-def _written(path: Path) -> float:
-    """Return the time of a file's last write."""
-    return _stat(path)[1]
 
 
 def _stat(path: Path) -> tuple[int, float]:
@@ -182,7 +176,7 @@ def evaluations_under_way(results: Path, now: float) -> list[dict[str, Any]]:
     seen = defaultdict(list)
     for path in results.glob("shards/*/*/*/*.safetensors"):
         model, work = path.parts[-4:-2]
-        seen[model, work.removeprefix(f"{model}-")].append(_written(path))
+        seen[model, work.removeprefix(f"{model}-")].append(_stat(path)[1])
     return [
         {"model": model, "task": task, "shards": len(times), "last": _ago(now, max(times))}
         for (model, task), times in sorted(seen.items())
@@ -212,7 +206,7 @@ def under_way(folder: Path, since: float) -> tuple[int, int, float] | None:
     """
     with contextlib.suppress(FileNotFoundError):  # the training has just ended
         for log in folder.glob("checkpoints/*/log.jsonl"):
-            lines = _last_steps(log) if _written(log) > since else []
+            lines = _last_steps(log) if _stat(log)[1] > since else []
             if (left := _seconds_left(lines)) is not None:
                 return lines[-1]["step"], lines[-1]["of"], left
     return None
@@ -246,9 +240,8 @@ def _unfinished(name: str, work: Path, now: float) -> dict[str, Any]:
 
 
 def _last_sign(work: Path) -> float:
-    """Return the time of the last write of a training."""
     files = [work, work / "log.jsonl", *work.glob("*/complete.json")]
-    return max(map(_written, files))
+    return max(_stat(file)[1] for file in files)
 
 
 def _last_steps(log: Path) -> list[dict[str, Any]]:
@@ -261,7 +254,6 @@ def _last_steps(log: Path) -> list[dict[str, Any]]:
 
 
 def _tail(log: Path) -> list[str]:
-    """Return the last lines of a file."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL))
         return re.split(r"[\r\n]", stream.read().decode(errors="replace"))  # \r: progress bars

@@ -13,11 +13,7 @@ from tests.config.common import DEMO, ROOT, changed
 def test_columns_are_spelt_out():
     raw = yaml.safe_load((ROOT / "config.yaml").read_text())
     subset = {"Pony": ["BrightRetrieval:standard/pony", "beir"]}
-    raw["tables"]["mine"] = {
-        "caption": "c",
-        "columns": subset,
-        "rows": [{"label": "BM25", "model": "bm25"}],
-    }
+    raw["tables"]["mine"] = {"caption": "c", "columns": subset, "rows": ["bm25"]}
     table = parse_config(raw, "x").table("mine")
     assert dict(table.columns)["Pony"][:2] == ["BrightRetrieval:standard/pony", "ArguAna"]
     assert table.tasks()[:2] == ["BrightRetrieval", "ArguAna"]
@@ -27,9 +23,8 @@ def test_columns_are_spelt_out():
 
 
 def test_base_merges_within_the_same_objective():
-    raw = changed(
-        "experiments/ablation", {"base": "demo-revela", "objective": {"value_norm": False}}
-    )
+    changes = {"base": "demo-revela", "objective": {"value_norm": False}}
+    raw = changed("experiments/ablation", changes)
     config = parse_config(raw, "demo.yaml")
     ablation, original = config.experiments["ablation"], config.experiments["demo-revela"]
     assert not ablation.objective.value_norm
@@ -61,17 +56,12 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
     assert [config.experiments[name].seed for name in names] == [4, 5, 6]
     same = {config.experiments[name].model_copy(update={"seed": 0}).dump() for name in names}
     assert len(same) == 1
-    assert config.seeds_of("demo-revela@8") == [
-        "demo-revela@8",
-        "demo-revela-seed5@8",
-        "demo-revela-seed6@8",
-    ]
-    assert config.seeds_of("ablation") == ["ablation"]
-    assert config.seeds_of("bm25") == ["bm25"]
+    assert config.seeds_of("demo-revela@8") == [f"{name}@8" for name in names]
     hybrids = ["both", "both-seed5", "both-seed6"]
     assert config.seeds_of("both") == hybrids
     assert [config.hybrids[name].of for name in hybrids] == [["bm25", one] for one in names]
-    assert config.seeds_of("both-seed5") == ["both-seed5"]
+    for single in ("ablation", "bm25", "both-seed5"):
+        assert config.seeds_of(single) == [single]
     rows = {row.label: row.model for row in config.table("demo").rows}
     assert rows["Revela"] == names
     # The settings of the first seed do not depend on the number of seeds.
@@ -84,9 +74,7 @@ def test_seeds_are_trainings_of_their_own_and_one_row():
 def test_a_name_that_is_a_seed_of_another():
     raw = changed("experiments/demo-revela/seeds", 2)
     raw["experiments"]["demo-revela-seed1"] = {"base": "demo-replug", "seeds": 1}
-    with pytest.raises(
-        RevelaError, match=r"demo-revela-seed1: the name is taken by seed 1 of 'demo-"
-    ):
+    with pytest.raises(RevelaError, match="seed1: the name is taken by seed 1 of 'demo-"):
         parse_config(raw, "x")
 
 
@@ -142,9 +130,6 @@ def test_rows_of_a_pattern_are_a_row_a_model():
     ]
     raw["tables"]["demo"]["rows"] = ["demo-revel-*"]
     with pytest.raises(RevelaError, match="rows: no experiment or model matches 'demo"):
-        parse_config(raw, "demo.yaml")
-    raw["tables"]["demo"]["rows"] = ["demo-revel"]
-    with pytest.raises(RevelaError, match="unknown model or experiment 'demo-revel'; did you"):
         parse_config(raw, "demo.yaml")
 
 

@@ -85,20 +85,22 @@ def test_config_for_a_folder_of_markdown(encoder):
         new("my notes")
 
 
-def test_every_encoder_is_a_row_and_the_first_is_adapted(encoder):
+def test_config_for_several_encoders_and_long_german_texts_in_a_checkout(encoder):
+    """Every encoder is a row, the first is adapted; a batch is from several places."""
     shutil.copytree(encoder, "other")
-    new(notes(200), "--encoder", "other", "--encoder", encoder)
+    Path("workflow").mkdir()
+    Path("workflow/schema.json").touch()
+    german = "Das Haus steht an dem Fluss, und der Weg zu ihm ist lang. " * 99
+    new(notes(200, german), "--encoder", "other", "--encoder", encoder)
     config = load_config(Path("my-notes.yaml"))
+    first = Path("my-notes.yaml").read_text().partition("\n")[0]
+    assert first == "# yaml-language-server: $schema=workflow/schema.json"
+    assert config.models["bm25"].language == "german"
+    assert config.batches["my-notes"].run_length == 4
     assert config.experiments["my-notes-revela"].retriever == "other"
     assert config.models["my-notes-untouched-1"].retriever == str(encoder)
     labels = [row.label for row in config.tables["my-notes"].rows]
     assert labels[1:3] == ["other untouched", "tiny untouched"]
-
-
-def test_bm25_has_the_language_of_the_texts(encoder):
-    german = "Das Haus steht an dem Fluss, und der Weg zu ihm ist lang. " * 9
-    assert "; language of BM25: german\n" in new(notes(200, german), "--encoder", encoder)
-    assert load_config(Path("my-notes.yaml")).models["bm25"].language == "german"
 
 
 @pytest.mark.parametrize("folder", ["C #1 notes", "notes: old", "[draft]", "it's, well"])
@@ -119,15 +121,6 @@ def test_entries_are_named_after_the_folder_as_far_as_names_allow(encoder, folde
     assert list(config.corpora) == [name, f"{name}-aside"]
     assert config.experiments[f"{name}-revela"].data == name
     assert new("link", "--encoder", encoder).endswith("then: revela run link.yaml\n")
-
-
-def test_a_config_in_a_checkout_names_its_schema(encoder):
-    Path("workflow").mkdir()
-    Path("workflow/schema.json").touch()
-    Path("mine").mkdir()
-    new(notes(200), "--encoder", encoder, "--output", "mine/notes.yaml")
-    first = Path("mine/notes.yaml").read_text().splitlines()[0]
-    assert first == "# yaml-language-server: $schema=../workflow/schema.json"
 
 
 @pytest.mark.parametrize(
@@ -261,8 +254,3 @@ def test_new_config_runs_through_to_its_verdict(encoder, measured):
     assert (table["source"] == "measured").all()
     assert table["my-notes-halves"].between(0, 100).all()
     assert "Difference to tiny untouched" in Path("results/tables/my-notes.md").read_text()
-
-
-def test_a_batch_of_long_documents_is_from_several_places(encoder):
-    new(notes(150, " ".join(TEXTS * 20)), "--encoder", encoder)
-    assert load_config(Path("my-notes.yaml")).batches["my-notes"].run_length == 4

@@ -54,11 +54,6 @@ def test_run_prints_one_line_a_job(folder):
     assert "figures:" not in second.stdout  # the config has none
 
 
-def test_a_dry_run_is_printed_by_snakemake(folder):
-    dry = run(folder, CONFIG, "-np")
-    assert "This was a dry-run" in dry.stdout + dry.stderr
-
-
 def test_the_graph_of_jobs_is_the_whole_standard_output(folder):
     assert run(folder, CONFIG, BATCHES, "--dag").stdout.startswith("digraph snakemake_dag {")
 
@@ -89,9 +84,8 @@ def test_verbose_output_of_jobs_goes_to_a_redirected_stdout(folder):
 
 
 def test_last_line_says_why_a_job_failed(folder):
-    large = json.loads(json.dumps(CONFIG))
-    large["batches"]["mine"]["batch_size"] = 20
-    result = run(folder, large, BATCHES)
+    large = {"mine": {"corpora": ["mine"], "batch_size": 20}}
+    result = run(folder, CONFIG | {"batches": large}, BATCHES)
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last == (
