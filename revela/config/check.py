@@ -55,18 +55,24 @@ def check_references(config: Config) -> None:
                 uneven = f"{part} does not divide batch_size {size} of batch set {other!r}"
                 raise RevelaError(f"batches.{name}.batch_size: {uneven}")
     for name, trained in config.experiments.items():
-        data = trained.data
-        on_pairs = trained.objective.on_pairs
+        data, on_pairs = trained.data, trained.objective.on_pairs
+        if on_pairs and not config.pairs[data].negatives and trained.batches_per_device == 1:
+            raise RevelaError(
+                f"experiments.{name}.batches_per_device: must be above 1, for in-batch negatives, "
+                f"since pairs.{data} has no others"
+            )
         sources = config.pairs[data].corpora if on_pairs else config.sources_of(data)
         for source in trained.first_half:
             check_name(f"experiments.{name}.first_half", f"source of {data!r}", source, sources)
-    seen: set[str] = set()
+    benchmark_of: dict[str, str] = {}
     for name, suite in config.benchmarks.items():
         _check_tasks(f"benchmarks.{name}", suite, config)
         for task in suite.tasks:
-            if task in seen:
-                raise RevelaError(f"benchmarks.{name}.tasks: {task!r} is listed before")
-            seen.add(task)
+            if other := benchmark_of.get(task):
+                raise RevelaError(
+                    f"benchmarks.{name}.tasks: {task!r} is a task of {other!r} already"
+                )
+            benchmark_of[task] = name
     for name, hybrid in config.hybrids.items():
         _check_hybrid(f"models.{name}", config, hybrid)
     for name in config.tables:
@@ -137,8 +143,14 @@ def _check_tasks(where: str, suite: AnyBenchmark, config: Config) -> None:
 
 def _check_hybrid(where: str, config: Config, hybrid: HybridModel) -> None:
     for number, part in enumerate(hybrid.of):
-        allowed = ("encoder", "api") if number else ("bm25s", "lucene")
-        check_name(f"{where}.of", f"kind of {part!r}", config.model(part).kind, allowed)
+        allowed, kind = (
+            ("encoder", "api") if number else ("bm25s", "lucene"),
+            config.model(part).kind,
+        )
+        if kind not in allowed:
+            raise RevelaError(
+                f"{where}.of: {part!r} is of kind {kind}; allowed here: {' or '.join(allowed)}"
+            )
     if hybrid.tuned_on:
         for task in config.benchmarks[hybrid.tuned_on].tasks:
             check_name(f"{where}.tuned_on", "retrieval task", task, config.retrieval_tasks)

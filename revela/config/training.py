@@ -170,7 +170,10 @@ class Experiment(Settings):
         if not self.objective.on_pairs and self.language_model is None:
             raise ValueError(f"language_model is required by objective {self.objective.name}")
         if self.batches_per_step % self.batches_per_device:
-            raise ValueError("batches_per_step must be divisible by batches_per_device")
+            raise ValueError(
+                f"batches_per_step {self.batches_per_step} is not divisible by "
+                f"batches_per_device {self.batches_per_device}"
+            )
         if self.steps:
             self.check_steps(self.steps)
         if not self.objective.on_pairs and self.batches_per_device != 1:
