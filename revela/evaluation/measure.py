@@ -16,6 +16,7 @@ import torch
 
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
+from revela.common.outputs import atomic_output, write_text
 from revela.config.evaluation import AnyRetriever, RetrievalBenchmark
 
 _RUN_DEPTH = 100  # documents per query in a saved run
@@ -94,6 +95,24 @@ class Measured:
     queries: str  # CSV of each query's nDCG@10: subset, query, ndcg_at_10
     unjudged: int  # number of queries without judgements, which are excluded
     result: Any  # mteb's result for the task
+    model: Any  # mteb's description of the model
+
+    @property
+    def summary(self) -> str:
+        """The main score, and the number of excluded queries if there are any."""
+        excluded = f"; queries without judgements, excluded: {self.unjudged}"
+        return f"nDCG@10 {100 * self.scores['ndcg_at_10']:.1f}{excluded * bool(self.unjudged)}"
+
+    def write(self, run: Path | None, queries: Path | None, mteb: Path | None) -> None:
+        """Write a TREC run, a CSV of queries, a folder of results in mteb's format."""
+        from mteb import ResultCache
+
+        for path, text in ((run, self.run), (queries, self.queries)):
+            if path:
+                write_text(path, text)
+        if mteb:
+            with atomic_output(mteb) as temporary:
+                ResultCache(temporary).save_to_cache(self.result, self.model)
 
 
 def evaluate(searcher: Any, task: Any) -> Measured:
@@ -144,4 +163,5 @@ def evaluate(searcher: Any, task: Any) -> Measured:
         table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
         unjudged,
         result,
+        searcher.mteb_model_meta,
     )
