@@ -30,11 +30,7 @@ def load_searcher(
     folder: Path,
     similar: Sequence[Path] = (),
 ) -> Any:
-    """Return a model as a searcher for mteb; for the arguments see `DenseSearch`.
-
-    Raises:
-        RevelaError: the key of an API is not in the environment, or its package is missing.
-    """
+    """Return a model as a searcher for mteb; for the arguments see `DenseSearch`."""
     # A system's modules are imported only for it: those of an encoder take seconds.
     if model.kind == "bm25s":
         from revela.evaluation.bm25 import Bm25s
@@ -60,11 +56,7 @@ def load_searcher(
 
 
 def judgements(task: Any) -> dict[str, dict[str, int]]:
-    """Return query → document → relevance of the judged queries, which are named as in a run.
-
-    Raises:
-        RevelaError: the task's data cannot be loaded.
-    """
+    """Return query → document → relevance of the judged queries, which are named as in a run."""
     parts = _parts(task)
     return {
         f"{subset}/{query}" if len(parts) > 1 else query: dict(judged)
@@ -157,11 +149,5 @@ def evaluate(searcher: Any, task: Any) -> Measured:
     if len(subsets) > 1:
         scores["subsets"] = subsets
     table = pd.DataFrame(queries, columns=["subset", "query", "ndcg_at_10"])
-    return Measured(
-        scores,
-        "".join(run),
-        table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
-        unjudged,
-        result,
-        searcher.mteb_model_meta,
-    )
+    listed = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return Measured(scores, "".join(run), listed, unjudged, result, searcher.mteb_model_meta)

@@ -27,8 +27,7 @@ _NO_PROMPT = "Retrieve text based on user query."  # mteb's for a task without a
 class DenseSearch:
     """An encoder as mteb's SearchProtocol.
 
-    mteb's SearchEncoderWrapper encodes on one device, starts over after an interruption, and holds
-    a whole corpus in memory if queries may find only some documents.
+    mteb's SearchEncoderWrapper encodes on one device and starts over after an interruption.
     """
 
     def __init__(
@@ -42,16 +41,13 @@ class DenseSearch:
     ) -> None:
         """Prepare the search by a model, its name in runs and the `revision` of its weights.
 
-        No weights are loaded yet. The benchmark `suite` sets the maximum length and the precision;
-        `folder` is that of the shards, kept for a restart; the folders `similar` are those of other
-        tasks. Passages that they or another subset of the task have, too, are not encoded again.
+        The benchmark `suite` sets the maximum length and the precision; `folder` has the shards;
+        passages in the folders `similar`, of other tasks, are not encoded again.
         """
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-        self.model = model
-        self.suite = suite
+        self.model, self.suite, self.revision = model, suite, revision
         self.folder, self.similar = folder, [*similar, folder]
-        self.revision = revision
         described = read_encoder(Source.of(model), model.encoding, None, model.max_length)
         self.prompt = prompt_of(described, "query")
         self.max_length = min(suite.max_length, described.max_seq_length or suite.max_length)
@@ -188,17 +184,9 @@ def exact_search(
 ) -> tuple[Tensor, Tensor]:
     """Return the documents with the largest dot products for each query, best first.
 
-    Memory holds one block's embeddings and its scores for some thousand queries.
-
-    Args:
-        queries_QD: embeddings (Q, D).
-        blocks: embeddings (N, D) of consecutive documents.
-        depth: K, maximum number of documents to return per query.
-        allowed: for each query the sorted indices of the documents it may find; all by default.
-        device: device of the products, which are in float32.
-
-    Returns:
-        Scores (Q, K), -inf if a query has fewer documents, and document indices (Q, K).
+    These are K = `depth` scores (Q, K), -inf if a query has fewer documents, and indices (Q, K), of
+    consecutive `blocks` (N, D). `allowed` has for each query the sorted indices of the documents it
+    may find. Products are in float32; memory holds those of a block and some thousand queries.
     """
     queries = queries_QD.to(device, torch.float32).split(_QUERIES_AT_A_TIME)
     scores = [torch.empty((len(part), 0), device=device) for part in queries]
