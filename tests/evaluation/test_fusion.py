@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from revela.common.errors import RevelaError
 from revela.config.evaluation import HybridModel
 from revela.evaluation import commands
 from revela.evaluation.fusion import WEIGHTS, choose, fuse, read_run
-from tests.evaluation.common import QRELS, SUITE, ndcg
+from tests.evaluation.common import QRELS, SUITE, ndcg, write_run
 
 DENSE = {"a": 0.9, "b": 0.5, "c": 0.1}
 BM25 = {"c": 20.0, "d": 10.0}
@@ -44,16 +43,6 @@ def test_the_best_retriever_and_weight_are_those_of_a_plain_loop():
             means[name, weight] = sum(of_queries) / 3
     ties = [key for key in means if math.isclose(means[key], max(means.values()))]
     assert choose([(relevant, bm25, runs)]) == min(ties, key=lambda key: key[1])
-
-
-def write_run(path: Path, run: dict[str, list[str]]) -> Path:
-    """Write rankings of documents, best first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as stream:
-        for query, documents in run.items():
-            for rank, document in enumerate(documents, start=1):
-                stream.write(f"{query} Q0 {document} {rank} {10 - rank} x\n")
-    return path
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ from revela.common.errors import RevelaError
 from revela.config import parse_config
 from revela.report import commands
 from revela.report.page import write_page
+from tests.report.common import write_score
 
+PRINTED = {"label": "Printed", "reported": "P"}
 CONFIG = {
     "models": {"bm25": {"kind": "bm25s"}, "x": {"kind": "encoder", "retriever": "some/model"}},
     "benchmarks": {"mine": {"source": "folder", "path": "mine", "tasks": ["t", "u"]}},
@@ -22,14 +24,10 @@ CONFIG = {
             "rows": [
                 {"label": "BM25", "model": "bm25"},
                 {"label": "X", "model": "x"},
-                {"label": "Printed", "reported": "P"},
+                PRINTED,
             ],
         },
-        "printed": {
-            "caption": "c",
-            "reported": "printed.csv",
-            "rows": [{"label": "Printed", "reported": "P"}],
-        },
+        "printed": {"caption": "c", "reported": "printed.csv", "rows": [PRINTED]},
         "later": {"caption": "c", "benchmark": "mine", "rows": [{"label": "X", "model": "x"}]},
     },
 }
@@ -44,8 +42,8 @@ def config(tmp_path, monkeypatch):
         folder = Path("mine", task)
         folder.mkdir(parents=True)
         (folder / "corpus.jsonl").write_text('{"_id": "d", "text": "x"}\n')
-        rows = [{"_id": f"q{n}", "text": f"<b>question {n}</b>"} for n in range(3)]
-        (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [f'{{"_id": "q{n}", "text": "<b>question {n}</b>"}}\n' for n in range(3)]
+        (folder / "queries.jsonl").write_text("".join(rows))
         (folder / "qrels.tsv").write_text("q0\td\t1\n")
     for model, values in {"bm25": (0.5, 0.5, 0.2), "x": (1.0, 0.5, 0.1)}.items():
         folder = Path("results/scores", model)
@@ -53,8 +51,7 @@ def config(tmp_path, monkeypatch):
         for task in ("t", "u"):
             lines = "".join(f",q{n},{value}\n" for n, value in enumerate(values))
             (folder / f"{task}.queries.csv").write_text(f"subset,query,ndcg_at_10\n{lines}")
-            score = {"task": task, "ndcg_at_10": sum(values) / 3}
-            (folder / f"{task}.json").write_text(json.dumps(score))
+            write_score(folder.parent, model, task, sum(values) / 3)
             manifest = {"git_commit": "abc<d>", "revision": "r1"}
             (folder / f"{task}.manifest.json").write_text(json.dumps(manifest))
     commands.table(config.table("a"), Path("results/scores"), Path("results/tables/a.csv"))

@@ -27,15 +27,12 @@ def test_reported_rows_match_the_paper(paper, name, tmp_path):
     frame = tables.compile_table(table, tmp_path)
     assert [row.reported for row in table.rows] == list(rows)
     assert [*frame.columns] == [*headings, "source"]
-    for line, expected in zip(
-        csv.reader(tables.to_csv(frame).splitlines()[1:]), rows.values(), strict=True
-    ):
-        assert line[1:] == [*expected, "reported"]
-    grid = [
-        [cell.strip(" *") for cell in line.strip("|").split("|")]
-        for line in tables.to_markdown(table, frame).splitlines()[2:]
-        if "---" not in line
+    lines = csv.reader(tables.to_csv(frame).splitlines()[1:])
+    assert [line[1:] for line in lines] == [[*figures, "reported"] for figures in rows.values()]
+    lines = [
+        line for line in tables.to_markdown(table, frame).splitlines()[2:] if "---" not in line
     ]
+    grid = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
     grid = [list(line) for line in zip(*grid, strict=True)] if table.transposed else grid
     printed = [line[1:-1] for line in grid if line[-1] == "reported"]
     assert printed == list(rows.values())
@@ -82,9 +79,8 @@ def test_scores_as_in_the_paper_give_its_tables(paper, name, tmp_path):
                 path = tmp_path / row.model[0] / f"{task}.json"
                 path.parent.mkdir(exist_ok=True)
                 found = json.loads(path.read_text()) if path.exists() else {"subsets": {}}
-                score = {table.measure: figures[heading] / 100}
-                found.update(score if not subset else {})
-                found["subsets"].update({subset: score})
+                part = found["subsets"].setdefault(subset, {}) if subset else found
+                part[table.measure] = figures[heading] / 100
                 path.write_text(json.dumps(found))
     frame = tables.compile_table(table, tmp_path)
     means = reported.check_means(table)
