@@ -79,11 +79,7 @@ def converted_revision(name: str) -> str | None:
 def find_file(
     name: str, file: str, revision: str | None = None, what: str = "model"
 ) -> Path | None:
-    """Return the path of a file of a model or data set (folder or hub name); None if it has none.
-
-    Raises:
-        RevelaError: the hub denies access.
-    """
+    """Return the path of a file of a model or data set, by folder or hub name, or None."""
     from huggingface_hub import errors, hf_hub_download
 
     if Path(name).is_dir():

@@ -35,8 +35,7 @@ def check_ours(*paths: Path) -> None:
     """Check that files and folders may be replaced or removed, if they exist.
 
     Raises:
-        RevelaError: one of them is or contains a file that this package did not write, or that was
-            changed since.
+        RevelaError: one is or contains a file not written by this package, or changed since.
     """
     for path in paths:
         if _is_ours(path):
@@ -44,10 +43,8 @@ def check_ours(*paths: Path) -> None:
         for file in (path, *sorted(path.rglob("*"))):
             folder = file.is_dir() and not file.is_symlink()
             if os.path.lexists(file) and not folder and not _is_ours(file):
-                raise RevelaError(
-                    f"{file}: not written by revela, or changed since; move it away or give "
-                    "another output"
-                )
+                advice = "move it away or give another output"
+                raise RevelaError(f"{file}: not written by revela, or changed since; {advice}")
 
 
 def _is_ours(path: Path) -> bool:
@@ -69,11 +66,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def claim(folder: Path) -> None:
-    """Make a folder in which everything is this package's own.
-
-    Raises:
-        RevelaError: it contains a file that this package did not write.
-    """
+    """Make a folder in which everything is this package's own; errors as `check_ours`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not _is_ours(folder):
         check_ours(folder)
@@ -81,11 +74,7 @@ def claim(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder that this package wrote.
-
-    Raises:
-        RevelaError: it is or contains another file; nothing is removed.
-    """
+    """Remove a file or folder that this package wrote; errors as `check_ours`."""
     check_ours(path)
     if path.is_dir():
         shutil.rmtree(path)
@@ -131,8 +120,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
     The block makes a file or a folder there. If it fails or is interrupted, nothing is left behind.
 
     Raises:
-        RevelaError: the folder cannot be written, the disk is full, or `path` is or contains a file
-            that this package did not write.
+        RevelaError: `path` or its folder cannot be written; see also `check_ours`.
     """
     if path.name in {"", ".."}:
         raise RevelaError(f"cannot write {path}: a folder with this name exists")
@@ -204,11 +192,7 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, such as a manifest.
-
-    Raises:
-        RevelaError: it cannot be read, or is not a JSON object.
-    """
+    """Read a JSON object, such as a manifest; an error if it is not one."""
     with reading(path, "a JSON object"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):

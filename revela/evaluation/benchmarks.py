@@ -49,8 +49,8 @@ def data_commits(benchmark: RetrievalBenchmark, task: Any) -> dict[str, str]:
 def local_task(name: str, folder: Path, cache: Path, split: str = "test") -> Any:
     """Return a local collection as an mteb retrieval task, its corpus memory-mapped in `cache`.
 
-    Its layout is BEIR's or mteb's (see `FolderBenchmark`). A query that is a document of the
-    collection, with its id and its text, does not retrieve itself, as in BEIR.
+    A query that is a document of the collection, with its id and text, does not retrieve itself, as
+    in BEIR.
 
     Raises:
         RevelaError: a file is missing or broken, ids or judgements contradict each other, or more

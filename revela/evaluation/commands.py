@@ -37,12 +37,8 @@ from revela.step import Made, Output, command, step
 app = typer.Typer()
 
 Scores = Annotated[Path, typer.Option("--scores", help="JSON file to write.")]
-Cache = Annotated[
-    Path,
-    typer.Option(
-        help="Folder for embeddings and BM25 indexes meanwhile, and for finished results."
-    ),
-]
+_CACHE = "Folder for embeddings and BM25 indexes meanwhile, and for finished results."
+Cache = Annotated[Path, typer.Option(help=_CACHE)]
 Name = Annotated[str, typer.Option(help="Name of the model in the output.")]
 Run = Annotated[Path | None, typer.Option(help="TREC run to write.")]
 Queries = Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")]
@@ -139,11 +135,7 @@ def evaluate(
 
 @step(app)
 def judgements(
-    task: str,
-    benchmark: RetrievalBenchmark,
-    output: Output,
-    cache: Cache,
-    folder: Folder = None,
+    task: str, benchmark: RetrievalBenchmark, output: Output, cache: Cache, folder: Folder = None
 ) -> Made:
     """Write a task's judgements, query → document → relevance, its queries named as in runs."""
     from revela.evaluation import measure
@@ -189,10 +181,8 @@ def fuse(
 
     tuning = {other: read_json(path) for other, path in inputs.items() if "/" not in other}
     if not tuning or task in tuning:
-        raise RevelaError(
-            f"model {name!r} needs judgements of tasks other than {task!r} to choose its weight: "
-            "set tuned_on"
-        )
+        needed = f"judgements of tasks other than {task!r} to choose its weight: set tuned_on"
+        raise RevelaError(f"model {name!r} needs {needed}")
     with _working(cache, name, task) as work:
         loaded = load_task(benchmark, task, folder, work)
         own = runs(task, measure.judgements(loaded))
@@ -236,7 +226,6 @@ def _working(cache: Path, name: str, task: str) -> Iterator[Path]:
 
 
 def _files(benchmark: Any, folder: Path | None) -> list[Path]:
-    """Return the files of a local collection."""
     split = getattr(benchmark, "split", "test")
     return list(itertools.chain(*collection_files(folder, split))) if folder else []
 

@@ -154,7 +154,7 @@ def _ahead(function: Callable[[Shard], Any], shards: list[Shard]) -> Iterator[An
 
 @dataclass(frozen=True)
 class _Job:
-    """The data that a device's process needs."""
+    """What a device's process needs."""
 
     load: Callable[[str], SentenceTransformer]
     passages: Sequence[str] | Passages
@@ -165,7 +165,6 @@ class _Job:
         return list(self.passages[shard.passages[0] : shard.passages[-1] + 1])
 
     def is_done(self, shard: Shard) -> bool:
-        """Return whether a shard's file has the embeddings of its texts by this model."""
         stored = _stored_digests(shard.path, self.made_by)
         return stored is not None and stored.equal(_digests(self.texts(shard)))
 

@@ -52,19 +52,18 @@ class DenseSearch:
         self.prompt = prompt_of(described, "query")
         self.max_length = min(suite.max_length, described.max_seq_length or suite.max_length)
         self.bm25 = Bm25s() if model.times_bm25 else None
-        self.mteb_model_meta = ModelMeta.create_empty(
-            {
-                "name": f"revela/{name}",
-                "revision": revision,
-                "max_tokens": self.max_length,
-                "open_weights": True,
-                "framework": ["PyTorch", "Transformers", "safetensors"],
-                "similarity_fn_name": ScoringFunction(described.similarity_fn_name),
-                "use_instructions": bool(self.prompt),
-                # Models trained here have seen raw text only; for others it is unknown.
-                "training_datasets": set() if model.retriever.startswith("results/") else None,
-            }
-        )
+        described_to_mteb = {
+            "name": f"revela/{name}",
+            "revision": revision,
+            "max_tokens": self.max_length,
+            "open_weights": True,
+            "framework": ["PyTorch", "Transformers", "safetensors"],
+            "similarity_fn_name": ScoringFunction(described.similarity_fn_name),
+            "use_instructions": bool(self.prompt),
+            # Models trained here have seen raw text only; for others it is unknown.
+            "training_datasets": set() if model.retriever.startswith("results/") else None,
+        }
+        self.mteb_model_meta = ModelMeta.create_empty(described_to_mteb)
 
     @functools.cached_property
     def encoder(self) -> SentenceTransformer:
@@ -96,15 +95,9 @@ class DenseSearch:
             vars(self).pop("encoder", None)
             _loaded.cache_clear()
             torch.cuda.empty_cache()
-        encoded = encode_corpus(
-            load if len(devices()) > 1 else lambda _: self.encoder,
-            Passages(corpus.select(numbers)),
-            self.max_length,
-            own,
-            made_by,
-            devices(),
-        )
-        for shard in encoded:
+        loaded = load if len(devices()) > 1 else lambda _: self.encoder
+        texts = Passages(corpus.select(numbers))
+        for shard in encode_corpus(loaded, texts, self.max_length, own, made_by, devices()):
             part = slice(shard.passages[0], shard.passages[-1] + 1)
             self.shards.append(Shard(shard.path, numbers[part]))
         ids = list(corpus["id"])
@@ -126,8 +119,7 @@ class DenseSearch:
         lexical: dict[str, dict[str, float]] = {}
         if self.bm25:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
-            lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
-            top_ranked = lexical
+            top_ranked = lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
         prompt = self.prompt.replace("{instruction}", instruction_of(task_metadata, self.suite))
         self.encoder.prompts["query"] = prompt
         embeddings = encode(self.encoder, texts, "query", self.max_length)

@@ -34,8 +34,8 @@ def row_means(figures: pd.DataFrame) -> pd.Series:
 def check_means(table: Table) -> pd.DataFrame:
     """Recompute the printed means: for each system `printed`, `recomputed` and `adds_up`.
 
-    `adds_up` is `yes` if the mean rounds to the printed one, `rounding` if the rounding of the
-    figures can explain the difference, else `no`; empty if not printed.
+    This is `yes` if the mean rounds to the printed one, `rounding` if the rounding of the figures
+    can explain the difference, else `no`; empty if not printed.
     """
     printed = printed_figures(table)
     recomputed = row_means(printed.drop(columns=table.mean))
