@@ -52,7 +52,7 @@ def main() -> None:
 def _random_encoder(folder: Path) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(_TOKENIZER)
     shape = {"hidden_size": _WIDTH, "intermediate_size": _WIDTH, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(len(tokenizer), num_attention_heads=2, **shape)
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), num_attention_heads=2, **shape)
     transformers.LlamaModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

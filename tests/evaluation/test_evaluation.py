@@ -4,8 +4,6 @@ import csv
 import json
 import shutil
 import sys
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import mteb
@@ -18,7 +16,7 @@ from sentence_transformers.sentence_transformer import modules
 
 from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
-from revela.config.evaluation import ApiModel, EncoderModel, MtebBenchmark
+from revela.config.evaluation import ApiModel, MtebBenchmark
 from revela.evaluation import commands
 from revela.evaluation import measure as evaluation
 from revela.evaluation.bm25 import Bm25s
@@ -157,15 +155,10 @@ def test_scores_match_sentence_transformers(backbone, collection, tmp_path):
         device="cpu",
         prompts={"query": "Query: ", "document": "Passage: "},
     )
-    with tempfile.TemporaryDirectory() as folder:
-        result = mteb.evaluate(
-            SentenceTransformerEncoderWrapper(theirs),
-            task_of(collection),
-            cache=None,
-            prediction_folder=folder,
-        )
-        (path,) = Path(folder).rglob("*_predictions.json")
-        predictions = json.loads(path.read_text())["default"]["test"]
+    wrapped, folder = SentenceTransformerEncoderWrapper(theirs), tmp_path / "theirs"
+    result = mteb.evaluate(wrapped, task_of(collection), cache=None, prediction_folder=folder)
+    (path,) = folder.rglob("*_predictions.json")
+    predictions = json.loads(path.read_text())["default"]["test"]
     model = model_of(backbone, encoding=Encoding(pooling="mean", append_eos=False))
     ours = measured(model, tmp_path, collection)
     for query, _, document, _, score, _ in rows_of(ours.run):
@@ -310,9 +303,9 @@ def test_the_revision_of_a_model_is_that_of_all_its_weights(backbone, tmp_path):
         (folder / "adapter_model.safetensors").write_text(folder.name)
     models = [model_of(backbone), *(model_of(backbone, adapter=str(one)) for one in adapters)]
     assert len({Source.of(model).fingerprint() for model in models}) == 3
-    hub = EncoderModel(kind="encoder", retriever="a/b", adapter="a/c", revision="abc")
-    assert Source.of(hub) == Source("a/c", "abc", Source("a/b"))
-    alone = EncoderModel(kind="encoder", retriever="a/b", revision="abc")
+    alone, below = (
+        model_of("a/b", revision="abc"),
+        model_of("a/b@v1", adapter="a/c", revision="abc"),
+    )
     assert Source.of(alone) == Source("a/b", "abc") == Source("a/b@abc")
-    below = EncoderModel(kind="encoder", retriever="a/b@v1", adapter="a/c", revision="abc")
     assert Source.of(below) == Source("a/c", "abc", Source("a/b", "v1"))
