@@ -122,11 +122,9 @@ def test_a_trend_shows_intervals_and_systems_may_be_named_by_numbers(tmp_path):
 
 def test_a_single_point_is_drawn_as_a_marker(inputs, tmp_path):
     append_line(tmp_path / "short.jsonl", {"step": 1, "loss": 5.0, "top_similarity": 0.1})
-    drawing = figures.draw(FIGURES[3], {"e": tmp_path / "short.jsonl"})
-    (point,) = drawing.axes[0].lines
-    assert point.get_marker() == "o"
-    (line, *_) = figures.draw(FIGURES[3], inputs).axes[0].lines
-    assert line.get_marker() == ""
+    for log, marker in ((tmp_path / "short.jsonl", "o"), (inputs["e"], "")):
+        (line,) = figures.draw(FIGURES[3], {"e": log}).axes[0].lines
+        assert line.get_marker() == marker
 
 
 def learning(tmp_path, log, scores, **changes):

@@ -14,6 +14,11 @@ from revela.report import commands, reported, tables
 from tests.report.common import PAPER_TABLES, ROOT, check_latex, rows_of
 
 
+def test_equal_headings_are_merged_only_as_groups(paper, tmp_path):
+    text = tables.to_latex(paper["bright"], tables.compile_table(paper["bright"], tmp_path))
+    assert " & Revela & Revela & REPLUG" in text
+
+
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_reported_rows_match_the_paper(paper, name, tmp_path):
     table = parse_settings(Table, paper[name].dump())

@@ -185,10 +185,3 @@ def test_a_verified_system_may_be_named_like_a_missing_value(tmp_path, capsys):
     (tmp_path / "compared.csv").write_text(lines)
     commands.verify([tmp_path / "compared.csv"])
     assert capsys.readouterr().out.split()[4:] == ["NA", "null", "NaN", "reproduced"]
-
-
-@pytest.mark.parametrize(("mean", "adds_up"), [(30.0, "yes"), (30.1, "rounding"), (30.2, "no")])
-def test_a_printed_mean_may_differ_by_rounding_only(table, tmp_path, mean, adds_up):
-    (tmp_path / "printed.csv").write_text(f"task,One\ntask_a,30.0\ntask_b,30.0\nMean,{mean}\n")
-    one = table.model_copy(update={"rows": table.rows[:1]})
-    assert reported.check_means(one)["adds_up"].to_list() == [adds_up]
