@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import transformers
 
 from bench.common import real_chunks, report
 from revela.common.outputs import read_json
+from revela.evaluation.benchmarks import write_collection
 
 _TOKENIZER = Path(__file__).parents[2] / "data/backbones/1m"
 _WORDS, _QUERY_WORDS, _MAX_LENGTH, _WIDTH = 56, 8, 16, 128
@@ -38,7 +40,7 @@ def main() -> None:
             "encoder": {"kind": "encoder", "retriever": str(encoder)},
         }
         for size in options.documents:
-            folder = _write_collection(Path(place, f"{size}"), size, options.queries)
+            folder = _collection(Path(place, f"{size}"), size, options.queries)
             row = {"documents": f"{size:,}"}
             for name, model in models.items():
                 gigabytes, minutes = _evaluated(model, folder)
@@ -49,34 +51,26 @@ def main() -> None:
 
 def _random_encoder(folder: Path) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(_TOKENIZER)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=_WIDTH,
-        intermediate_size=_WIDTH,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
+    shape = {"hidden_size": _WIDTH, "intermediate_size": _WIDTH, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), num_attention_heads=2, **shape)
     transformers.LlamaModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def _write_collection(folder: Path, size: int, queries: int) -> Path:
-    """Write a BEIR folder of random words in the frequencies of real ones."""
+def _collection(folder: Path, size: int, queries: int) -> Path:
+    """Write a collection of random words in the frequencies of real ones."""
     draw = np.random.default_rng(size)
-    known = " ".join(real_chunks(20_000)).split()
-    words = np.array([word for word in known if len(word) <= _LONGEST])
-    (folder / "qrels").mkdir(parents=True)
-    with (folder / "corpus.jsonl").open("w") as stream:
-        for start in range(0, size, _AT_A_TIME):
-            texts = draw.choice(words, (min(_AT_A_TIME, size - start), _WORDS))
-            for number, text in enumerate(texts, start):
-                stream.write(json.dumps({"_id": f"d{number}", "text": " ".join(text)}) + "\n")
-    texts = draw.choice(words, (queries, _QUERY_WORDS))
-    lines = [json.dumps({"_id": f"q{n}", "text": " ".join(text)}) for n, text in enumerate(texts)]
-    (folder / "queries.jsonl").write_text("\n".join(lines))
-    judged = [f"q{n}\td{d}\t1" for n, d in enumerate(draw.integers(size, size=queries))]
-    (folder / "qrels/test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]))
+    words = np.array([word[:_LONGEST] for word in " ".join(real_chunks(20_000)).split()])
+
+    def texts(count: int, length: int) -> Iterator[str]:
+        for start in range(0, count, _AT_A_TIME):
+            yield from map(" ".join, draw.choice(words, (min(_AT_A_TIME, count - start), length)))
+
+    documents = ((f"d{n}", "", text) for n, text in enumerate(texts(size, _WORDS)))
+    asked = ((f"q{n}", text) for n, text in enumerate(texts(queries, _QUERY_WORDS)))
+    judged = ((f"q{n}", f"d{d}", 1) for n, d in enumerate(draw.integers(size, size=queries)))
+    write_collection(folder, documents, asked, judged)
     return folder
 
 

@@ -28,10 +28,9 @@ def first_of(folder: Path, *names: str) -> list[Path]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return a hash of the names and contents of files, not of timestamps.
+    """Return a hash of names and contents of files, of some blocks of those above a megabyte.
 
-    Some blocks are read of a file of more than a megabyte. Copies and fresh checkouts have the same
-    hash, other weights and texts do not.
+    Copies and fresh checkouts have the same hash, other weights and texts do not.
     """
     hashed = hashlib.sha256()
     for file in files:

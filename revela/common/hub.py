@@ -46,13 +46,11 @@ def explain(what: str, name: str, error: BaseException) -> str:
     def caused_by(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in causes)
 
-    it = f"{what} {name!r}"
+    it, token = f"{what} {name!r}", "set HF_TOKEN in the environment"
     if caused_by(errors.GatedRepoError) or "gated" in missing:
-        advice = f"accept its terms on https://huggingface.co/{name} and set HF_TOKEN"
-        return f"{it} is gated: {advice} in the environment"
+        return f"{it} is gated: accept its terms on https://huggingface.co/{name} and {token}"
     if caused_by(errors.RepositoryNotFoundError) or "doesn't exist on the Hub" in missing:
-        advice = "check the spelling, or set HF_TOKEN in the environment"
-        return f"{it} does not exist on the hub, or is private: {advice}"
+        return f"{it} does not exist on the hub, or is private: check the spelling, or {token}"
     if caused_by(ConnectionError, errors.LocalEntryNotFoundError, httpx.TransportError):
         advice = "connect"
         if not what.endswith("data set"):  # the cache of `datasets` is another one
@@ -60,8 +58,7 @@ def explain(what: str, name: str, error: BaseException) -> str:
         return f"{it} is not in the local cache and the hub cannot be reached: {advice}"
     if "does not appear to have a file named" in text and "safetensors" in text:
         url = "https://huggingface.co/spaces/safetensors/convert"
-        advice = f"request a conversion at {url} or convert them yourself"
-        return f"{it} has no safetensors weights: {advice}"
+        return f"{it} has no safetensors weights: request a conversion at {url}"
     # If the fields of a data set have changed, the error holds no more than a name.
     if isinstance(error, KeyError) or caused_by(CastError):
         return f"{it} lacks expected fields: {' '.join(text.split())[:200]}"
@@ -82,11 +79,7 @@ def converted_revision(name: str) -> str | None:
 def find_file(
     name: str, file: str, revision: str | None = None, what: str = "model"
 ) -> Path | None:
-    """Return the path of a file of a model or data set (folder or hub name); None if it has none.
-
-    Raises:
-        RevelaError: the hub denies access.
-    """
+    """Return the path of a file of a model or data set, by folder or hub name, or None."""
     from huggingface_hub import errors, hf_hub_download
 
     if Path(name).is_dir():
@@ -103,11 +96,7 @@ def find_file(
 
 
 def commit(name: str, revision: str | None) -> str | None:
-    """Return the commit of a hub model, or None for a folder.
-
-    Raises:
-        RevelaError: as `find_file`.
-    """
+    """Return the commit of a hub model, or None for a folder; errors as `find_file`."""
     if Path(name).is_dir():
         return None
     files = (find_file(name, file, revision) for file in ("config.json", "adapter_config.json"))

@@ -35,10 +35,8 @@ def locked(folder: Path, what: str, innermost: int = 0) -> Iterator[None]:
         except BlockingIOError as error:
             raise RevelaError(f"{folder}: another {what} is using this folder") from error
         except OSError as error:
-            raise RevelaError(
-                f"cannot lock {folder}: {error.strerror}; the file system must be mounted with "
-                "flock"
-            ) from error
+            needed = "the file system must be mounted with flock"
+            raise RevelaError(f"cannot lock {folder}: {error.strerror}; {needed}") from error
         try:
             yield
         finally:

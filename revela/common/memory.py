@@ -18,11 +18,9 @@ def memory_gb() -> float:
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory for the next step, except for tensors of 8 MB and more.
 
-    A step allocates and frees the same tensors again and again; on a CPU the page faults of new
-    memory slow down a small model. Large tensors are returned: if they are kept, as glibc by
-    default does up to 32 MB, the heap of a large model with gradient checkpointing fragments to
-    nearly three times its size; keeping them saves an eighth of its time
-    (`bench/RESULTS.md`).
+    On a CPU the page faults of new memory slow down a small model. If large tensors are kept, as
+    glibc by default does up to 32 MB, the heap of a large model with gradient checkpointing
+    fragments to nearly three times its size, for an eighth of its time (`bench/RESULTS.md`).
     """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
         libc = ctypes.CDLL("libc.so.6")

@@ -21,10 +21,7 @@ import revela
 from revela.common.errors import RevelaError, reading
 
 LEDGER = ".revela"
-"""In a folder, lists the files there that this package wrote, in the format of `sha256sum`.
-
-The line `*` alone claims the whole folder, which is then one of the package's own making.
-"""
+"""In a folder, lists files that this package wrote, as `sha256sum` does; `*` claims all of it."""
 
 STARTED = time.time()  # of this process
 _UMASK = os.umask(0)
@@ -38,8 +35,7 @@ def check_ours(*paths: Path) -> None:
     """Check that files and folders may be replaced or removed, if they exist.
 
     Raises:
-        RevelaError: one of them is or contains a file that this package did not write, or that was
-            changed since.
+        RevelaError: one is or contains a file not written by this package, or changed since.
     """
     for path in paths:
         if _is_ours(path):
@@ -47,10 +43,8 @@ def check_ours(*paths: Path) -> None:
         for file in (path, *sorted(path.rglob("*"))):
             folder = file.is_dir() and not file.is_symlink()
             if os.path.lexists(file) and not folder and not _is_ours(file):
-                raise RevelaError(
-                    f"{file}: not written by revela, or changed since; move it away or give "
-                    "another output"
-                )
+                advice = "move it away or give another output"
+                raise RevelaError(f"{file}: not written by revela, or changed since; {advice}")
 
 
 def _is_ours(path: Path) -> bool:
@@ -58,33 +52,21 @@ def _is_ours(path: Path) -> bool:
     path = path.absolute()
     is_plain = path.is_file() and not path.is_symlink()
     for folder in (path, *path.parents):
-        lines = _ledger(folder)
-        if _is_internal(folder) or "*" in lines:
+        if folder.name in _INTERNAL or _TEMPORARY.fullmatch(folder.name):
             return True
+        try:
+            text = (folder / LEDGER).read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            continue
+        lines = text.splitlines()
         digests = {line[:64] for line in lines if line[64:] == f"  {path.relative_to(folder)}"}
-        if is_plain and digests and sha256(path) in digests:
+        if "*" in lines or (is_plain and digests and sha256(path) in digests):
             return True
     return False
 
 
-def _is_internal(path: Path) -> bool:
-    return path.name in _INTERNAL or bool(_TEMPORARY.fullmatch(path.name))
-
-
-def _ledger(folder: Path) -> list[str]:
-    try:
-        text = (folder / LEDGER).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return []
-    return text.splitlines()
-
-
 def claim(folder: Path) -> None:
-    """Make a folder in which everything is this package's own.
-
-    Raises:
-        RevelaError: it contains a file that this package did not write.
-    """
+    """Make a folder in which everything is this package's own; errors as `check_ours`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not _is_ours(folder):
         check_ours(folder)
@@ -92,11 +74,7 @@ def claim(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder that this package wrote.
-
-    Raises:
-        RevelaError: it is, or contains, another file; nothing is removed.
-    """
+    """Remove a file or folder that this package wrote; errors as `check_ours`."""
     check_ours(path)
     if path.is_dir():
         shutil.rmtree(path)
@@ -105,11 +83,7 @@ def remove(path: Path) -> None:
 
 
 def replace(source: Path, path: Path) -> None:
-    """Rename a file or folder of this package to `path`, replacing what it wrote there before.
-
-    Raises:
-        RevelaError: there is another file.
-    """
+    """Rename a file or folder of this package to `path`, removing what it wrote there before."""
     check_ours(path)
     if path.is_dir():
         remove(path)
@@ -120,23 +94,14 @@ def replace(source: Path, path: Path) -> None:
         lines = [f"{sha256(file)}  {name}\n" for file, name in zip(files, names, strict=True)]
         # Before the file is there: a kill must not leave one that seems foreign. If the ledger
         # cannot be written, as in another user's folder, the output will just not be replaced.
-        with (
-            contextlib.suppress(OSError),
-            (folder / LEDGER).open("a", encoding="utf-8", errors="surrogateescape") as stream,
-        ):
-            stream.writelines(lines)
+        with contextlib.suppress(OSError), (folder / LEDGER).open("ab") as stream:
+            stream.write("".join(lines).encode(errors="surrogateescape"))
     os.replace(source, path)
 
 
 @contextlib.contextmanager
 def scratch(folder: Path, reused: str) -> Iterator[Path]:
-    """Yield a folder of our own, removed on success or if it has none of the files `reused`.
-
-    These are a pattern for the files that a restart goes on from.
-
-    Raises:
-        RevelaError: it contains a file that this package did not write.
-    """
+    """Yield a folder, claimed, removed on success or if no file matches the pattern `reused`."""
     claim(folder)
     done = False
     try:
@@ -152,12 +117,10 @@ def scratch(folder: Path, reused: str) -> Iterator[Path]:
 def atomic_output(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path` and rename it to `path` when the block succeeds.
 
-    The block may create a file or a folder under the temporary name. If it fails or is interrupted,
-    nothing is left behind.
+    The block makes a file or a folder there. If it fails or is interrupted, nothing is left behind.
 
     Raises:
-        RevelaError: the folder cannot be written, the disk is full, or `path` is or contains a file
-            that this package did not write.
+        RevelaError: `path` or its folder cannot be written; see also `check_ours`.
     """
     if path.name in {"", ".."}:
         raise RevelaError(f"cannot write {path}: a folder with this name exists")
@@ -194,12 +157,10 @@ def atomic_output(path: Path) -> Iterator[Path]:
 
 
 def could_not_write(error: BaseException | None) -> bool:
-    """Return whether an error means a full disk or a folder without write permission.
-
-    safetensors and torch raise errors of their own, which give the reason in their text only.
-    """
+    """Return whether an error means a full disk or a folder without write permission."""
     if isinstance(error, OSError):
         return error.errno in _WRITE_ERRORS
+    # safetensors and torch raise errors of their own, which give the reason in their text only.
     reasons = [os.strerror(number) for number in _WRITE_ERRORS]
     if isinstance(error, RuntimeError):  # torch's writer does not give the reason
         reasons += ["StreamWriter", "unexpected pos"]
@@ -231,11 +192,7 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, such as a manifest.
-
-    Raises:
-        RevelaError: it cannot be read, or is not a JSON object.
-    """
+    """Read a JSON object, such as a manifest; an error if it is not one."""
     with reading(path, "a JSON object"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -246,20 +203,24 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_manifest(
     output: Path, settings: Mapping[str, Any], inputs: list[Path], **facts: Any
 ) -> None:
-    """Record how `output` was made, in `manifest.json` of a folder or `.manifest.json` of a file.
-
-    The `inputs` are hashed; `facts` are those of the step itself (counts, device, …).
-    """
+    """Write the manifest of `output`: `manifest.json` in a folder, `.manifest.json` of a file."""
     beside = output.with_suffix(".manifest.json")
     path = output / "manifest.json" if output.is_dir() else beside
     write_json(path, manifest(output, settings, inputs, **facts))
 
 
 def manifest(
-    output: Path, settings: Mapping[str, Any], inputs: list[Path], **facts: Any
+    output: Path,
+    settings: Mapping[str, Any],
+    inputs: list[Path],
+    started: float | None = None,
+    **facts: Any,
 ) -> dict[str, Any]:
-    """Return the content of a manifest; see `write_manifest`."""
-    seconds = time.time() - STARTED
+    """Return how `output` was made, from a time on, by default the start of this process.
+
+    The `inputs` are hashed; `facts` are those of the step itself (counts, device, …).
+    """
+    seconds = time.time() - (started or STARTED)
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     return {
         "output": str(output),

@@ -10,10 +10,10 @@ def end_with_parent() -> None:
 
     It would wait forever, holding its GPU and the pipe in which a rule reads its output.
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
+    def wait() -> None:
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
 
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=wait, daemon=True).start()

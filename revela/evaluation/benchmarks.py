@@ -27,11 +27,7 @@ CORPUS = "corpus.arrow"
 
 
 def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cache: Path) -> Any:
-    """Return a task for evaluation by mteb; a local one needs its folder, and one for `CORPUS`.
-
-    Raises:
-        RevelaError: mteb has no such task, or the collection is incomplete.
-    """
+    """Return a task for evaluation by mteb; for a local one see `local_task`."""
     if isinstance(benchmark, MtebBenchmark):
         import mteb
 
@@ -46,16 +42,15 @@ def load_task(benchmark: RetrievalBenchmark, task: str, folder: Path | None, cac
 
 def data_commits(benchmark: RetrievalBenchmark, task: Any) -> dict[str, str]:
     """Return the commit at which mteb reads a task's data set on the hub, by its name."""
-    described = task.metadata.dataset
-    on_hub = isinstance(benchmark, MtebBenchmark)
-    return {described["path"]: described["revision"]} if on_hub else {}
+    data = task.metadata.dataset
+    return {data["path"]: data["revision"]} if isinstance(benchmark, MtebBenchmark) else {}
 
 
 def local_task(name: str, folder: Path, cache: Path, split: str = "test") -> Any:
     """Return a local collection as an mteb retrieval task, its corpus memory-mapped in `cache`.
 
-    Its layout is BEIR's or mteb's (see `FolderBenchmark`). A query that is a document of the
-    collection, with its id and its text, does not retrieve itself, as in BEIR.
+    A query that is a document of the collection, with its id and text, does not retrieve itself, as
+    in BEIR.
 
     Raises:
         RevelaError: a file is missing or broken, ids or judgements contradict each other, or more
@@ -95,18 +90,18 @@ def local_task(name: str, folder: Path, cache: Path, split: str = "test") -> Any
     if same:
         for name in sorted(alike - same):
             if data["relevant_docs"].get(name, {}).get(name):
-                raise RevelaError(
-                    f"{qrels[0]}: document {name!r} is relevant to query {name!r}, but it would be "
-                    "excluded as the query itself, as other queries are documents of the "
-                    "collection: rename the ids"
+                both = f"document {name!r} is relevant to query {name!r}"
+                reason = (
+                    "but it would be excluded, as other queries that are documents: rename them"
                 )
+                raise RevelaError(f"{qrels[0]}: {both}, {reason}")
         print(f"{len(same)} queries are documents of the collection; none retrieves itself")
         task.ignore_identical_ids = True
     return task
 
 
 def check_collection(folder: Path) -> None:
-    """Read all files of a local collection, and raise the errors that `local_task` would."""
+    """Read all files of a local collection; errors as `local_task`."""
     corpus, queries, qrels = collection_files(folder)
     asked = read_queries(queries)
     read_qrels(qrels, set(asked), {row["id"] for row in read_rows(corpus)})
@@ -136,28 +131,23 @@ def write_collection(
     A document is (id, title, text), a query (id, text), a judgement (query, document, relevance).
     """
     folder.mkdir(parents=True)
-    rows = {
-        "documents": ({"_id": name, "title": title, "text": x} for name, title, x in documents),
-        "queries": ({"_id": name, "text": text} for name, text in queries),
+
+    def write(file: str, lines: Iterable[str]) -> int:
+        with (folder / file).open("w", encoding="utf-8") as stream:
+            return sum(bool(stream.write(f"{line}\n")) for line in lines)
+
+    corpus = ({"_id": name, "title": title, "text": text} for name, title, text in documents)
+    asked = ({"_id": name, "text": text} for name, text in queries)
+    sizes = {
+        "documents": write("corpus.jsonl", map(json.dumps, corpus)),
+        "queries": write("queries.jsonl", map(json.dumps, asked)),
     }
-    counts = dict.fromkeys(rows, 0)
-    for part, file in (("documents", "corpus"), ("queries", "queries")):
-        with (folder / f"{file}.jsonl").open("w", encoding="utf-8") as stream:
-            for row in rows[part]:
-                stream.write(json.dumps(row) + "\n")
-                counts[part] += 1
-    with (folder / "qrels.tsv").open("w", encoding="utf-8") as stream:
-        for judgement in (_JUDGEMENT, *judgements):
-            stream.write("\t".join(map(str, judgement)) + "\n")
-    return counts
+    write("qrels.tsv", ("\t".join(map(str, row)) for row in (_JUDGEMENT, *judgements)))
+    return sizes
 
 
 def read_queries(paths: Sequence[Path]) -> dict[str, str]:
-    """Return id → text of a collection's queries.
-
-    Raises:
-        RevelaError: see `read_rows`; or a query is empty.
-    """
+    """Return id → text of a collection's queries; errors as `read_rows`, or a query is empty."""
     queries = {row["id"]: row["text"] for row in read_rows(paths)}
     for name, text in queries.items():
         if not text.strip():
@@ -183,9 +173,8 @@ def read_rows(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
             raise RevelaError(f"{place}: {error}") from error
         name = document["id"]
         if name.split() != [name]:
-            raise RevelaError(
-                f"{place}: _id {name!r} must be non-empty and without spaces (TREC run format)"
-            )
+            allowed = "must be non-empty and without spaces (TREC run format)"
+            raise RevelaError(f"{place}: _id {name!r} {allowed}")
         whole = json.dumps([document["title"], document["text"]]).encode()
         digest = hashlib.blake2b(whole, digest_size=16).digest()
         if name not in seen:
@@ -217,34 +206,26 @@ def _judgements(paths: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
 def read_qrels(
     paths: Sequence[Path], queries: set[str], documents: set[str]
 ) -> dict[str, dict[str, int]]:
-    """Return query → document → relevance, one below 0 as 0; missing documents are kept.
-
-    Raises:
-        RevelaError: see `local_task`.
-    """
+    """Return query → document → relevance; missing documents are kept. Errors as `local_task`."""
     relevant: dict[str, dict[str, int]] = {}
     unknown: list[str] = []
     count = 0
     for place, row in _judgements(paths):
         try:
             query, document, score = row[0], row[1], float(row[2])
-            if len(row) > 3 or "_" in row[2] or not abs(score) < 2**31 or score % 1:
+            if len(row) > 3 or "_" in row[2] or score % 1:
                 raise ValueError
         except (IndexError, ValueError) as error:
-            raise RevelaError(
-                f"{place}: expected query-id, corpus-id and an integer score, separated by tabs; "
-                f"got {chr(9).join(row)!r}"
-            ) from error
+            expected = "expected query-id, corpus-id and an integer score, separated by tabs"
+            raise RevelaError(f"{place}: {expected}; got {chr(9).join(row)!r}") from error
         for kind, name, known in (("query", query, queries), ("document", document, documents)):
             if name not in known:
                 unknown.append(f"{place}: no {kind} {name!r} in the collection")
         score = max(0, int(score))  # as in trec_eval; negative ones are given to spam
         before = relevant.setdefault(query, {}).setdefault(document, score)
         if before != score:
-            raise RevelaError(
-                f"{place}: {query!r} and {document!r} have relevance {score} here but {before} "
-                "before"
-            )
+            twice = f"relevance {score} here but {before} before"
+            raise RevelaError(f"{place}: {query!r} and {document!r} have {twice}")
         count += 1
     if len(unknown) > _UNKNOWN_SHARE * count:
         raise RevelaError(f"{unknown[0]} ({len(unknown)} unknown ids in {count} judgements)")

@@ -29,11 +29,7 @@ class Bm25s:
         self.mteb_model_meta = self.searcher.mteb_model_meta
 
     def index(self, corpus: Any, **rest: Any) -> None:
-        """Index a corpus in memory.
-
-        Raises:
-            RevelaError: it has no words.
-        """
+        """Index a corpus in memory; one without words is an error."""
         # Of each subset anew: their scripts may differ.
         if self.language != "english":
             words = tokenizer(self.language, return_ids=False)
@@ -72,10 +68,7 @@ class Bm25s:
 
 
 def tokenizer(language: Language, **options: Any) -> Callable[[list[str]], Any]:
-    """Return BM25's tokenizer for a language: its stemmer and, if bm25s has any, its stop words.
-
-    Other `options` are those of `bm25s.tokenize`.
-    """
+    """Return `bm25s.tokenize` for a language, with its stemmer and, if known, its stop words."""
     options |= {"stopwords": _stop_words(language), "stemmer": Stemmer.Stemmer(language)}
 
     def tokenize(texts: list[str]) -> Any:

@@ -7,9 +7,7 @@ from revela.common.errors import RevelaError, check_name
 from revela.common.files import first_of
 
 
-def collection_files(
-    folder: Path, split: str = "test"
-) -> tuple[list[Path], list[Path], list[Path]]:
+def collection_files(folder: Path, split: str = "test") -> list[list[Path]]:
     """Return the files of a collection's corpus, of its queries and of a split's judgements.
 
     They are in BEIR layout or, as Parquet files, in that of mteb's data sets.
@@ -30,4 +28,4 @@ def collection_files(
         present = [name for name in names if any(folder.glob(name))]
         if len(present) > 1 and not present[0].endswith(".parquet"):
             raise RevelaError(f"{folder}: both {present[0]} and {present[1]} in it; keep one")
-    return first_of(folder, *corpus), first_of(folder, *queries), first_of(folder, *qrels)
+    return [first_of(folder, *names) for names in (corpus, queries, qrels)]

@@ -18,14 +18,7 @@ from revela.common import outputs
 from revela.common.errors import RevelaError, check_name
 from revela.common.files import digest
 from revela.common.locks import locked
-from revela.common.outputs import (
-    atomic_output,
-    check_ours,
-    read_json,
-    scratch,
-    write_json,
-    write_text,
-)
+from revela.common.outputs import atomic_output, check_ours, read_json, write_json
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.evaluation import (
     AnyRetriever,
@@ -38,17 +31,14 @@ from revela.config.evaluation import (
     RetrievalBenchmark,
 )
 from revela.evaluation.benchmarks import data_commits, load_task
+from revela.evaluation.collections import collection_files
 from revela.step import Made, Output, command, step
 
 app = typer.Typer()
 
 Scores = Annotated[Path, typer.Option("--scores", help="JSON file to write.")]
-Cache = Annotated[
-    Path,
-    typer.Option(
-        help="Folder for embeddings and BM25 indexes meanwhile, and for finished results."
-    ),
-]
+_CACHE = "Folder for embeddings and BM25 indexes meanwhile, and for finished results."
+Cache = Annotated[Path, typer.Option(help=_CACHE)]
 Name = Annotated[str, typer.Option(help="Name of the model in the output.")]
 Run = Annotated[Path | None, typer.Option(help="TREC run to write.")]
 Queries = Annotated[Path | None, typer.Option(help="CSV to write: nDCG@10 by query.")]
@@ -99,6 +89,7 @@ def evaluate(
         raise RevelaError(f"--scores {scores}: must contain {{task}} for {len(tasks)} tasks")
     given = {"scores.json": scores, "run.trec": run, "queries.csv": queries, "mteb": mteb}
     given["manifest.json"] = scores.parent / f"{scores.stem}.manifest.json"
+    started = outputs.STARTED
     with contextlib.ExitStack() as stack:
         works: list[Path] = []  # their embeddings are there until the end, for common passages
         for task, suite in tasks:
@@ -110,51 +101,41 @@ def evaluate(
             key = hashlib.sha256(json.dumps(used).encode()).hexdigest()[:12]
             finished = cache / "finished" / work.name / key
             if finished.exists():
-                print(f"{name} on {task}: evaluated before, see {finished}", flush=True)
+                print(f"{name} on {task}: evaluated before; remove {finished} to do so again")
             else:
                 from revela.evaluation import measure
 
-                loaded_task = load_task(suite, task, folder, work)
+                loaded = load_task(suite, task, folder, work)
                 searcher = measure.load_searcher(model, name, revision, suite, work, works)
-                measured = measure.evaluate(searcher, loaded_task)
+                measured = measure.evaluate(searcher, loaded)
                 settings = {"model": model, "benchmark": suite}
                 record = outputs.manifest(
                     made["scores.json"],
-                    {key: entry.model_dump(mode="json") for key, entry in settings.items()},
+                    {key: value.model_dump(mode="json") for key, value in settings.items()},
                     [*(source.folders() if source else []), *files],
+                    started,
                     stage_version=STAGE_VERSIONS["evaluate"],
                     task=task,
                     revision=revision,
-                    commits=(source.commits() if source else {}) | data_commits(suite, loaded_task),
+                    commits=(source.commits() if source else {}) | data_commits(suite, loaded),
                     queries_without_judgement=measured.unjudged,
                 )
                 for other in finished.parent.glob("[!.]*"):
                     outputs.remove(other)
                 with atomic_output(finished) as place:
-                    _write(
-                        measured,
-                        searcher,
-                        *(place / kind for kind in ("run.trec", "queries.csv", "mteb")),
-                    )
+                    measured.write(place / "run.trec", place / "queries.csv", place / "mteb")
                     write_json(place / "scores.json", measured.scores)
                     write_json(place / "manifest.json", record)
-                summary = f"{name} on {task}: nDCG@10 {100 * measured.scores['ndcg_at_10']:.1f}"
-                if measured.unjudged:
-                    summary += f"; queries without judgements, excluded: {measured.unjudged}"
-                print(summary, flush=True)
+                print(f"{name} on {task}: {measured.summary}", flush=True)
             for kind, path in made.items():
                 _link(finished / kind, path)
             works.append(work)
-            outputs.STARTED = time.time()  # of the next one
+            started = time.time()  # of the next one
 
 
 @step(app)
 def judgements(
-    task: str,
-    benchmark: RetrievalBenchmark,
-    output: Output,
-    cache: Cache,
-    folder: Folder = None,
+    task: str, benchmark: RetrievalBenchmark, output: Output, cache: Cache, folder: Folder = None
 ) -> Made:
     """Write a task's judgements, query → document → relevance, its queries named as in runs."""
     from revela.evaluation import measure
@@ -200,26 +181,22 @@ def fuse(
 
     tuning = {other: read_json(path) for other, path in inputs.items() if "/" not in other}
     if not tuning or task in tuning:
-        raise RevelaError(
-            f"model {name!r} needs judgements of tasks other than {task!r} to choose its weight: "
-            "set tuned_on"
-        )
+        needed = f"judgements of tasks other than {task!r} to choose its weight: set tuned_on"
+        raise RevelaError(f"model {name!r} needs {needed}")
     with _working(cache, name, task) as work:
-        loaded_task = load_task(benchmark, task, folder, work)
-        own = runs(task, measure.judgements(loaded_task))
+        loaded = load_task(benchmark, task, folder, work)
+        own = runs(task, measure.judgements(loaded))
         best, weight = fusion.choose(
             (judged, found.pop(bm25), found)
             for other, judged in tuning.items()
             for found in [runs(other, judged)]
         )
         ranked = fusion.fuse_runs(own[best], own[bm25], weight)
-        searcher = fusion.SavedSearch(name, f"{best}-{weight}", ranked)
-        measured = measure.evaluate(searcher, loaded_task)
-        _write(measured, searcher, run, queries, mteb)
-        fused = {"retriever": best, "weight": weight, "tuned_on": list(tuning)}
-        write_json(output, measured.scores | {"fused": fused})
-    ndcg = 100 * measured.scores["ndcg_at_10"]
-    summary = f"{name} on {task}: nDCG@10 {ndcg:.1f}; weight of {best}: {weight}"
+        measured = measure.evaluate(fusion.SavedSearch(name, f"{best}-{weight}", ranked), loaded)
+        measured.write(run, queries, mteb)
+    fused = {"retriever": best, "weight": weight, "tuned_on": list(tuning)}
+    write_json(output, measured.scores | {"fused": fused})
+    summary = f"{name} on {task}: {measured.summary}; weight of {best}: {weight}"
     return Made(summary, {"task": task, "fused": fused}, _files(benchmark, folder))
 
 
@@ -244,29 +221,13 @@ def _link(source: Path, path: Path) -> None:
 def _working(cache: Path, name: str, task: str) -> Iterator[Path]:
     """Yield a folder for one evaluation at a time; what a restart reuses is kept if it fails."""
     work = cache / re.sub(r"[^\w.@+-]", "-", f"{name}-{task}")
-    with locked(work, "evaluation", innermost=1), scratch(work, "*/*.safetensors"):
+    with locked(work, "evaluation", innermost=1), outputs.scratch(work, "*/*.safetensors"):
         yield work
 
 
 def _files(benchmark: Any, folder: Path | None) -> list[Path]:
-    """Return the files of a local collection."""
-    from revela.evaluation.collections import collection_files
-
     split = getattr(benchmark, "split", "test")
     return list(itertools.chain(*collection_files(folder, split))) if folder else []
-
-
-def _write(
-    measured: Any, searcher: Any, run: Path | None, queries: Path | None, mteb: Path | None
-) -> None:
-    from mteb import ResultCache
-
-    for path, text in ((run, measured.run), (queries, measured.queries)):
-        if path:
-            write_text(path, text)
-    if mteb:
-        with atomic_output(mteb) as temporary:
-            ResultCache(temporary).save_to_cache(measured.result, searcher.mteb_model_meta)
 
 
 @step(app)

@@ -77,12 +77,10 @@ def encode_corpus(
     """Encode N passages of at most `max_length` tokens into shards; existing shards are skipped.
 
     `load` returns the encoder on a device, such as `cuda:0`; several devices share the shards, each
-    in a process of its own. `made_by` says what the embeddings depend on besides the texts. The
-    default `shard_size` depends on the devices.
+    in a process of its own. `made_by` says what the embeddings depend on besides the texts.
 
     Raises:
-        RevelaError: an embedding is not finite, a device's process died, or the folder contains
-            other files.
+        RevelaError: an embedding is not finite, a process died, or the folder has other files.
     """
     outputs.claim(folder)
     numbers, size = range(len(passages)), shard_size or _SHARD_SIZES[devices[0].split(":")[0]]
@@ -104,10 +102,8 @@ def encode_corpus(
             with ProcessPoolExecutor(count, spawn, end_with_parent) as pool:
                 list(pool.map(job.encode, shares, devices, range(count)))
         except BrokenProcessPool as error:
-            raise RevelaError(
-                "an encoding process was killed (out of memory?); "
-                f"finished shards are kept in {folder}"
-            ) from error
+            killed = "an encoding process was killed (out of memory?)"
+            raise RevelaError(f"{killed}; finished shards are kept in {folder}") from error
     return shards
 
 
@@ -158,7 +154,7 @@ def _ahead(function: Callable[[Shard], Any], shards: list[Shard]) -> Iterator[An
 
 @dataclass(frozen=True)
 class _Job:
-    """The data that a device's process needs."""
+    """What a device's process needs."""
 
     load: Callable[[str], SentenceTransformer]
     passages: Sequence[str] | Passages
@@ -169,12 +165,11 @@ class _Job:
         return list(self.passages[shard.passages[0] : shard.passages[-1] + 1])
 
     def is_done(self, shard: Shard) -> bool:
-        """Return whether a shard's file has the embeddings of its texts by this model."""
         stored = _stored_digests(shard.path, self.made_by)
         return stored is not None and stored.equal(_digests(self.texts(shard)))
 
     def encode(self, shards: list[Shard], device: str, place: int) -> None:
-        """Encode shards on a device, with a progress bar at a position of the terminal."""
+        """Encode shards on a device, with a progress bar at a line of the terminal."""
         prepare_for_ragged_batches()
         encoder = self.load(device)
         total = sum(len(shard.passages) for shard in shards)

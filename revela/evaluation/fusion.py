@@ -65,9 +65,8 @@ class SavedSearch:
         from mteb.models.model_meta import ModelMeta
 
         self.run = run
-        self.mteb_model_meta = ModelMeta.create_empty(
-            {"name": f"revela/{name}", "revision": revision}
-        )
+        named = {"name": f"revela/{name}", "revision": revision}
+        self.mteb_model_meta = ModelMeta.create_empty(named)
 
     def index(self, corpus: Any, **_: Any) -> None:
         """Remember the ids of a corpus."""
@@ -76,29 +75,19 @@ class SavedSearch:
     def search(
         self, queries: Any, *, hf_split: str, hf_subset: str, **_: Any
     ) -> dict[str, dict[str, float]]:
-        """Return each query's documents and scores.
-
-        Raises:
-            RevelaError: a document of the run is not in the corpus.
-        """
+        """Return each query's documents and scores; a document not in the corpus is an error."""
         found = {}
         for query in queries["id"]:
             name = query if query in self.run else f"{hf_split}/{hf_subset}/{query}"
             found[query] = self.run[name]
             if others := found[query].keys() - self.ids:
-                raise RevelaError(
-                    f"document {min(others)!r} of query {name!r} is not in the task's corpus: the "
-                    "run is of another collection"
-                )
+                where = f"document {min(others)!r} of query {name!r}"
+                raise RevelaError(f"{where} is not in the task's corpus: a run of another one")
         return found
 
 
 def read_run(path: Path) -> Run:
-    """Return a TREC run.
-
-    Raises:
-        RevelaError: it is none.
-    """
+    """Return the run of a file, an error if it is not a TREC run."""
     run: Run = defaultdict(dict)
     with reading(path, "a TREC run"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -109,16 +98,8 @@ def read_run(path: Path) -> Run:
 
 
 def check_queries(relevant: Judgements, path: Path, run: Run, may_lack: bool = False) -> None:
-    """Check that a run is over the judged queries of a task; BM25's may lack some, finding nothing.
-
-    Raises:
-        RevelaError: it is over other queries.
-    """
-    others = run.keys() - relevant.keys()
-    missing = set() if may_lack else relevant.keys() - run.keys()
-    if others or missing:
-        what = "is not a query of the task" if others else "is missing"
-        raise RevelaError(
-            f"{path}: query {min(others or missing)!r} {what}: only runs over the same queries can "
-            "be fused"
-        )
+    """Check that a run is over a task's judged queries; BM25's may lack those that find nothing."""
+    if others := run.keys() - relevant.keys():
+        raise RevelaError(f"{path}: query {min(others)!r} is not a query of the task")
+    if not may_lack and (missing := relevant.keys() - run.keys()):
+        raise RevelaError(f"{path}: query {min(missing)!r} is missing")

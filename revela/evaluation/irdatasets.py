@@ -18,9 +18,8 @@ def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[s
     try:
         import ir_datasets
     except ImportError as error:
-        raise RevelaError(
-            "the package ir_datasets is missing: pip install 'revela[ir-datasets]'"
-        ) from error
+        message = "the package ir_datasets is missing: pip install 'revela[ir-datasets]'"
+        raise RevelaError(message) from error
     name = settings.tasks[task]
     where = f"ir_datasets {name!r}"
     try:
@@ -35,9 +34,8 @@ def write_task(settings: IrDatasetsBenchmark, task: str, folder: Path) -> dict[s
             judgements=((row.query_id, row.doc_id, row.relevance) for row in data.qrels_iter()),
         )
     except KeyError as error:
-        raise RevelaError(
-            f"{where}: no such data set; https://ir-datasets.com lists them"
-        ) from error
+        known = "https://ir-datasets.com lists them"
+        raise RevelaError(f"{where}: no such data set; {known}") from error
     except (OSError, RuntimeError) as error:
         raise RevelaError(f"{where}: cannot be read: {error}") from error
 

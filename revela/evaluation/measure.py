@@ -16,6 +16,7 @@ import torch
 
 from revela.common.errors import RevelaError
 from revela.common.hub import explained
+from revela.common.outputs import atomic_output, write_text
 from revela.config.evaluation import AnyRetriever, RetrievalBenchmark
 
 _RUN_DEPTH = 100  # documents per query in a saved run
@@ -29,11 +30,7 @@ def load_searcher(
     folder: Path,
     similar: Sequence[Path] = (),
 ) -> Any:
-    """Return a model as a searcher for mteb; for the arguments see `DenseSearch`.
-
-    Raises:
-        RevelaError: the key of an API is not in the environment, or its package is missing.
-    """
+    """Return a model as a searcher for mteb; for the arguments see `DenseSearch`."""
     # A system's modules are imported only for it: those of an encoder take seconds.
     if model.kind == "bm25s":
         from revela.evaluation.bm25 import Bm25s
@@ -59,11 +56,7 @@ def load_searcher(
 
 
 def judgements(task: Any) -> dict[str, dict[str, int]]:
-    """Return query → document → relevance of the judged queries, which are named as in a run.
-
-    Raises:
-        RevelaError: the task's data cannot be loaded.
-    """
+    """Return query → document → relevance of the judged queries, which are named as in a run."""
     parts = _parts(task)
     return {
         f"{subset}/{query}" if len(parts) > 1 else query: dict(judged)
@@ -94,6 +87,24 @@ class Measured:
     queries: str  # CSV of each query's nDCG@10: subset, query, ndcg_at_10
     unjudged: int  # number of queries without judgements, which are excluded
     result: Any  # mteb's result for the task
+    model: Any  # mteb's description of the model
+
+    @property
+    def summary(self) -> str:
+        """The main score, and the number of excluded queries if there are any."""
+        excluded = f"; queries without judgements, excluded: {self.unjudged}"
+        return f"nDCG@10 {100 * self.scores['ndcg_at_10']:.1f}{excluded * bool(self.unjudged)}"
+
+    def write(self, run: Path | None, queries: Path | None, mteb: Path | None) -> None:
+        """Write a TREC run, a CSV of queries, a folder of results in mteb's format."""
+        from mteb import ResultCache
+
+        for path, text in ((run, self.run), (queries, self.queries)):
+            if path:
+                write_text(path, text)
+        if mteb:
+            with atomic_output(mteb) as temporary:
+                ResultCache(temporary).save_to_cache(self.result, self.model)
 
 
 def evaluate(searcher: Any, task: Any) -> Measured:
@@ -138,10 +149,5 @@ def evaluate(searcher: Any, task: Any) -> Measured:
     if len(subsets) > 1:
         scores["subsets"] = subsets
     table = pd.DataFrame(queries, columns=["subset", "query", "ndcg_at_10"])
-    return Measured(
-        scores,
-        "".join(run),
-        table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
-        unjudged,
-        result,
-    )
+    listed = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return Measured(scores, "".join(run), listed, unjudged, result, searcher.mteb_model_meta)

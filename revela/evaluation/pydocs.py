@@ -21,11 +21,7 @@ FUNCTIONS = Path(revela.__file__).parents[1] / "data/pydocs/functions.jsonl.xz"
 
 
 def write_task(settings: PydocsBenchmark, task: str, folder: Path) -> dict[str, int]:
-    """Write a task in BEIR layout; return its sizes.
-
-    Raises:
-        RevelaError: the functions are not in the repository, or not readable.
-    """
+    """Write a task in BEIR layout; return its sizes."""
     functions = [function for _, function in json_lines(FUNCTIONS)]
     random.Random(settings.seed).shuffle(functions)
     drawn = functions[: settings.max_documents]

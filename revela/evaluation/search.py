@@ -27,8 +27,7 @@ _NO_PROMPT = "Retrieve text based on user query."  # mteb's for a task without a
 class DenseSearch:
     """An encoder as mteb's SearchProtocol.
 
-    mteb's SearchEncoderWrapper encodes on one device, starts over after an interruption, and holds
-    a whole corpus in memory if queries may find only some documents.
+    mteb's SearchEncoderWrapper encodes on one device and starts over after an interruption.
     """
 
     def __init__(
@@ -42,33 +41,29 @@ class DenseSearch:
     ) -> None:
         """Prepare the search by a model, its name in runs and the `revision` of its weights.
 
-        No weights are loaded yet. The benchmark `suite` sets the maximum length and the precision;
-        `folder` is that of the shards, kept for a restart; the folders `similar` are those of other
-        tasks. Passages that they or another subset of the task have, too, are not encoded again.
+        The benchmark `suite` sets the maximum length and the precision; `folder` has the shards;
+        passages in the folders `similar`, of other tasks, are not encoded again.
         """
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-        self.model = model
-        self.suite = suite
+        self.model, self.suite, self.revision = model, suite, revision
         self.folder, self.similar = folder, [*similar, folder]
-        self.revision = revision
         described = read_encoder(Source.of(model), model.encoding, None, model.max_length)
         self.prompt = prompt_of(described, "query")
         self.max_length = min(suite.max_length, described.max_seq_length or suite.max_length)
         self.bm25 = Bm25s() if model.times_bm25 else None
-        self.mteb_model_meta = ModelMeta.create_empty(
-            {
-                "name": f"revela/{name}",
-                "revision": revision,
-                "max_tokens": self.max_length,
-                "open_weights": True,
-                "framework": ["PyTorch", "Transformers", "safetensors"],
-                "similarity_fn_name": ScoringFunction(described.similarity_fn_name),
-                "use_instructions": bool(self.prompt),
-                # Models trained here have seen raw text only; for others it is unknown.
-                "training_datasets": set() if model.retriever.startswith("results/") else None,
-            }
-        )
+        described_to_mteb = {
+            "name": f"revela/{name}",
+            "revision": revision,
+            "max_tokens": self.max_length,
+            "open_weights": True,
+            "framework": ["PyTorch", "Transformers", "safetensors"],
+            "similarity_fn_name": ScoringFunction(described.similarity_fn_name),
+            "use_instructions": bool(self.prompt),
+            # Models trained here have seen raw text only; for others it is unknown.
+            "training_datasets": set() if model.retriever.startswith("results/") else None,
+        }
+        self.mteb_model_meta = ModelMeta.create_empty(described_to_mteb)
 
     @functools.cached_property
     def encoder(self) -> SentenceTransformer:
@@ -100,15 +95,9 @@ class DenseSearch:
             vars(self).pop("encoder", None)
             _loaded.cache_clear()
             torch.cuda.empty_cache()
-        encoded = encode_corpus(
-            load if len(devices()) > 1 else lambda _: self.encoder,
-            Passages(corpus.select(numbers)),
-            self.max_length,
-            own,
-            made_by,
-            devices(),
-        )
-        for shard in encoded:
+        loaded = load if len(devices()) > 1 else lambda _: self.encoder
+        texts = Passages(corpus.select(numbers))
+        for shard in encode_corpus(loaded, texts, self.max_length, own, made_by, devices()):
             part = slice(shard.passages[0], shard.passages[-1] + 1)
             self.shards.append(Shard(shard.path, numbers[part]))
         ids = list(corpus["id"])
@@ -130,8 +119,7 @@ class DenseSearch:
         lexical: dict[str, dict[str, float]] = {}
         if self.bm25:
             rest |= {"task_metadata": task_metadata, "top_ranked": top_ranked}
-            lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
-            top_ranked = lexical
+            top_ranked = lexical = self.bm25.search(queries, top_k=_BM25_DEPTH, **rest)
         prompt = self.prompt.replace("{instruction}", instruction_of(task_metadata, self.suite))
         self.encoder.prompts["query"] = prompt
         embeddings = encode(self.encoder, texts, "query", self.max_length)
@@ -188,17 +176,9 @@ def exact_search(
 ) -> tuple[Tensor, Tensor]:
     """Return the documents with the largest dot products for each query, best first.
 
-    Memory holds one block's embeddings and its scores for some thousand queries.
-
-    Args:
-        queries_QD: embeddings (Q, D).
-        blocks: embeddings (N, D) of consecutive documents.
-        depth: K, maximum number of documents to return per query.
-        allowed: for each query the sorted indices of the documents it may find; all by default.
-        device: device of the products, which are in float32.
-
-    Returns:
-        Scores (Q, K), -inf if a query has fewer documents, and document indices (Q, K).
+    These are K = `depth` scores (Q, K), -inf if a query has fewer documents, and indices (Q, K), of
+    consecutive `blocks` (N, D). `allowed` has for each query the sorted indices of the documents it
+    may find. Products are in float32; memory holds those of a block and some thousand queries.
     """
     queries = queries_QD.to(device, torch.float32).split(_QUERIES_AT_A_TIME)
     scores = [torch.empty((len(part), 0), device=device) for part in queries]

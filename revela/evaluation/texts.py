@@ -25,10 +25,7 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     """Write a task in BEIR layout; return its sizes.
 
     Queries that match several documents or chunks equally are dropped, and those outside of the
-    benchmark's share; the documents do not depend on them.
-
-    Raises:
-        RevelaError: no queries remain.
+    benchmark's share; it is an error if none remain. The documents do not depend on them.
     """
     kind = settings.tasks[task]
     pairs = list(CUTS[kind](parquet_rows(chunks)))
@@ -44,9 +41,8 @@ def write_task(settings: TextsBenchmark, task: str, chunks: Path, folder: Path) 
     asked = [(f"q:{names[0]}", query, names) for query, names in unique[: settings.max_queries]]
     if not asked:
         what = f"half of a chunk of {_MIN_WORDS} words" if kind == "halves" else "title"
-        raise RevelaError(
-            f"corpus {settings.corpus!r} gives no queries for {task!r}: no {what} occurs just once"
-        )
+        none = f"gives no queries for {task!r}: no {what} occurs just once"
+        raise RevelaError(f"corpus {settings.corpus!r} {none}")
     return write_collection(
         folder,
         documents=[(name, "", text) for name, text in documents.items()],

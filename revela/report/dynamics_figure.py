@@ -13,10 +13,7 @@ _COLOURS = ["#0072B2", "#B34700", "#00734F", "#9C3F76"]  # dark enough for text 
 
 
 def draw_dynamics(figure: DynamicsFigure, logs: dict[str, Path]) -> Figure:
-    """Draw the similarity matrix of one batch at each recorded step, chunks labelled by their text.
-
-    Chunks of the same document share a letter and a colour; lines separate documents.
-    """
+    """Draw the similarity matrix of one batch at each recorded step, its documents by colour."""
     lines = read_log(logs[figure.experiment])
     snapshots = [(line["step"], line["snapshot"]) for line in lines if "snapshot" in line]
     batch = snapshots[0][1]

@@ -28,13 +28,10 @@ _FONT = "DejaVu Sans"  # comes with matplotlib
 
 @rc_context(fname=_STYLE)
 def draw(figure: AnyFigure, inputs: dict[str, Path]) -> Figure:
-    """Return a matplotlib figure.
+    """Return a matplotlib figure; an input that cannot be read or lacks its data is an error.
 
     `inputs` are training logs by experiment or backbone; tables by name; the `step-cost` bench; for
     a learning figure, scores by model and the log of each experiment.
-
-    Raises:
-        RevelaError: an input cannot be read or lacks data for the figure.
     """
     with reading(", ".join(map(str, inputs.values())), f"data for a {figure.kind} figure"):
         drawing = _DRAW[figure.kind](figure, inputs)

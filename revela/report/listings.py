@@ -18,11 +18,7 @@ _WIDE = 100  # columns of LaTeX wrap from this many characters
 
 
 def listed(listing: Listing, inputs: Mapping[str, Path]) -> pd.DataFrame:
-    """Return the rows of a listing's file, next to the batch of its set that is most like them.
-
-    Raises:
-        RevelaError: the file cannot be read, or lacks a column.
-    """
+    """Return the rows of a listing's file, next to the batch of its set that is most like them."""
     rows = read_listing(listing)
     if listing.batches is None:
         return rows

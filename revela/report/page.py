@@ -28,7 +28,7 @@ def write_page(config: Config, name: str) -> str:
     """Return a page titled `name` as self-contained HTML, of the tables and figures in `results/`.
 
     Raises:
-        RevelaError: there are no tables or figures yet, or a result is damaged.
+        RevelaError: there are none yet, or a result is damaged.
     """
     made = {table: Path(paths.made("tables", table)) for table in config.tables}
     drawn = {figure: Path(f"results/figures/{figure}.png") for figure in config.figures}
@@ -94,12 +94,10 @@ def _comparisons(config: Config, table: Table) -> Iterator[dict[str, Any]]:
         if more or not subsets:
             continue
         by_query = pd.concat(subsets)
-        systems = pd.DataFrame(
-            {
-                name: by_query.reindex(columns=row.model).mean(axis=1, skipna=False)
-                for name, row in zip(table.names(), table.rows, strict=True)
-            }
-        ).dropna(axis=1)
+        means = (
+            by_query.reindex(columns=row.model).mean(axis=1, skipna=False) for row in table.rows
+        )
+        systems = pd.concat(means, axis=1, keys=table.names()).dropna(axis=1)
         texts = _queries(config, task)
         *others, last = systems.columns
         for name in others:

@@ -13,12 +13,9 @@ _WIDTH = 90  # characters of a text
 def first_ranked(
     folder: Path, runs: list[Path], query: str | None, depth: int, split: str = "test"
 ) -> str:
-    """Return a query and each run's top documents, relevant ones marked, as lines of text.
+    """Return a query, by default the first judged one, and the top `depth` documents of each run.
 
-    Of each run `depth` documents are shown; without a query, those of the first judged one.
-
-    Raises:
-        RevelaError: a file cannot be read, or the collection has no such query or document.
+    They are lines of text, those of relevant documents marked.
     """
     corpus, queries, qrels = collection_files(folder, split)
     asked = read_queries(queries)

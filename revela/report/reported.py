@@ -34,8 +34,8 @@ def row_means(figures: pd.DataFrame) -> pd.Series:
 def check_means(table: Table) -> pd.DataFrame:
     """Recompute the printed means: for each system `printed`, `recomputed` and `adds_up`.
 
-    `adds_up` is `yes` if the mean rounds to the printed one, `rounding` if the rounding of the
-    figures can explain the difference, else `no`; empty if not printed.
+    This is `yes` if the mean rounds to the printed one, `rounding` if the rounding of the figures
+    can explain the difference, else `no`; empty if not printed.
     """
     printed = printed_figures(table)
     recomputed = row_means(printed.drop(columns=table.mean))
@@ -48,13 +48,12 @@ def check_means(table: Table) -> pd.DataFrame:
 
 
 def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
-    """Compare printed with measured figures, one row per system and task.
+    """Compare printed figures with `tables.measured_figures`, one row per system and task.
 
     A mean is compared with the `recomputed` one (see `check_means`), a figure with the `note`
     `misplaced` with the right one, and the mean of its system, which others computed, as printed.
     The verdict is `reproduced` within the table's tolerance, else `higher`, `lower`, `not measured`
-    or, if the right figure is unknown, `misplaced`. `measured` are those of
-    `tables.measured_figures`.
+    or, if the right figure is unknown, `misplaced`.
     """
     is_printed = [row.reported is not None for row in table.rows]
     right = printed_figures(table)[is_printed].rename_axis(columns="task")

@@ -29,18 +29,12 @@ Stratum = tuple[str, str]  # task, and subset, which is empty in a task that has
 def analyse(table: Table, scores: Path, resamples: int = 10_000) -> pd.DataFrame:
     """Return an interval and a test for each measured system and column, figures × 100.
 
-    Columns: `score`; `ci_low` and `ci_high`, its 95% confidence interval by the percentile
-    bootstrap over queries, stratified by task and subset; `std`, the sample standard deviation over
-    its seeds; `compared_to`, the system of the table's `compared_to` or, without, the best ranked
-    system of the table (of its group if the table's `bold` is `group`); the `difference` to it,
-    with its interval; and `p` of the two-sided paired randomisation test against it (random sign
-    flips of the queries' differences), adjusted by Holm for the comparisons with it in the column;
-    `queries`, their number. The system that others are compared to has no comparison, and an
-    unranked one only if the table names `compared_to`. A system without query scores for all tasks
-    of a column has no row for that column.
-
-    The table's benchmarks are expanded (`Config.table`); `scores` holds
-    `<model>/<task>.queries.csv`.
+    `ci_low` and `ci_high` are a percentile bootstrap over queries, stratified by task and subset;
+    `std` is the sample standard deviation over seeds. `compared_to` is that of the table or, if it
+    has none, the best ranked system (of the group if the table's `bold` is `group`); `p` is of the
+    paired two-sided randomisation test against it (random signs of the queries' differences),
+    adjusted by Holm for the comparisons with it in the column. A system has no row for a column of
+    which it lacks a task. `scores` holds `<model>/<task>.queries.csv`.
 
     Raises:
         RevelaError: a file of query scores is malformed, or two systems differ in their queries.
@@ -136,11 +130,9 @@ def _comparisons(
         others = systems.index.drop(to)
         tests.loc[others, "compared_to"] = table.names()[to]
         tests.loc[others, "difference"] = systems[others] - systems[to]
-        low, high = np.quantile(
-            bootstrap_RS[:, others] - bootstrap_RS[:, [to]], [0.025, 0.975], axis=0
-        )
-        tests.loc[others, "difference_low"] = low
-        tests.loc[others, "difference_high"] = high
+        resampled_RO = bootstrap_RS[:, others] - bootstrap_RS[:, [to]]
+        low, high = np.quantile(resampled_RO, [0.025, 0.975], axis=0)
+        tests.loc[others, "difference_low"], tests.loc[others, "difference_high"] = low, high
         # Flipping the sign of a difference flips those of both scores.
         null_RO = np.abs(null_RS[:, others] - null_RS[:, [to]])
         # 1e-9: sums that differ by rounding only are equal. 1 +: the observed signs count.
@@ -160,7 +152,7 @@ def _reweighted(
 
 
 def _counts(random: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Return the number of times each query is drawn (rows, Q), in Q draws with replacement."""
+    """Return how often each query is drawn (rows, Q), in Q draws with replacement."""
     drawn = random.integers(0, size, (rows, size), dtype=np.int32)
     return np.apply_along_axis(np.bincount, 1, drawn, minlength=size)
 
@@ -182,10 +174,8 @@ def read_strata(table: Table, scores: Path) -> dict[Stratum, pd.DataFrame]:
             continue
         frame = pd.DataFrame(columns).sort_index()
         if frame.isna().any(axis=None):
-            raise RevelaError(
-                f"{scores}: the queries of {task} differ between {', '.join(columns)}: evaluate "
-                "again"
-            )
+            differ = f"the queries of {task} differ between {', '.join(columns)}"
+            raise RevelaError(f"{scores}: {differ}: evaluate again")
         for subset, rows in frame.groupby(level="subset"):
             strata[task, str(subset)] = rows
     return strata

@@ -1,6 +1,5 @@
 """Tables: systems × tasks and their mean, as CSV, Markdown and LaTeX."""
 
-from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +19,6 @@ _UNDECIDED_NOTE = (
     f"{_UNDECIDED} not significantly better than the next best system measured here (paired "
     "randomisation test over queries, p ≥ 0.05 after Holm)."
 )
-_INTERVAL = "95% interval"
 _COMPARED_NOTE = (
     "95% intervals of the mean and of its differences: bootstrap over queries. p: two-sided paired "
     "randomisation test, adjusted by Holm for the comparisons in the column."
@@ -41,8 +39,7 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
     """Return systems × (headings, mean, source), figures × 100, NaN if missing.
 
     A system with at least one score has measured figures only, other systems have reported ones.
-    `source` is `measured`, `reported` or `missing`. The table's benchmarks are expanded
-    (`Config.table`); `scores` holds `<model>/<task>.json`.
+    `source` is `measured`, `reported` or `missing`; `scores` holds `<model>/<task>.json`.
 
     Raises:
         RevelaError: a file of scores or of reported figures lacks something.
@@ -57,20 +54,17 @@ def compile_table(table: Table, scores: Path) -> pd.DataFrame:
 def measured_figures(table: Table, scores: Path) -> pd.DataFrame:
     """Return systems × (headings, mean), NaN if missing; the mean too if a figure is missing."""
 
-    def mean(models: Iterable[str], entries: Iterable[str]) -> float:
-        figures = [_score(*pair, table.measure, scores) for pair in product(models, entries)]
-        return float(np.mean(figures or np.nan))
+    def score(model: str, entry: str) -> float:
+        task, _, subset = entry.partition(":")
+        path = scores / model / f"{task}.json"
+        return read_score(path, table.measure, subset) if path.exists() else np.nan
 
-    rows = [{heading: mean(row.model, e) for heading, e in table.columns} for row in table.rows]
-    frame = pd.DataFrame(rows, index=pd.Index(table.names(), name="system"))
+    frame = pd.DataFrame(index=pd.Index(table.names(), name="system"))
+    for heading, entries in table.columns:
+        found = ([score(*pair) for pair in product(row.model, entries)] for row in table.rows)
+        frame[heading] = [np.mean(figures or np.nan) for figures in found]
     frame[table.mean] = row_means(frame)
     return frame if table.columns else frame.reindex(columns=printed_figures(table).columns)
-
-
-def _score(model: str, column: str, measure: str, scores: Path) -> float:
-    task, _, subset = column.partition(":")
-    path = scores / model / f"{task}.json"
-    return read_score(path, measure, subset) if path.exists() else np.nan
 
 
 def read_score(path: Path, measure: str, subset: str = "") -> float:
@@ -81,9 +75,8 @@ def read_score(path: Path, measure: str, subset: str = "") -> float:
     """
     scores = read_json(path)
     if subset:
-        subsets = scores.get("subsets", {})
-        check_name(str(path), "subset", subset, subsets)
-        scores = subsets[subset]
+        check_name(str(path), "subset", subset, scores.get("subsets", {}))
+        scores = scores["subsets"][subset]
     check_name(str(path), "measure", measure, scores)
     with reading(path, "a file of scores"):
         return 100 * float(scores[measure])
@@ -94,8 +87,7 @@ def gaps(table: Table, frame: pd.DataFrame) -> list[str]:
     missing = frame[frame[SOURCE] == "measured"].drop(columns=[SOURCE, table.mean]).isna()
     return [
         f"{name}: partly measured; missing: {', '.join(missing.columns[of_row])}"
-        for name, of_row in missing.iterrows()
-        if of_row.any()
+        for name, of_row in missing[missing.any(axis=1)].iterrows()
     ]
 
 
@@ -174,21 +166,16 @@ def _with_differences(table: Table, cells: pd.DataFrame, analysis: pd.DataFrame)
     """Insert the interval of each system's mean, and its difference to that of `compared_to`."""
     means = analysis[analysis["column"] == table.mean].set_index("system").reindex(cells.index)
     compared_to = next(row.label for row in table.rows if table.compared_to in row.model)
-    intervals = [
-        MISSING if np.isnan(low) else f"{low:.1f} to {high:.1f}"
-        for low, high in zip(means["ci_low"], means["ci_high"], strict=True)
+    source = cells.pop(SOURCE)
+    intervals = zip(means["ci_low"], means["ci_high"], strict=True)
+    cells["95% interval"] = [
+        MISSING if np.isnan(low) else f"{low:.1f} to {high:.1f}" for low, high in intervals
     ]
-    for heading, shown in (
-        (_INTERVAL, intervals),
-        (f"Difference to {compared_to}", [difference(line) for _, line in means.iterrows()]),
-    ):
-        cells.insert(cells.columns.get_loc(SOURCE), heading, shown)
-    return cells
+    cells[f"Difference to {compared_to}"] = [difference(line) for _, line in means.iterrows()]
+    return cells.assign(**{SOURCE: source})
 
 
 def difference(line: pd.Series) -> str:
     """Return the difference in a line of an analysis with its interval and p, as people read it."""
-    if np.isnan(line["p"]):
-        return MISSING
     text = "{difference:+.1f} ({difference_low:+.1f} to {difference_high:+.1f}), p = {p:.2g}"
-    return text.format(**line)
+    return MISSING if np.isnan(line["p"]) else text.format(**line)

@@ -21,10 +21,7 @@ _CURVES = {
 
 
 def draw_curves(figure: CurvesFigure, logs: dict[str, Path]) -> Figure:
-    """Draw rolling means of each experiment's loss, gain of attention and similarity weights.
-
-    The share of chunks whose gradient reaches the retriever shows whether Revela trains at all.
-    """
+    """Draw rolling means of each experiment's loss, gain of attention and similarity weights."""
     drawing = Figure(figsize=(8, 6))
     axes = dict(zip(_CURVES, drawing.subplots(2, 2).flat, strict=True))
     for experiment, label in figure.experiments:
@@ -44,10 +41,7 @@ def draw_curves(figure: CurvesFigure, logs: dict[str, Path]) -> Figure:
 
 
 def draw_learning(figure: LearningFigure, inputs: dict[str, Path]) -> Figure:
-    """Draw the scores of experiments on a task over the training steps.
-
-    Several seeds of an experiment are drawn as their mean and range.
-    """
+    """Draw the scores of experiments on a task over the training steps, mean and range of seeds."""
     drawing = Figure(figsize=(5, 3.3))
     axis = drawing.subplots()
     scores = learning_scores(figure, inputs)
@@ -86,10 +80,8 @@ def learning_text(figure: LearningFigure, inputs: dict[str, Path]) -> str:
     bars = "▁▂▃▄▅▆▇█"
     height = means.max(axis=None) / (len(bars) - 1) or 1  # all scores may be 0
     rows = means.map("{:.1f}".format)
-    rows["curve"] = [
-        "".join(" " if pd.isna(v) else bars[round(v / height)] for v in row)
-        for row in means.to_numpy()
-    ]
+    curves = means.map(lambda v: " " if pd.isna(v) else bars[round(v / height)])
+    rows["curve"] = curves.sum(axis=1)
     measure = figure.measure.replace("ndcg_at_", "nDCG@")
     lines = rows.rename_axis(index=None, columns="step").to_string()
     return f"{measure} × 100 on {figure.task}\n{lines}"
@@ -102,8 +94,7 @@ def draw_step_cost(_: StepCostFigure, inputs: dict[str, Path]) -> Figure:
     """Draw time and peak memory of a step of REPLUG and Revela over the batch size (log-log).
 
     Thin lines show the growth that the paper derives, B² for REPLUG's time and B for Revela's,
-    through the values measured at the largest batch size. `bench/training/step_cost.py` measures
-    them.
+    through the values at the largest batch size, measured by `bench/training/step_cost.py`.
     """
     costs = pd.read_csv(inputs["step-cost"]).set_index("batch_size")
     sizes = costs.index

@@ -23,9 +23,6 @@ def usage(results: Path, paper: Path | None = None) -> pd.DataFrame:
 
     `paper` is a CSV of reported figures: experiment, rows, hours, gpus, gpu. They become rows too,
     and all are compared with the last one, in how many times as many rows and GPU-hours that needs.
-
-    Raises:
-        RevelaError: a manifest or the CSV cannot be read.
     """
     manifests = sorted(results.glob("models/*/manifest.json"))
     trained = {path.parent.name: _used(read_json(path)) for path in manifests}

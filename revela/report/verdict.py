@@ -63,29 +63,20 @@ def _next(config: Config, table: Table, name: str, trained: str, gains: bool) ->
     model = config.models.get(str(table.compared_to))
     if not made or not isinstance(made[0], FilesCorpus) or not isinstance(model, EncoderModel):
         return ""
-    texts, encoder = shlex.quote(made[0].path), shlex.quote(model.retriever)
-    mine, index, adapted = f"{name}-encoder", f"{name}-index", paths.retriever(trained)
+    encoder, adapted = shlex.quote(model.retriever), paths.retriever(trained)
+    index = f"  revela index {shlex.quote(made[0].path)} --model"
+    lines = ["\nNext:"]
     if gains:
-        steps = [
-            f"revela export {adapted} {mine}",
-            f"revela index {texts} --model {mine} --output {index}",
-        ]
+        lines += [f"  revela export {adapted} {name}-encoder"]
+        lines += [f"{index} {name}-encoder --output {name}-index"]
     else:
-        steps = [
-            f"revela index {texts} --model {encoder} --output {index}",
-            f'revela search {index} "A QUESTION"',
-        ]
-    both = f"{name}-both"
-    compare = [
-        f"revela index {texts} --model {encoder} --model {adapted} --output {both}",
-        f"revela search {both} --queries FILE --compare",
-    ]
-    lines = [
-        "\nNext:",
-        *(f"  {step}" for step in steps),
+        lines += [f"{index} {encoder} --output {name}-index"]
+        lines += [f'  revela search {name}-index "A QUESTION"']
+    lines += [
         "Tasks cut from the texts themselves flatter: real questions may gain less. To know, give",
         "`revela new` judged questions (--collection), or compare the answers to yours:",
-        *(f"  {step}" for step in compare),
+        f"{index} {encoder} --model {adapted} --output {name}-both",
+        f"  revela search {name}-both --queries FILE --compare",
     ]
     return "\n".join(lines)
 
@@ -93,8 +84,8 @@ def _next(config: Config, table: Table, name: str, trained: str, gains: bool) ->
 def _means(table: Table, analysis: pd.DataFrame) -> dict[str, Any]:
     """Return the line of an analysis on the mean of each measured row, by the row's first model."""
     means = analysis[analysis["column"] == table.mean].set_index("system")
-    rows = {name: row.model for row, name in zip(table.rows, table.names(), strict=True)}
-    return {rows[name][0]: line for name, line in means.iterrows()}
+    rows = dict(zip(table.names(), table.rows, strict=True))
+    return {rows[str(name)].model[0]: line for name, line in means.iterrows()}
 
 
 def _chosen(table: Table) -> str | None:

@@ -1,5 +1,6 @@
 """The rehearsal's local hub, and the project's messages for hub errors."""
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -73,24 +74,22 @@ print(json.dumps({
 def address(tmp_path_factory, backbone):
     """A hub with a model, two data sets, and gated ones."""
     folder = tmp_path_factory.mktemp("hub")
-    shutil.copytree(backbone, folder / "models" / "some" / "model")
-    model = peft.get_peft_model(
-        load_model(Source(str(backbone))), peft.LoraConfig(target_modules=["q_proj"])
-    )
+    models, texts = folder / "models/some", folder / "datasets/some/texts"
+    shutil.copytree(backbone, models / "model")
+    lora = peft.LoraConfig(target_modules=["q_proj"])
+    model = peft.get_peft_model(load_model(Source(str(backbone))), lora)
     model.peft_config["default"].base_model_name_or_path = "some/model"
-    model.save_pretrained(folder / "models" / "some" / "adapter")
-    pooling = folder / "models" / "some" / "sentences" / "1_Pooling"
-    pooling.mkdir(parents=True)
-    (pooling / "config.json").write_text('{"pooling_mode": "mean"}')
-    old = shutil.copytree(backbone, folder / "models" / "some" / "old")
-    (old / ".pulls" / "1").mkdir(parents=True)
+    model.save_pretrained(models / "adapter")
+    pooling = models / "sentences/1_Pooling/config.json"
+    pooling.parent.mkdir(parents=True)
+    pooling.write_text('{"pooling_mode": "mean"}')
+    old = shutil.copytree(backbone, models / "old")
+    (old / ".pulls/1").mkdir(parents=True)
     (old / "pytorch_model.bin").write_bytes(b"a pickle")
-    (old / "model.safetensors").rename(old / ".pulls" / "1" / "model.safetensors")
-    texts = folder / "datasets" / "some" / "texts"
+    (old / "model.safetensors").rename(old / ".pulls/1/model.safetensors")
     texts.mkdir(parents=True)
     (texts / "train.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n')
-    more = subprocess.run(["gzip"], input=b'{"text": "Three."}\n', capture_output=True, check=True)
-    (texts / "more.jsonl.gz").write_bytes(more.stdout)
+    (texts / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "Three."}\n'))
     (texts / "README.md").write_text(
         "---\nconfigs: [{config_name: default, data_files: [{split: train, path: train.jsonl}, "
         "{split: test, path: 'test-*'}]}]\n---\n"
@@ -98,9 +97,9 @@ def address(tmp_path_factory, backbone):
     for number in (2, 1):
         (texts / f"test-{number}.jsonl").write_text(f'{{"text": "Test {number}."}}\n')
     (texts / "docs.json").write_text('[\n {"text": "Four."},\n {"text": "Five."}\n]\n')
-    for kind in ("models", "datasets"):
-        (folder / kind / "some" / "gated").mkdir()
-        (folder / kind / "some" / "gated" / ".gated").touch()
+    for gated in (folder / "models/some/gated", folder / "datasets/some/gated"):
+        gated.mkdir()
+        (gated / ".gated").touch()
     with hub.serving(folder) as address:
         yield address
 

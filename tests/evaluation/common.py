@@ -1,6 +1,7 @@
 """Models, and rankings of a small collection."""
 
 import math
+from pathlib import Path
 
 from revela.config.evaluation import Bm25Model, EncoderModel, FolderBenchmark
 from revela.evaluation import measure as evaluation
@@ -35,6 +36,16 @@ def measured(model, folder, task):
 
 def rows_of(run):
     return [line.split() for line in run.splitlines()]
+
+
+def write_run(path: Path, run: dict[str, list[str]]) -> Path:
+    """Write rankings of documents, best first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        for query, documents in run.items():
+            for rank, document in enumerate(documents, start=1):
+                stream.write(f"{query} Q0 {document} {rank} {10 - rank} x\n")
+    return path
 
 
 def bm25_scores(documents, query, k1, b):

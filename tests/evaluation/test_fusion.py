@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from revela.common.errors import RevelaError
 from revela.config.evaluation import HybridModel
 from revela.evaluation import commands
 from revela.evaluation.fusion import WEIGHTS, choose, fuse, read_run
-from tests.evaluation.common import QRELS, SUITE, ndcg
+from tests.evaluation.common import QRELS, SUITE, ndcg, write_run
 
 DENSE = {"a": 0.9, "b": 0.5, "c": 0.1}
 BM25 = {"c": 20.0, "d": 10.0}
@@ -42,23 +41,8 @@ def test_the_best_retriever_and_weight_are_those_of_a_plain_loop():
                 ranked = sorted(fused, key=lambda d: (fused[d], d), reverse=True)
                 of_queries.append(ndcg(ranked, judged))
             means[name, weight] = sum(of_queries) / 3
-    best = choose([(relevant, bm25, runs)])
-    assert math.isclose(means[best], max(means.values()))
-    assert best == min(
-        (k for k in means if math.isclose(means[k], means[best])), key=lambda k: k[1]
-    )
-
-
-def write_run(path: Path, run: dict[str, list[str]]) -> Path:
-    """Write rankings of documents, best first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (
-        f"{query} Q0 {document} {rank} {10 - rank} x\n"
-        for query, documents in run.items()
-        for rank, document in enumerate(documents, start=1)
-    )
-    path.write_text("".join(lines))
-    return path
+    ties = [key for key in means if math.isclose(means[key], max(means.values()))]
+    assert choose([(relevant, bm25, runs)]) == min(ties, key=lambda key: key[1])
 
 
 @pytest.fixture

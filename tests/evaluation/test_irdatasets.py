@@ -20,11 +20,8 @@ def home(tmp_path, monkeypatch):
         lines = ["\t".join(row) for row in rows]
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     (tmp_path / "qrels").write_text("q0 0 d2 1\nq0 0 d1 -2\nq1 0 d3 2\n")
-    own = {"docs_tsv": str(tmp_path / "docs.tsv")}
-    whole = own | {
-        "queries_tsv": str(tmp_path / "queries.tsv"),
-        "qrels_trec": str(tmp_path / "qrels"),
-    }
+    own = {"docs_tsv": f"{tmp_path}/docs.tsv"}
+    whole = own | {"queries_tsv": f"{tmp_path}/queries.tsv", "qrels_trec": f"{tmp_path}/qrels"}
     for name, files in {"revela/tiny": own, "revela/tiny/test": whole}.items():
         made = ir_datasets.create_dataset(**files)
         monkeypatch.setitem(ir_datasets.registry._registered, name, made)

@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from revela.common.errors import RevelaError
 from revela.config.encoding import Encoding
-from revela.config.evaluation import EncoderModel, FolderBenchmark
+from revela.config.evaluation import EncoderModel
 from revela.evaluation import embeddings, search
 from revela.evaluation.embeddings import encode_corpus
 from revela.evaluation.search import DenseSearch, exact_search
 from revela.retriever.encode import encode
 from revela.retriever.load import load_encoder
 from tests.conftest import TEXTS, encoder_of
+from tests.evaluation.common import SUITE
 
 
 @settings(deadline=None, max_examples=50)
@@ -40,17 +41,15 @@ def test_search_in_blocks_matches_sorting_all_scores(
     # Small integers: ties are common, products exact.
     corpus = torch.tensor(random.integers(-3, 4, (documents, 3))).half()
     asked = torch.tensor(random.integers(-3, 4, (queries, 3))).float()
-    allowed = [
-        np.flatnonzero(random.random(documents) < (0.5 if n % 2 else 1)) for n in range(queries)
-    ]
+    shares = [0.5 if restricted and n % 2 else 1 for n in range(queries)]
+    allowed = [np.flatnonzero(random.random(documents) < share) for share in shares]
+    given = allowed if restricted else None
     with mock.patch.object(search, "_QUERIES_AT_A_TIME", part):
-        scores, numbers = exact_search(
-            asked, corpus.split(block), depth, allowed if restricted else None
-        )
+        scores, numbers = exact_search(asked, corpus.split(block), depth, given)
     for query in range(queries):
-        may = allowed[query].tolist() if restricted else range(documents)
         products = {
-            n: sum(float(a * b) for a, b in zip(asked[query], corpus[n], strict=True)) for n in may
+            n: sum(float(a * b) for a, b in zip(asked[query], corpus[n], strict=True))
+            for n in allowed[query].tolist()
         }
         pairs = zip(scores[query].tolist(), numbers[query].tolist(), strict=True)
         found = [(s, n) for s, n in pairs if s > -np.inf]
@@ -59,8 +58,7 @@ def test_search_in_blocks_matches_sorting_all_scores(
         assert len({n for _, n in found}) == len(found)
 
 
-def passages():
-    return [f"{text} Number {n}." for n in range(5) for text in TEXTS]
+PASSAGES = [f"{text} Number {n}." for n in range(5) for text in TEXTS]
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +66,7 @@ def small_shards(monkeypatch):
     monkeypatch.setitem(embeddings._SHARD_SIZES, "cpu", 7)
 
 
-def encoded(load, folder, texts=None, made_by="r1", devices=("cpu",)):
-    texts = passages() if texts is None else texts
+def encoded(load, folder, texts=PASSAGES, made_by="r1", devices=("cpu",)):
     shards = encode_corpus(load, texts, 32, folder, made_by, list(devices))
     return torch.cat([shard.load() for shard in shards])
 
@@ -86,12 +83,8 @@ class Loader:
         return self.change(encoder) if self.change else encoder
 
 
-def suite_of(**changes):
-    return FolderBenchmark(source="folder", path="-", tasks=["t"], precision="float32", **changes)
-
-
 def test_shards_match_the_encoder_on_one_or_two_devices(backbone, tmp_path):
-    expected = encode(encoder_of(backbone), passages(), "passage", 32)
+    expected = encode(encoder_of(backbone), PASSAGES, "passage", 32)
     one = encoded(Loader(backbone), tmp_path / "one")
     two = encoded(Loader(backbone), tmp_path / "two", devices=("cpu", "cpu"))
     torch.testing.assert_close(one, expected, rtol=0, atol=1e-6)
@@ -113,8 +106,7 @@ def test_a_restart_skips_complete_shards(backbone, tmp_path, capsys):
 
 def test_shards_of_other_texts_or_weights_are_encoded_again(backbone, tmp_path):
     first = encoded(Loader(backbone), tmp_path)
-    changed = passages()
-    changed[8] = "Something else altogether."
+    changed = [*PASSAGES[:8], "Something else altogether.", *PASSAGES[9:]]
     second = encoded(Loader(backbone), tmp_path, changed)
     assert [n for n in range(25) if not torch.equal(first[n], second[n])] == [8]
     before = os.stat(tmp_path / "00000.safetensors").st_mtime_ns
@@ -150,7 +142,8 @@ def test_half_precision_is_stored_in_float16(backbone, tmp_path):
 
 def searched(model, folder, texts, similar=(), revision="r1", max_length=32, prompt=None):
     """Return the scores of documents, by their ids."""
-    searcher = DenseSearch(model, "m", revision, suite_of(max_length=max_length), folder, similar)
+    suite = SUITE.model_copy(update={"max_length": max_length})
+    searcher = DenseSearch(model, "m", revision, suite, folder, similar)
     rows = {"id": [f"d{n}" for n in range(len(texts))], "text": texts}
     searcher.index(datasets.Dataset.from_dict(rows), hf_split="test", hf_subset="default")
     queries = datasets.Dataset.from_dict({"id": ["q"], "text": ["rivers and mud"]})
@@ -161,8 +154,8 @@ def searched(model, folder, texts, similar=(), revision="r1", max_length=32, pro
 def test_passages_of_a_similar_corpus_are_not_encoded_again(backbone, tmp_path, capsys):
     """The scores do not change, even if the order differs and passages are new or repeated."""
     model, lent = Loader(backbone).model, tmp_path / "lent"
-    searched(model, lent, passages())
-    texts = [*reversed(passages()[3:]), "Something new.", passages()[7], "Something else."]
+    searched(model, lent, PASSAGES)
+    texts = [*reversed(PASSAGES[3:]), "Something new.", PASSAGES[7], "Something else."]
     alone = searched(model, tmp_path / "alone", texts)
     capsys.readouterr()
     shared = searched(model, tmp_path / "own", texts, [lent])

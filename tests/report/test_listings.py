@@ -50,18 +50,17 @@ def example(tmp_path, monkeypatch):
     """The paper's batch: its listing, the lines of its file, and a function that adds batches."""
     monkeypatch.chdir(ROOT)
     config = load_config(Path("config.yaml"))
-    assert config.inputs("listings", "example_batch") == {
-        "wikipedia": "results/batches/wikipedia.parquet"
-    }
+    inputs = {"wikipedia": "results/batches/wikipedia.parquet"}
+    assert config.inputs("listings", "example_batch") == inputs
     listing = parse_settings(Listing, config.resolved("listings", "example_batch").dump())
     with Path(listing.file).open(encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
     path = tmp_path / "batches.parquet"
 
     def listed(batches, documents=True):
-        ids = [[f"d{n}" for n, _ in enumerate(texts)] if documents else None for texts in batches]
-        rows = [{"source": "wikipedia", "texts": texts, "documents": of_one}
-                for texts, of_one in zip(batches, ids, strict=True)]  # fmt: skip
+        rows = [{"source": "wikipedia", "texts": texts, "documents": None} for texts in batches]
+        for row in rows if documents else ():
+            row["documents"] = [f"d{n}" for n, _ in enumerate(row["texts"])]
         write_parquet(path, SCHEMA, rows)
         return listings.listed(listing, {"wikipedia": path})
 
@@ -74,11 +73,10 @@ def test_the_most_similar_batch_is_shown_beside_the_paper(example, tmp_path):
     printed = list(csv.DictReader(listings.to_csv(listing, found).splitlines()))
     assert [row["Text here"] for row in printed] == BATCHES[1]
     assert [row["Document"] for row in printed] == [f"d{n}" for n in range(17)]
-    assert [row["Text in the paper"] for row in printed] == [
-        *(line["Text in the paper"] for line in lines), ""
-    ]  # fmt: skip
+    texts = [line["Text in the paper"] for line in lines]
+    assert [row["Text in the paper"] for row in printed] == [*texts, ""]
     markdown = squeezed(listings.to_markdown(listing, found))
-    first = f"| 1 | d0 | {BATCHES[1][0]} | {lines[0]['Text in the paper']} |"
+    first = f"| 1 | d0 | {BATCHES[1][0]} | {texts[0]} |"
     assert first.replace("Davitt |", "Davitt \\|") in markdown
     assert all(len(line) < 400 for line in markdown)
     latex = listings.to_latex(listing, found)

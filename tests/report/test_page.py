@@ -10,7 +10,9 @@ from revela.common.errors import RevelaError
 from revela.config import parse_config
 from revela.report import commands
 from revela.report.page import write_page
+from tests.report.common import write_score
 
+PRINTED = {"label": "Printed", "reported": "P"}
 CONFIG = {
     "models": {"bm25": {"kind": "bm25s"}, "x": {"kind": "encoder", "retriever": "some/model"}},
     "benchmarks": {"mine": {"source": "folder", "path": "mine", "tasks": ["t", "u"]}},
@@ -22,14 +24,10 @@ CONFIG = {
             "rows": [
                 {"label": "BM25", "model": "bm25"},
                 {"label": "X", "model": "x"},
-                {"label": "Printed", "reported": "P"},
+                PRINTED,
             ],
         },
-        "printed": {
-            "caption": "c",
-            "reported": "printed.csv",
-            "rows": [{"label": "Printed", "reported": "P"}],
-        },
+        "printed": {"caption": "c", "reported": "printed.csv", "rows": [PRINTED]},
         "later": {"caption": "c", "benchmark": "mine", "rows": [{"label": "X", "model": "x"}]},
     },
 }
@@ -44,8 +42,8 @@ def config(tmp_path, monkeypatch):
         folder = Path("mine", task)
         folder.mkdir(parents=True)
         (folder / "corpus.jsonl").write_text('{"_id": "d", "text": "x"}\n')
-        rows = [{"_id": f"q{n}", "text": f"<b>question {n}</b>"} for n in range(3)]
-        (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [f'{{"_id": "q{n}", "text": "<b>question {n}</b>"}}\n' for n in range(3)]
+        (folder / "queries.jsonl").write_text("".join(rows))
         (folder / "qrels.tsv").write_text("q0\td\t1\n")
     for model, values in {"bm25": (0.5, 0.5, 0.2), "x": (1.0, 0.5, 0.1)}.items():
         folder = Path("results/scores", model)
@@ -53,8 +51,7 @@ def config(tmp_path, monkeypatch):
         for task in ("t", "u"):
             lines = "".join(f",q{n},{value}\n" for n, value in enumerate(values))
             (folder / f"{task}.queries.csv").write_text(f"subset,query,ndcg_at_10\n{lines}")
-            score = {"task": task, "ndcg_at_10": sum(values) / 3}
-            (folder / f"{task}.json").write_text(json.dumps(score))
+            write_score(folder.parent, model, task, sum(values) / 3)
             manifest = {"git_commit": "abc<d>", "revision": "r1"}
             (folder / f"{task}.manifest.json").write_text(json.dumps(manifest))
     commands.table(config.table("a"), Path("results/scores"), Path("results/tables/a.csv"))
@@ -85,15 +82,6 @@ def test_a_table_of_reported_figures_alone_has_a_cell_below_each_heading(config)
     assert re.findall(r'class="reported">\s*(\S+)', table) == ["12.3", "45.6", "29.0"]
 
 
-def test_equal_ids_of_queries_in_two_subsets_are_two_queries(config):
-    for model, values in {"bm25": (0.5, 0.5), "x": (1.0, 0.0)}.items():
-        path = Path("results/scores", model, "t.queries.csv")
-        path.write_text("subset,query,ndcg_at_10\na,q0,{}\nb,q0,{}\n".format(*values))
-    page = write_page(config, "c.yaml")
-    assert "T: X against BM25: better on 1 queries, worse on\n1, equal on 0" in page
-    assert '<td class="text">a &lt;b&gt;question 0&lt;/b&gt;</td><td>100</td><td>50</td>' in page
-
-
 def test_queries_with_the_largest_differences_are_listed(config):
     page = write_page(config, "c.yaml")
     assert "Printed against" not in page  # the last system, whose queries are unknown
@@ -105,21 +93,24 @@ def test_queries_with_the_largest_differences_are_listed(config):
     ]
 
 
-def test_a_column_of_one_subset_is_compared_on_its_queries(config):
+def test_a_column_of_one_subset_is_compared_on_its_queries_and_equal_ids_are_two(config):
     task, subset = "BrightRetrieval", "standard/pony"
     for model, value in {"bm25": 0.5, "x": 1.0}.items():
         path = Path("results/scores", model, task)
         lines = f"standard/aops,q0,{value}\n{subset},q0,0.7\n{subset},q1,{value}\n"
         path.with_suffix(".queries.csv").write_text(f"subset,query,ndcg_at_10\n{lines}")
-        scores = {"subsets": {subset: {"ndcg_at_10": value}}}
+        scores = {"subsets": {subset: {"ndcg_at_10": value}}, "ndcg_at_10": value}
         path.with_suffix(".json").write_text(json.dumps(scores))
     rows = CONFIG["tables"]["a"]["rows"][:2]
+    columns = {"Pony": f"{task}:{subset}", "Bright": task}
     changed = {
         "benchmarks": {"bright": {"source": "mteb", "tasks": [task]}},
-        "tables": {"a": {"caption": "c", "columns": {"Pony": f"{task}:{subset}"}, "rows": rows}},
+        "tables": {"a": {"caption": "c", "columns": columns, "rows": rows}},
     }
     page = write_page(parse_config(CONFIG | changed, "c.yaml"), "c.yaml")
     assert "Pony: X against BM25: better on 1 queries, worse on\n0, equal on 1" in page
+    assert "Bright: X against BM25: better on 2 queries, worse on\n0, equal on 1" in page
+    assert '<td class="text">standard/aops q0</td><td>100</td><td>50</td>' in page
 
 
 def test_what_cannot_be_shown_is_an_error(config):

@@ -3,12 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from revela.config.read import parse_config
-from revela.report import significance
 from revela.report.verdict import verdict
 
 TRAINED = {"objective": {"name": "contriever"}, "data": "t", "retriever": "my/start"}
@@ -39,16 +36,13 @@ def said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def say(chosen: str, tuned_on: str = "tuning", **differences: tuple[float, float]) -> str:
-        lines = [{"system": "Start", "score": 50.0, "compared_to": "", "p": np.nan}]
-        for name, (difference, p) in differences.items():
-            line = {"system": NAMES[name], "score": 50 + difference, "compared_to": "Start"}
-            line |= {"difference": difference, "p": p}
-            line |= {"difference_low": difference - 1, "difference_high": difference + 1}
-            lines.append(line)
-        Path("results/tables").mkdir(parents=True, exist_ok=True)
-        frame = pd.DataFrame(lines).assign(column="Mean").reindex(columns=significance.COLUMNS)
-        frame.to_csv("results/tables/t_significance.csv", index=False)
-        Path("results/scores/best").mkdir(parents=True, exist_ok=True)
+        lines = ["system,column,score,difference,difference_low,difference_high,p"]
+        lines += ["Start,Mean,50,,,,"]
+        for name, (gain, p) in differences.items():
+            lines += [f"{NAMES[name]},Mean,{50 + gain},{gain},{gain - 1},{gain + 1},{p}"]
+        for folder in ("results/tables", "results/scores/best"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        Path("results/tables/t_significance.csv").write_text("\n".join(lines))
         fused = {"fused": {"retriever": chosen, "weight": 0.5, "tuned_on": [tuned_on]}}
         Path("results/scores/best/mine.json").write_text(json.dumps(fused))
         return verdict(parse_config(CONFIG, "c.yaml"), "t")
