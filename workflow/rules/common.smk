@@ -197,36 +197,27 @@ def evaluated_together():
     """
     models = {}
     for model, tasks in CONFIG.evaluations().items():
-        together = {}
+        jobs = {}
         for task in tasks:
-            together.setdefault(CONFIG.first_of_job(task), []).append(task)
-        for some in together.values():
-            if len(some) > 1:
-                models.setdefault(tuple(some), []).append(model)
-    rules = [
+            jobs.setdefault(CONFIG.first_of_job(task), []).append(task)
+        for some in jobs.values():
+            models.setdefault(tuple(some), []).append(model)
+    together = [tasks for tasks in models if len(tasks) > 1]
+    return [
         (f"evaluate_{number}_{CONFIG.tasks[tasks[0]]}", models[tasks], tasks)
-        for number, tasks in enumerate(models, start=1)
+        for number, tasks in enumerate(together, start=1)
     ]
-    for name, _, _ in rules:
-        workflow.ruleorder(name, "evaluate")
-        profile_as("evaluate", name)
-    return rules
 
 
-def profile_as(known, name):
-    """Let what a profile says of a known rule hold for another one."""
-    known, name = map(workflow.modifier.modify_rulename, (known, name))
+def as_evaluate(name):
+    """Prefer a rule to `evaluate`, and give it the same resources, unless it is given its own."""
+    workflow.ruleorder(name, "evaluate")
+    known, other = rules.evaluate.rule, getattr(rules, name).rule
     given = workflow.resource_settings
-    for of_rules in (
-        given._parsed_overwrite_threads,
-        given._parsed_overwrite_resources,
-    ):
-        if known in of_rules:
-            of_rules.setdefault(name, of_rules[known])
-    remote = workflow.remote_execution_settings
-    if remote and known in remote.preemptible_rules.rules:
-        rules = {*remote.preemptible_rules.rules, name}
-        remote.preemptible_rules.rules = rules
+    if other.name not in {*given.overwrite_resources, *given.overwrite_threads}:
+        other.resources = known.resources
+    if workflow.remote_execution_settings:
+        other.restart_times = known.restart_times
 
 
 def task_options(tasks):
