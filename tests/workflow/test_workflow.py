@@ -265,7 +265,12 @@ def test_one_job_evaluates_several_tasks(project, config):
     assert others == [first, first]
     assert not list((project / "results/shards").rglob("*.safetensors"))
 
-    (project / "mine/third-task/queries.jsonl").open("a").write("\n")
+    queries = project / "mine/third-task/queries.jsonl"
+    text = queries.read_text()
+    queries.write_text("{")
+    preemptible = ["--preemptible-rules", "evaluate", "--preemptible-retries", "1"]
+    assert "Trying to restart job" in snakemake(project, *preemptible, "--", *scores).stderr
+    queries.write_text(text + "\n")
     result = snakemake(project, *scores)
     assert result.returncode == 0, result.stderr
     assert re.findall(r"untouched on (\S+): (evaluated before|nDCG)", log.read_text()) == [

@@ -216,8 +216,12 @@ def as_evaluate(name):
     given = workflow.resource_settings
     if other.name not in {*given.overwrite_resources, *given.overwrite_threads}:
         other.resources = known.resources
-    if workflow.remote_execution_settings:
-        other.restart_times = known.restart_times
+
+
+def retry_together():
+    """Retry joint evaluations as often as others, which is known once a run starts."""
+    for name, _, _ in evaluated_together():
+        getattr(rules, name).rule.restart_times = rules.evaluate.rule.restart_times
 
 
 def task_options(tasks):
