@@ -5,6 +5,7 @@ has one random layer, so that the time of the rest can be seen.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import transformers
 
 from bench.common import real_chunks, report
 from revela.common.outputs import read_json
+from revela.evaluation.benchmarks import write_collection
 
 _TOKENIZER = Path(__file__).parents[2] / "data/backbones/1m"
 _WORDS, _QUERY_WORDS, _MAX_LENGTH, _WIDTH = 56, 8, 16, 128
@@ -38,7 +40,7 @@ def main() -> None:
             "encoder": {"kind": "encoder", "retriever": str(encoder)},
         }
         for size in options.documents:
-            folder = _write_collection(Path(place, f"{size}"), size, options.queries)
+            folder = _write_random(Path(place, f"{size}"), size, options.queries)
             row = {"documents": f"{size:,}"}
             for name, model in models.items():
                 gigabytes, minutes = _evaluated(model, folder)
@@ -61,22 +63,25 @@ def _random_encoder(folder: Path) -> Path:
     return folder
 
 
-def _write_collection(folder: Path, size: int, queries: int) -> Path:
-    """Write a BEIR folder of random words in the frequencies of real ones."""
+def _write_random(folder: Path, size: int, queries: int) -> Path:
+    """Write a collection of random words in the frequencies of real ones."""
     draw = np.random.default_rng(size)
     known = " ".join(real_chunks(20_000)).split()
     words = np.array([word for word in known if len(word) <= _LONGEST])
-    (folder / "qrels").mkdir(parents=True)
-    with (folder / "corpus.jsonl").open("w") as stream:
-        for start in range(0, size, _AT_A_TIME):
-            texts = draw.choice(words, (min(_AT_A_TIME, size - start), _WORDS))
-            for number, text in enumerate(texts, start):
-                stream.write(json.dumps({"_id": f"d{number}", "text": " ".join(text)}) + "\n")
-    texts = draw.choice(words, (queries, _QUERY_WORDS))
-    lines = [json.dumps({"_id": f"q{n}", "text": " ".join(text)}) for n, text in enumerate(texts)]
-    (folder / "queries.jsonl").write_text("\n".join(lines))
-    judged = [f"q{n}\td{d}\t1" for n, d in enumerate(draw.integers(size, size=queries))]
-    (folder / "qrels/test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]))
+    batches = (
+        draw.choice(words, (min(_AT_A_TIME, size - start), _WORDS))
+        for start in range(0, size, _AT_A_TIME)
+    )
+    texts = enumerate(itertools.chain.from_iterable(batches))
+    documents = ((f"d{n}", "", " ".join(text)) for n, text in texts)
+    asked = enumerate(np.random.default_rng(0).choice(words, (queries, _QUERY_WORDS)))
+    judged = enumerate(np.random.default_rng(1).integers(size, size=queries))
+    write_collection(
+        folder,
+        documents,
+        ((f"q{n}", " ".join(text)) for n, text in asked),
+        ((f"q{n}", f"d{document}", 1) for n, document in judged),
+    )
     return folder
 
 
