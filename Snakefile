@@ -37,6 +37,7 @@ localrules:
 
 
 onstart:
+    retry_together()
     if workflow.is_main_process and workflow.local_exec:
         signal.signal(signal.SIGTERM, stop_jobs)
 

@@ -6,6 +6,7 @@ import datetime
 import gc
 import platform
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -20,42 +21,21 @@ from torch import Tensor
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "SmolLM2-135M": {
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
+    name: {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
         "tie_word_embeddings": True,
-    },
-    "Qwen2.5-0.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "Llama-3.2-1B": {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "Llama-3.2-3B": {
-        "vocab_size": 128256,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
+    }
+    for name, vocabulary, hidden, intermediate, layers, heads, key_value_heads in (
+        ("SmolLM2-135M", 49152, 576, 1536, 30, 9, 3),
+        ("Qwen2.5-0.5B", 151936, 896, 4864, 24, 14, 2),
+        ("Llama-3.2-1B", 128256, 2048, 8192, 16, 32, 8),
+        ("Llama-3.2-3B", 128256, 3072, 8192, 28, 24, 8),
+    )
 }
 
 
@@ -95,14 +75,9 @@ def encoder_around(model: Any, pooling: str = "lasttoken", normalize: bool = Tru
 
     pooled = modules.Pooling(model.config.hidden_size, pooling)
     ends = [modules.Normalize()] if normalize else []
+    parts: Any = {"modules": [InMemory(model), pooled, *ends], "device": str(model.device)}
     similarity: Any = "cosine" if normalize else "dot"
-    return pack_where_possible(
-        SentenceTransformer(
-            modules=[InMemory(model), pooled, *ends],
-            similarity_fn_name=similarity,
-            device=str(model.device),
-        )
-    )
+    return pack_where_possible(SentenceTransformer(similarity_fn_name=similarity, **parts))
 
 
 def chunk_lengths(count: int, longest: int) -> list[int]:
@@ -170,11 +145,17 @@ def resident_gb(name: str) -> float:
     return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) / 1024**2
 
 
+def markdown_table(rows: list[dict[str, str]]) -> str:
+    """Return rows as a table; a row may lack columns of others."""
+    heading = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [heading, ["---", *["---:"] * (len(heading) - 1)]]
+    cells += [[row.get(name, "") for name in heading] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
 def report(title: str, command: str, rows: list[dict[str, str]]) -> None:
     """Print a table and write it to RESULTS.md, replacing the last one with that title."""
-    heading = list(rows[0])
-    cells = [heading, ["---", *["---:"] * (len(heading) - 1)], *(row.values() for row in rows)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    table = markdown_table(rows)
     print(f"\n{title}\n{table}", flush=True)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     section = f"## {title}\n\n`{command}`, {today}, {machine()}.\n\n{table}\n"
@@ -188,9 +169,6 @@ def machine() -> str:
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, {versions}"
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            name = line.partition(": ")[2]
-            break
+    named = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = named[1] if named else platform.machine()
     return f"{torch.get_num_threads()} cores of {name}, {versions}"

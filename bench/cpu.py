@@ -10,6 +10,7 @@ words. Ours also under autocast in bfloat16, which a training and an evaluation 
 import argparse
 import random
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -27,6 +28,7 @@ from revela.retriever.source import Source
 from revela.training.objectives.contriever import Contriever
 
 MODEL = "data/encoders/all-MiniLM-L6-v2"
+BFLOAT16 = torch.autocast("cpu", torch.bfloat16)  # a decorator, too
 MAX_LENGTH, PAIRS, TEXTS, TEMPERATURE = 96, 8, 48, 0.05
 
 
@@ -40,52 +42,31 @@ def texts_of_mixed_lengths(count: int) -> list[str]:
     return [" ".join(words[a : a + n]) for a, n in zip(starts, lengths, strict=True)]
 
 
-def autocast(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a run in bfloat16."""
-
-    def cast() -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return run()
-
-    return cast
-
-
 def steps(ours: Any, theirs: Any, texts: list[str]) -> dict[str, Callable[[], Any]]:
     """Return losses of the same pairs; each is followed by a backward pass."""
     rows = tokenize(ours, texts[: 2 * PAIRS], "passage", MAX_LENGTH)
-    (query, query_mask), (passage, passage_mask) = (
-        pad(some, 0) for some in (rows[::2], rows[1::2])
-    )
-    objective = ContrieverObjective(
-        name="contriever", temperature=TEMPERATURE, encode_batch_size=2 * PAIRS
-    )
-    module = Contriever(ours, objective).train()
+    sides = [pad(rows[::2], 0), pad(rows[1::2], 0)]
+    settings = {"temperature": TEMPERATURE, "encode_batch_size": 2 * PAIRS}
+    module = Contriever(ours, ContrieverObjective(name="contriever", **settings)).train()
     loss = MultipleNegativesRankingLoss(theirs.train(), scale=1 / TEMPERATURE)
-    given = {"query_ids": query, "query_mask": query_mask}
-    given |= {"passage_ids": passage, "passage_mask": passage_mask}
-    features: Any = [
-        {"input_ids": ids, "attention_mask": mask}
-        for ids, mask in ((query, query_mask), (passage, passage_mask))
-    ]
 
-    def learn(model: Any, run: Callable[[], Any]) -> Callable[[], float]:
-        def step() -> float:
-            model.zero_grad()
-            found = run()
-            found.backward()
-            return float(found.detach())
+    def learn(model: Any, run: Callable[[], Any]) -> float:
+        model.zero_grad()
+        found = run()
+        found.backward()
+        return float(found.detach())
 
-        return step
+    def of_theirs() -> Any:
+        features = [{"input_ids": ids, "attention_mask": mask} for ids, mask in sides]
+        return loss(features, torch.empty(0))
 
     def of_ours() -> Any:
-        return module(**given)["loss"]
+        return module(*sides[0], *sides[1])["loss"]
 
     return {
-        "sentence-transformers": learn(
-            theirs, lambda: loss([dict(one) for one in features], torch.empty(0))
-        ),
-        "ours": learn(ours, of_ours),
-        "ours, bfloat16": learn(ours, autocast(of_ours)),
+        "sentence-transformers": partial(learn, theirs, of_theirs),
+        "ours": partial(learn, ours, of_ours),
+        "ours, bfloat16": partial(learn, ours, BFLOAT16(of_ours)),
     }
 
 
@@ -106,7 +87,7 @@ def main() -> None:
         "sentence-transformers": lambda: torch.as_tensor(theirs.encode(texts)),
         "ours": lambda: encode(ours, texts, "passage", MAX_LENGTH),
     }
-    encoding["ours, bfloat16"] = autocast(encoding["ours"])
+    encoding["ours, bfloat16"] = BFLOAT16(encoding["ours"])
     rows = []
     for count in threads:
         torch.set_num_threads(count)

@@ -76,39 +76,28 @@ class Counter(TorchDispatchMode):
         queries, keys, _ = given
         pairs = (len(queries.starts) - 1) * queries.longest * keys.longest / (1 + causal)
         flop = 2 * pairs * query.shape[1] * (query.shape[2] + value.shape[2])
-        return _Flash.apply(query, key, value, self, flop)
+        return _Kernel.apply(self, flop, value.shape[2], query, key, value)
 
     def rms_norm(self, x: Tensor, *_: Any) -> Tensor:
         """Replacement for `torch.nn.functional.rms_norm` with frozen weights."""
-        return _RmsNorm.apply(x, self)
+        return _Kernel.apply(self, 0, x.shape[-1], x)
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, counter: Any) -> Tensor:
-        ctx.x, ctx.counter = x, counter
-        counter.add(0, 2 * x.nbytes)
-        return torch.empty_like(x)
+class _Kernel(torch.autograd.Function):
+    """A kernel forward, one backward; flash attention, which has FLOP, reads its output again."""
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        ctx.counter.add(0, 3 * ctx.x.nbytes)
-        return torch.empty_like(ctx.x), None
-
-
-class _Flash(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, counter: Any, flop: float):
-        ctx.inputs, ctx.counter, ctx.flop = (query, key, value), counter, flop
-        output = query.new_empty(*query.shape[:2], value.shape[2])
-        counter.add(flop, sum(x.nbytes for x in (*ctx.inputs, output)))
+    def forward(ctx: Any, counter: Counter, flop: float, width: int, *inputs: Tensor) -> Tensor:
+        ctx.counter, ctx.flop, ctx.inputs = counter, flop, inputs
+        output = inputs[0].new_empty(*inputs[0].shape[:-1], width)
+        counter.add(flop, sum(x.nbytes for x in (*inputs, output)))
         return output
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        moved = 2 * sum(x.nbytes for x in (*ctx.inputs, *outer))
+    def backward(ctx: Any, outer: Tensor) -> Any:
+        moved = 2 * sum(x.nbytes for x in ctx.inputs) + (1 + bool(ctx.flop)) * outer.nbytes
         ctx.counter.add(_BACKWARD_FLOP * ctx.flop, moved)
-        return *(torch.empty_like(x) for x in ctx.inputs), None, None
+        return None, None, None, *(torch.empty_like(x) for x in ctx.inputs)
 
 
 def model_step(
@@ -130,7 +119,7 @@ def model_step(
         mask = torch.ones_like(ids)
     kept = sum(np.roll(np.eye(batch, dtype=bool), n, axis=1) for n in range(1, reads + 1))
     read_on_host = kept, [length] * batch
-    part = counter.part
+    part, dropout = counter.part, torch.native_dropout
     with (
         mock.patch.multiple(
             in_batch,
@@ -145,9 +134,7 @@ def model_step(
         mock.patch("revela.retriever.encode.flash_takes", return_value=True),
         mock.patch.object(module, "similarity", part("retriever, forward", module.similarity)),
         # The one kernel that a GPU has for it; meta tensors take three.
-        mock.patch(
-            "torch.nn.functional.dropout", lambda x, p, on, _: torch.native_dropout(x, p, on)[0]
-        ),
+        mock.patch("torch.nn.functional.dropout", lambda x, p, on, _: dropout(x, p, on)[0]),
         mock.patch("torch.nn.functional.rms_norm", counter.rms_norm),
         mock.patch("torch.autocast", return_value=nullcontext()),  # not available for meta tensors
         counter,
@@ -173,15 +160,8 @@ def main() -> None:
     parser.add_argument("--tb-per-second", type=float, default=4.8, help="default: H200")
     given = parser.parse_args()
     counter = Counter(given.tflops * 1e12, given.tb_per_second * 1e12)
-    found = model_step(
-        given.shape,
-        given.batch,
-        given.length,
-        given.checkpointing,
-        counter,
-        fused=not given.unfused,
-        reads=given.reads,
-    )
+    shape = given.shape, given.batch, given.length, given.checkpointing
+    found = model_step(*shape, counter, fused=not given.unfused, reads=given.reads)
     found.loc["all"] = found.sum()
     table = pd.DataFrame(
         {

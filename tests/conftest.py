@@ -3,9 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # a missing model or data set fails at once
 
@@ -101,22 +99,22 @@ def both_ways(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """Return a tokenizer like those of data/backbones."""
-    known = transformers.AutoTokenizer.from_pretrained(ROOT / "data/backbones/1m")
-    return known.train_new_from_iterator(texts, vocabulary, show_progress=False)
-
-
 @pytest.fixture(scope="session")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with its own tokenizer, in a folder written by `save_pretrained`."""
-    folder = tmp_path_factory.mktemp("backbone")
-    tokenizer = train_tokenizer(iter(TEXTS * 5), 300)
+    """A tiny Llama with its own tokenizer."""
+    return write_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+def write_backbone(folder: Path, **changes: object) -> Path:
+    """Write a tiny Llama, and a tokenizer like those of data/backbones, by `save_pretrained`."""
+    known = transformers.AutoTokenizer.from_pretrained(ROOT / "data/backbones/1m")
+    tokenizer = known.train_new_from_iterator(iter(TEXTS * 5), 300, show_progress=False)
     model = tiny_llama(
         vocab_size=len(tokenizer),
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        **changes,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from bench.common import machine
+from bench.common import machine, markdown_table
 from bench.gpu.sections import Rows, find_device, in_child, sections
 
 LEAST = 15  # seconds that any section takes
@@ -36,12 +36,8 @@ def run(
 ) -> dict[str, Any]:
     """Return each section's rows, and why there are no more, and write the file after each.
 
-    Args:
-        limits: the sections, and the seconds that each may take.
-        measure: returns the rows of a section, and what is wrong, within a number of seconds.
-        kept: JSON with the sections of earlier calls; the Markdown is written beside it.
-        deadline: time on the monotonic clock at which everything ends.
-        code: names the code that is measured: sections of other code are measured again.
+    `measure` returns the rows of a section, and what is wrong, within its seconds in `limits` and
+    before `deadline` on the monotonic clock. Sections in the JSON `kept` of the same code stay.
     """
     done: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     done = {title: one for title, one in done.items() if one["code"] == code}
@@ -55,11 +51,10 @@ def run(
             results[title] = {"failed": "not run: no time was left; run the command again"}
         else:
             rows, wrong = measure(title, seconds)
-            made = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "code": code}
-            made["seconds"] = round(time.monotonic() - start, 1)
-            results[title] = {"rows": rows} | made
+            made = {"rows": rows, "date": time.strftime("%Y-%m-%d"), "machine": machine()}
+            results[title] = made | {"code": code, "seconds": round(time.monotonic() - start, 1)}
             if wrong:
-                results[title]["failed"] = f"failed: {wrong.strip().partition(chr(10))[0][:300]}"
+                results[title]["failed"] = f"failed: {wrong.strip().splitlines()[0][:300]}"
             else:
                 done[title] = results[title]
             print(title, json.dumps(results[title], indent=1), flush=True)
@@ -76,20 +71,15 @@ def markdown(results: dict[str, Any]) -> str:
         if "failed" in result:
             lines += [result["failed"], ""]
         if rows := result.get("rows"):
-            heading = list(dict.fromkeys(name for row in rows for name in row))
-            cells = [heading, ["---", *["---:"] * (len(heading) - 1)]]
-            cells += [[row.get(name, "") for name in heading] for row in rows]
-            lines += [f"| {' | '.join(line)} |" for line in cells]
-            lines += ["", f"{result['date']}, {result['machine']}, {result['seconds']} s.", ""]
+            made = f"{result['date']}, {result['machine']}, {result['seconds']} s."
+            lines += [markdown_table(rows), "", made, ""]
     return "\n".join(lines)
 
 
 def code() -> str:
     """Return a hash of the package's and the benchmarks' sources."""
     root = Path(__file__).parents[2]
-    files = sorted(
-        file for folder in ("revela", "bench") for file in root.glob(f"{folder}/**/*.py")
-    )
+    files = sorted([*root.glob("revela/**/*.py"), *root.glob("bench/**/*.py")])
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
@@ -99,20 +89,15 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, also on a CPU")
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--minutes", type=float, default=25)
-    parser.add_argument(
-        "--again", action="store_true", help="discard the measurements of earlier calls"
-    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available() and not arguments.tiny:
         sys.exit("this benchmark needs a GPU; --tiny runs a small version on a CPU")
     deadline = time.monotonic() + 60 * arguments.minutes - 5  # for the end of the last process
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     kept = arguments.output / f"RESULTS-{name.replace(' ', '-')}.json"
-    if arguments.again:
-        kept.unlink(missing_ok=True)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    plan = sections(find_device(), arguments.tiny)
-    limits = {title: seconds for title, (seconds, _) in plan.items()}
+    plan = sections(find_device(), arguments.tiny).items()
+    limits = {title: seconds for title, (seconds, _) in plan}
     results = run(limits, partial(in_child, tiny=arguments.tiny), kept, deadline, code())
     failed = [title for title, result in results.items() if "failed" in result]
     done = f"{len(results) - len(failed)} of {len(results)} sections"

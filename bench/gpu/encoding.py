@@ -9,7 +9,7 @@ import torch
 
 from bench.common import encoder_around
 from bench.gpu.steps import model_of, synchronize
-from revela.retriever.encode import encode_rows
+from revela.retriever.encode import encode_rows, pad
 
 TEXTS_AT_A_TIME = 128
 
@@ -37,19 +37,15 @@ def _at_length(device: torch.device, tiny: bool, longest: int) -> Iterator[dict[
         found = torch.empty(len(rows), model.config.hidden_size)
         for start in range(0, len(rows), TEXTS_AT_A_TIME):
             batch = order[start : start + TEXTS_AT_A_TIME]
-            ids = [torch.tensor(rows[row]) for row in batch]
-            ids_BL = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
-            lengths = torch.tensor([len(row) for row in ids], device=device)
-            mask = (torch.arange(ids_BL.shape[1], device=device) < lengths[:, None]).long()
-            states = model(input_ids=ids_BL, attention_mask=mask, use_cache=False)[0].float()
-            mean = (states * mask[..., None]).sum(1) / lengths[:, None]
+            ids, mask = (given.to(device) for given in pad([rows[row] for row in batch], 0))
+            states = model(input_ids=ids, attention_mask=mask, use_cache=False)[0].float()
+            mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             found[batch] = torch.nn.functional.normalize(mean).cpu()
         return found
 
-    names = [""] * len(rows)
     expected = None
     for name, run in {
-        "ours": lambda: encode_rows(ours, rows, names, "passage"),
+        "ours": lambda: encode_rows(ours, rows, [""] * len(rows), "passage"),
         f"padded, {TEXTS_AT_A_TIME} at a time": padded,
     }.items():
         embeddings = run()  # warms up

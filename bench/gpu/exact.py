@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -30,22 +31,27 @@ def far(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().cpu().double() - expected.double()).abs().max() / largest)
 
 
-def spans(lengths: list[int], device: torch.device) -> Spans:
+def spans(lengths: list[int], device: torch.device | str) -> Spans:
     """Return the starts of rows of these lengths."""
     starts = torch.from_numpy(starts_of(lengths)).int()
     return Spans(starts.to(device), max(lengths))
 
 
+def compared(
+    names: tuple[str, ...], found: list[Tensor], expected: list[Tensor], *bounds: float
+) -> dict[str, str]:
+    """Return the errors of named tensors; each must be within its bound."""
+    errors = [far(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
+    assert all(error < bound for error, bound in zip(errors, bounds, strict=True)), errors
+    return {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
+
+
 def attention(device: torch.device) -> Iterator[dict[str, str]]:
     """Compare flash attention on packed rows, forward and backward, with plain loops in float64."""
-    if device.type != "cuda":  # the kernel exists on GPUs only
-        yield from _attention(torch.device("cpu"), torch.float64, [(8, 4, 2)])
-    else:
-        yield from _attention(device, torch.bfloat16, [(64, 32, 8), (64, 9, 3), (128, 16, 8)])
-
-
-def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> Iterator[dict[str, str]]:
-    kernel = packing.varlen_attn
+    kernel, dtype = packing.varlen_attn, torch.bfloat16
+    heads = [(64, 32, 8), (64, 9, 3), (128, 16, 8)]
+    if device.type == "cpu":  # which has no such kernel
+        kernel, dtype, heads = varlen_attn, torch.float64, [(8, 4, 2)]
     for (width, many, few), what in itertools.product(heads, ("causal", "prefix", "cross, V-norm")):
         torch.manual_seed(0)
         queries, keys = [3, 160, 1, 97], [3, 160, 1, 97]
@@ -55,35 +61,24 @@ def _attention(device: torch.device, dtype: torch.dtype, heads: Any) -> Iterator
             keys = [40, 7, 160, 1]
         shapes = [(sum(queries), many), (sum(keys), few), (sum(keys), few)]
         given = [torch.randn(*shape, width, dtype=torch.float64).to(dtype) for shape in shapes]
-        scale = width**-0.5
         outer = torch.randn(sum(queries), many, width)
         found = []
-        for exact in (True, False):
-            place = torch.device("cpu") if exact else device
-            kind = torch.float64 if exact else dtype
+        for place, kind, way in ((device, dtype, kernel), ("cpu", torch.float64, varlen_attn)):
             inputs = [x.to(place, kind).requires_grad_() for x in given]
-            packing.varlen_attn = varlen_attn if exact or device.type == "cpu" else kernel
-            try:
-                of = spans(queries, place), spans(keys, place)
+            of = spans(queries, place), spans(keys, place)
+            with mock.patch.object(packing, "varlen_attn", way):
                 if what == "cross, V-norm":
-                    tokens = [
-                        torch.arange(sum(lengths), device=place) for lengths in (keys, queries)
-                    ]
+                    tokens = [torch.arange(sum(some), device=place) for some in (keys, queries)]
                     weight = torch.ones(sum(queries), device=place)
                     reads = Reads(tokens[0], of[1], tokens[1], weight, of[0])
-                    output = read_packed(*inputs, reads, scale, value_norm=True)
+                    output = read_packed(*inputs, reads, width**-0.5, value_norm=True)
                 else:
-                    output = flash(*inputs, *of, scale, causal=True)
+                    output = flash(*inputs, *of, width**-0.5, causal=True)
                 output.backward(outer.to(place, output.dtype))
-            finally:
-                packing.varlen_attn = kernel
             found.append([output, *(x.grad for x in inputs)])
-        errors = [far(ours, theirs) for theirs, ours in zip(*found, strict=True)]
-        assert max(errors) < BOUNDS[torch.bfloat16], (what, width, errors)
         names = ("output", "of queries", "of keys", "of values")
-        yield {"attention": f"{what}, {many} heads of {width}, {few} keys"} | {
-            name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)
-        }
+        row = {"attention": f"{what}, {many} heads of {width}, {few} keys"}
+        yield row | compared(names, *found, *[BOUNDS[torch.bfloat16]] * 4)
 
 
 def losses(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
@@ -117,22 +112,16 @@ def losses(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
             if dtype == torch.float64:
                 continue
             assert packed == (dtype == torch.bfloat16 and device.type == "cuda")
-            expected = found[torch.float64]
-            errors = [
-                far(ours, theirs) for ours, theirs in zip(found[dtype], expected, strict=True)
-            ]
             bounds = [BOUNDS[dtype], 10 * BOUNDS[dtype], 5 * BOUNDS[dtype]]
             if temperature == 1e-4:  # one-hot: the cosines' gradients are rounding errors only
                 bounds[1] = float("inf")
-            bad = [e for e, bound in zip(errors, bounds, strict=True) if not e < bound]
-            assert not bad, (temperature, reading, dtype, errors)
             names = ("loss", "of cosines", "of weights")
             yield {
                 "precision": str(dtype).removeprefix("torch."),
                 "temperature": f"{temperature:g}",
                 "reading": reading,
                 "attention": "packed" if packed else "padded",
-            } | {name: f"{error:.0e}" for name, error in zip(names, errors, strict=True)}
+            } | compared(names, found[dtype], found[torch.float64], *bounds)
 
 
 def adapters(device: torch.device) -> Iterator[dict[str, str]]:
@@ -158,12 +147,8 @@ def adapters(device: torch.device) -> Iterator[dict[str, str]]:
         states.backward(torch.randn(states.shape).to(states))
         found = [states, torch.cat([weight.grad.flatten() for weight in trained])]
         if expected:
-            errors = [far(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
-            assert max(errors) < 3 * BOUNDS[dtype], (dtype, errors)
-            yield {
-                "precision": str(dtype).removeprefix("torch."),
-                "output": f"{errors[0]:.0e}",
-                "of adapters": f"{errors[1]:.0e}",
-            }
+            row = {"precision": str(dtype).removeprefix("torch.")}
+            names = ("output", "of adapters")
+            yield row | compared(names, found, expected, *[3 * BOUNDS[dtype]] * 2)
         else:
             expected = [one.detach() for one in found]

@@ -63,9 +63,8 @@ def _gradients(
     if backend:
         module.settings = copy.copy(REVELA)
         module.settings.gather_across_devices = gathered
-        distributed.init_process_group(
-            backend, f"file://{folder}/meet", rank=rank, world_size=world
-        )
+        meet = f"file://{folder}/meet"
+        distributed.init_process_group(backend, meet, rank=rank, world_size=world)
         step = DistributedDataParallel(module, find_unused_parameters=True)
     for batch in given[rank::world]:
         learning(step, place)(batch)
@@ -82,9 +81,9 @@ def _gradients(
 def _part(batch: dict[str, Any], number: int, size: int) -> dict[str, Any]:
     """Return the chunks of one process."""
     own, total = slice(number * size, (number + 1) * size), len(batch["language_model_ids"])
-    found: dict[str, Any] = {"sizes": None}
-    for name in ("language_model_ids", "language_model_mask"):
-        found[name] = batch[name][own]
-    for name in ("retriever_ids", "retriever_mask"):
-        found[name] = torch.cat([forms[own] for forms in batch[name].split(total)])
-    return found | {"retriever_lengths": batch["retriever_lengths"][:total][own] * 2}
+    found = {"sizes": None, "retriever_lengths": batch["retriever_lengths"][:total][own] * 2}
+    for kind in ("ids", "mask"):
+        found[f"language_model_{kind}"] = batch[f"language_model_{kind}"][own]
+        forms = batch[f"retriever_{kind}"].unflatten(0, (2, total))  # as query, as passage
+        found[f"retriever_{kind}"] = forms[:, own].flatten(0, 1)
+    return found

@@ -60,12 +60,9 @@ def sections(device: torch.device, tiny: bool) -> Plan:
 
 
 def in_child(title: str, seconds: float, tiny: bool) -> tuple[Rows, str]:
-    """Measure a section in a process of its own.
+    """Return a section's rows, and why there are no more: "" if it has ended.
 
-    A device error then stays in that process, and so does memory.
-
-    Returns:
-        Its rows, and why there are no more: "" if it has ended.
+    Its process keeps a device error and memory to itself.
     """
     ours, theirs = CONTEXT.Pipe()
     child = CONTEXT.Process(target=_measure, args=(title, tiny, theirs))

@@ -10,13 +10,14 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from bench.common import encoder_around, medians, ragged_batch, random_model
 from bench.inbatch.dense import plain_pass
@@ -30,13 +31,8 @@ CHUNKS = 320_000 * 16  # of the paper's training
 BATCHES_A_STEP = 32
 REPLUG_CHUNKS = 4500 * BATCHES_A_STEP * 16
 STEPS = 12
-TINY = {
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-}
+TINY = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 PARTS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
 REVELA = SimpleNamespace(
     temperature=1e-4,
@@ -55,7 +51,7 @@ REPLUG = SimpleNamespace(
 
 
 def matmul_rate(device: torch.device, size: int) -> float:
-    """Return FLOP/s of large matrix products in bfloat16."""
+    """Return FLOP/s of matrix products in bfloat16."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     seconds = medians({"matmul": lambda: [left @ right for _ in range(10)]})["matmul"] / 10
     return 2 * size**3 / seconds
@@ -72,17 +68,14 @@ def matmul(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
         yield {"size": str(size), "TFLOP/s": f"{matmul_rate(device, size) / 1e12:.1f}"}
 
 
-def layer_weights(model: nn.Module) -> int:
-    """Return the number of weights of the layers."""
-    return sum(w.numel() for name, w in model.named_parameters() if "embed" not in name)
+def layer_weights(model: nn.Module) -> list[torch.Tensor]:
+    """Return the weights of the layers."""
+    return [weight for name, weight in model.named_parameters() if "embed" not in name]
 
 
 def layer_flops(model: nn.Module, tokens: float) -> float:
     """Return FLOPs of the layers' products: two per token and frozen weight, three if trained."""
-    named = [item for item in model.named_parameters() if "embed" not in item[0]]
-    frozen = sum(weight.numel() for _, weight in named if not weight.requires_grad)
-    trained = sum(weight.numel() for _, weight in named if weight.requires_grad)
-    return tokens * (4.0 * frozen + 6.0 * trained)
+    return tokens * sum((4.0 + 2 * w.requires_grad) * w.numel() for w in layer_weights(model))
 
 
 def model_of(shape: str, device: torch.device, tiny: bool) -> Any:
@@ -172,7 +165,7 @@ def tokens_in(batch: dict[str, Any]) -> tuple[int, int]:
     return sum(batch["retriever_lengths"]), int(batch["language_model_mask"].sum())
 
 
-def learning(module: nn.Module, device: torch.device) -> Callable[[dict[str, Any]], None]:
+def learning(module: Callable[..., Any], device: torch.device) -> Callable[[dict[str, Any]], None]:
     """Return a forward and backward pass under autocast."""
 
     def step(batch: dict[str, Any]) -> None:
@@ -240,13 +233,7 @@ def models_of(
 
 
 def _revela(
-    shapes: str,
-    device: torch.device,
-    tiny: bool,
-    size: int,
-    together: int,
-    how: str,
-    rate: float,
+    shapes: str, device: torch.device, tiny: bool, size: int, together: int, how: str, rate: float
 ) -> dict[str, str]:
     retriever, causal, module = models_of(shapes, device, tiny, how)
     batches = batches_of(size, together, causal.config.vocab_size, device, tiny)
@@ -254,8 +241,8 @@ def _revela(
         torch.cuda.reset_peak_memory_stats()
     step = learning(module, device)
     seconds = timed(step, batches, device)
-    memory, reserved = peak(device), peak(device, "reserved")
-    waits = waits_of(step, batches[0], device)
+    measured = {"GB": peak(device), "GB reserved": peak(device, "reserved")}
+    measured["waits"] = waits_of(step, batches[0], device)
     rows: list[int] = []  # tokens of e and h rows processed by the language model
     hook = causal.model.register_forward_pre_hook(
         lambda _, args, kwargs: rows.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -278,9 +265,7 @@ def _revela(
         "ms a batch": f"{1000 * seconds / together:.1f}",
         "tokens/s": f"{sum(map(sum, tokens)) / len(batches) / seconds:,.0f}",
         "of matmul rate": f"{flops / len(batches) / seconds / rate:.0%}",
-        "GB": memory,
-        "GB reserved": reserved,
-        "waits": waits,
+        **measured,
         "hours of the paper's run": f"{whole / chunks * CHUNKS / 3600:.1f}",
     }
 
@@ -291,34 +276,32 @@ def beside_plain(shape: str, device: torch.device, tiny: bool) -> Iterator[dict[
         causal = model_of(shape, device, tiny)
         adapted(causal, tiny, False).train()
         batches = batches_of(size, 1, causal.config.vocab_size, device, tiny)
-        ids = [(b["language_model_ids"], b["language_model_mask"]) for b in batches]
-
-        def ours(batch: Any, causal: Any = causal, size: int = size) -> None:
-            with torch.autocast(device.type, torch.bfloat16):
-                similarity = in_batch_similarity(torch.rand(size, size, device=device), 1e-4)
-                in_batch_loss(causal, *batch, similarity, value_norm=True).backward()
-
-        def packed(batch: Any, causal: Any = causal) -> None:
-            twice = [torch.cat([tensor, tensor]) for tensor in batch]
-            with torch.autocast(device.type, torch.bfloat16):
-                plain_loss(causal, *twice).backward()
-
-        def stock(batch: Any, causal: Any = causal) -> None:
-            with torch.autocast(device.type, torch.bfloat16):
-                plain_pass(causal, *batch).backward()
-
         row = {"B": str(size)}
-        for name, run in {
-            "ours": ours,
-            "plain, packed": packed,
-            "plain, padded, all logits": stock,
+        for name, loss in {
+            "ours": _ours,
+            "plain, packed": _packed,
+            "plain, padded, all logits": plain_pass,
         }.items():
+            step = learning(partial(_loss_of_batch, loss, causal), device)
             try:
-                row[f"{name}, ms"] = f"{1000 * timed(run, ids, device):.1f}"
+                row[f"{name}, ms"] = f"{1000 * timed(step, batches, device):.1f}"
             except torch.OutOfMemoryError:
                 row[f"{name}, ms"] = "out of memory"
             causal.zero_grad()
         yield row
+
+
+def _loss_of_batch(loss: Any, causal: Any, **batch: Any) -> dict[str, torch.Tensor]:
+    return {"loss": loss(causal, batch["language_model_ids"], batch["language_model_mask"])}
+
+
+def _ours(causal: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    similarity = in_batch_similarity(torch.rand(len(ids), len(ids), device=ids.device), 1e-4)
+    return in_batch_loss(causal, ids, mask, similarity, value_norm=True)
+
+
+def _packed(causal: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return plain_loss(causal, torch.cat([ids, ids]), torch.cat([mask, mask]))
 
 
 def replug(shape: str, device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
@@ -339,7 +322,8 @@ def replug(shape: str, device: torch.device, tiny: bool) -> Iterator[dict[str, s
         tokens = [tokens_in(batch) for batch in batches]
         encoded, read = (sum(counts) / len(batches) for counts in zip(*tokens, strict=True))
         scored = size * read
-        layers, head = layer_weights(causal.model), causal.get_output_embeddings().weight.numel()
+        layers = sum(weight.numel() for weight in layer_weights(causal.model))
+        head = causal.get_output_embeddings().weight.numel()
         flops = layer_flops(retriever, encoded) + 2.0 * (read * layers + scored * (layers + head))
         yield {
             "B": str(size),
@@ -363,8 +347,7 @@ def operators(device: torch.device, tiny: bool) -> Iterator[dict[str, str]]:
     step = learning(module, device)
     wall, host = timed(step, batches, device), timed(step, small, device)
     cuda = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as profiled:
+    with profile() as profiled:  # of the CPU, and of a GPU if there is one
         step(batches[-1])
         synchronize(device)
 

@@ -14,10 +14,10 @@ full size, gradient checkpointing, bfloat16) at B = 64 and 128.
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bench.common import (
     chunk_lengths,
@@ -44,10 +44,7 @@ DENSE_FITS = 32  # maximum B
 def runs(model: Any, size: int, uniform: bool = False) -> dict[str, Callable[[], None]]:
     """Return a step of each implementation on a batch of real lengths of at most `LENGTH` tokens.
 
-    Args:
-        model: the language model.
-        size: B.
-        uniform: equal similarities; otherwise as sharp as the paper's.
+    Similarities are `uniform`, or as sharp as the paper's.
     """
     vocabulary = model.config.vocab_size
     ids, mask = ragged_batch([LENGTH, *chunk_lengths(size - 1, LENGTH)], vocabulary)
@@ -72,19 +69,18 @@ def memory(sizes: list[int]) -> None:
 
     rows = []
     for size in sizes:
-        sharp, uniform = peak(size, "ours"), peak(size, "ours", uniform=True)
-        dense = peak(size, "dense") if size <= DENSE_FITS else None
-        rows.append(
-            {
-                "B": str(size),
-                "one-hot, GB": f"{sharp:.2f}",
-                "MB a chunk": f"{1000 * sharp / size:.0f}",
-                "uniform, GB": f"{uniform:.2f}",
-                "joint, uniform, GB": f"{peak(size, 'joint', uniform=True):.2f}",
-                "dense, GB": f"{dense:.2f}" if dense else "",
-                "dense / one-hot": f"{dense / sharp:.1f}" if dense else "",
-            }
-        )
+        sharp = peak(size, "ours")
+        row = {
+            "B": str(size),
+            "one-hot, GB": f"{sharp:.2f}",
+            "MB a chunk": f"{1000 * sharp / size:.0f}",
+            "uniform, GB": f"{peak(size, 'ours', uniform=True):.2f}",
+            "joint, uniform, GB": f"{peak(size, 'joint', uniform=True):.2f}",
+        }
+        if size <= DENSE_FITS:
+            dense = peak(size, "dense")
+            row |= {"dense, GB": f"{dense:.2f}", "dense / one-hot": f"{dense / sharp:.1f}"}
+        rows.append(row)
     report("Memory at one layer", COMMAND, rows)
 
 
@@ -99,16 +95,11 @@ def against_plain_and_dense(sizes: list[int]) -> None:
         found = medians(ways)
         # Not interleaved: the state of the heap after it would slow down the next run.
         found |= medians({"dense": dense}, repeats=3)
-        rows.append(
-            {
-                "B": str(size),
-                "similarities": "uniform" if uniform else "one-hot",
-                "ms a chunk": f"{1000 * found['ours'] / size:.0f}",
-                "dense / ours": f"{found['dense'] / found['ours']:.2f}",
-                "ours / plain": f"{found['ours'] / found['plain']:.2f}",
-                "joint / ours": f"{found['joint'] / found['ours']:.2f}",
-            }
-        )
+        row = {"B": str(size), "similarities": "uniform" if uniform else "one-hot"}
+        row["ms a chunk"] = f"{1000 * found['ours'] / size:.0f}"
+        for one, other in (("dense", "ours"), ("ours", "plain"), ("joint", "ours")):
+            row[f"{one} / {other}"] = f"{found[one] / found[other]:.2f}"
+        rows.append(row)
     report("One layer: against dense and plain", COMMAND, rows)
 
 
@@ -125,14 +116,12 @@ def as_the_batch_grows(sizes: list[int]) -> None:
     base = 16 if 16 in sizes else sizes[0]
     rows = []
     for size in sizes:
-        chunk, plain = found[f"ours {size}"] / size, found.get(f"plain {size}")
-        ratio = chunk / (found[f"ours {base}"] / base)
-        row = {
-            "B": str(size),
-            "ms a chunk": f"{1000 * chunk:.0f}",
-            f"of B = {base}": f"{ratio:.2f}",
-        }
-        rows.append(row | {"ours / plain": f"{chunk * size / plain:.2f}" if plain else ""})
+        ours = found[f"ours {size}"]
+        row = {"B": str(size), "ms a chunk": f"{1000 * ours / size:.0f}"}
+        row[f"of B = {base}"] = f"{ours / size / (found[f'ours {base}'] / base):.2f}"
+        if size <= DENSE_FITS:
+            row["ours / plain"] = f"{ours / found[f'plain {size}']:.2f}"
+        rows.append(row)
     report("Four layers: as the batch grows", COMMAND, rows)
 
 
@@ -146,23 +135,12 @@ def large_batches(sizes: list[int]) -> None:
             model.train()
         module = Revela(encoder_around(models[0].model), models[1], RevelaObjective(name="revela"))
         lengths = chunk_lengths(size, 156)
-        inputs: list[Tensor] = [
-            *ragged_batch([length + 4 for length in lengths] * 2, 49152),
-            *ragged_batch(lengths, 49152),
-        ]
-
-        def step(module: Revela = module, inputs: list[Tensor] = inputs) -> None:
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = module(*inputs)["loss"]
-            loss.backward()
-
-        rows.append(
-            {
-                "B": str(size),
-                "step, GB": f"{peak_gb(step):.1f}",
-                "whole process, GB": f"{resident_gb('VmHWM'):.1f}",
-            }
-        )
+        forms = ragged_batch([length + 4 for length in lengths] * 2, 49152)
+        loss = torch.autocast("cpu", torch.bfloat16)(partial(module, *forms))
+        bare = ragged_batch(lengths, 49152)
+        peak = peak_gb(lambda loss=loss, bare=bare: loss(*bare)["loss"].backward())
+        row = {"B": str(size), "step, GB": f"{peak:.1f}"}
+        rows.append(row | {"whole process, GB": f"{resident_gb('VmHWM'):.1f}"})
     report("Memory of large batches", f"{COMMAND} --large", rows)
 
 

@@ -8,6 +8,7 @@ import json
 import random
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,13 +66,8 @@ def _measured(size: int, words: list[str]) -> dict[str, str]:
             for query in queries:
                 index.search([query], _DEPTH, ranking)
 
-        times = medians(
-            {
-                "numpy": numpy_search,
-                **{by: (lambda by=by: search(by)) for by in ("dense", "bm25", "hybrid")},
-            },
-            repeats=3,
-        )
+        ways = {by: partial(search, by) for by in ("dense", "bm25", "hybrid")}
+        times = medians({"numpy": numpy_search, **ways}, repeats=3)
     return {
         "documents": f"{size:,}",
         "index, BM25 included, s": f"{own:.0f}",

@@ -6,24 +6,24 @@ Measures MB/s on one core of both, and the ratio, and MB/s for one row of growin
 """
 
 import re
-import statistics
 import time
-from collections.abc import Iterator
 
+from bench.common import medians
 from revela.config.text import PackagesCorpus
 from revela.text.chunking import chunk_text, train_punkt
-from revela.text.corpora import Document, Skipped, read_documents
+from revela.text.corpora import Skipped, read_documents
 
 PACKAGES = ["numpy", "pandas", "scipy", "sklearn", "torch", "transformers"]
-REPEATS = 3
 
 
 def main() -> None:
     """Print the measurements."""
-    code = []
-    for document in documents():
+    corpus = PackagesCorpus(source="python-packages", packages=PACKAGES)
+    code, size = [], 0
+    for document in read_documents(corpus, Skipped()):
         code.append(document.text)
-        if sum(map(len, code)) > 4_000_000:
+        size += len(document.text)
+        if size > 4_000_000:
             break
     # Docstrings only: prose with many sentence ends.
     prose = ["\n".join(re.findall(r'"""(.*?)"""', text, re.DOTALL)) for text in code]
@@ -32,31 +32,21 @@ def main() -> None:
     measure_one_row("\n".join(code))
 
 
-def documents() -> Iterator[Document]:
-    """Stream the embedded corpus repeatedly."""
-    corpus = PackagesCorpus(source="python-packages", packages=PACKAGES)
-    while True:
-        yield from read_documents(corpus, Skipped())
-
-
 def measure_speed(name: str, texts: list[str]) -> None:
     """Time both alternately, so that noise of the machine affects both equally."""
     splitter = train_punkt(texts)
     size = sum(map(len, texts)) / 1e6
-    plain, ours = [], []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        for text in texts:
-            splitter.tokenize(text)  # what sent_tokenize does once its model is loaded
-        middle = time.perf_counter()
-        for text in texts:
-            chunk_text(text, splitter, 120)
-        plain.append(middle - start)
-        ours.append(time.perf_counter() - middle)
-    a, b = statistics.median(plain), statistics.median(ours)
+    found = medians(
+        {
+            # What sent_tokenize does once its model is loaded.
+            "plain": lambda: [splitter.tokenize(text) for text in texts],
+            "ours": lambda: [chunk_text(text, splitter, 120) for text in texts],
+        },
+        repeats=3,
+    )
     print(
-        f"{name}: {size:.1f} MB, one core: sent_tokenize {size / a:.2f} MB/s, "
-        f"chunking {size / b:.2f} MB/s, ratio {a / b:.2f}"
+        f"{name}: {size:.1f} MB, one core: sent_tokenize {size / found['plain']:.2f} MB/s, "
+        f"chunking {size / found['ours']:.2f} MB/s, ratio {found['plain'] / found['ours']:.2f}"
     )
 
 

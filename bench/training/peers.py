@@ -15,7 +15,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,8 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.base.sampler import BatchSamplers
+from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.sentence_transformer.losses import (
-    DenoisingAutoEncoderLoss,
-    MultipleNegativesRankingLoss,
-)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.common import report
@@ -41,10 +40,8 @@ from revela.evaluation.collections import collection_files
 from revela.text.rows import parquet_rows
 
 ENCODER, LANGUAGE_MODEL = "data/encoders/all-MiniLM-L6-v2", "data/backbones/5m"
-BATCHES, PAIRS = (
-    Path("results/batches/python-packages.parquet"),
-    Path("results/pairs/in-batch.parquet"),
-)
+BATCHES = Path("results/batches/python-packages.parquet")
+PAIRS = Path("results/pairs/in-batch.parquet")
 TASKS = Path("results/benchmarks/pydocs")
 COMMAND = "python -m bench.training.peers"
 
@@ -53,11 +50,12 @@ def recipes(encoder: SentenceTransformer) -> dict[str, Callable[[], dict[str, An
     """Return what each recipe gives the trainer beside the encoder: data, loss, batches."""
     chunks = [text for row in parquet_rows(BATCHES) for text in row["texts"]]
     pairs = list(parquet_rows(PAIRS))
+    queries, positives = ([pair[side] for pair in pairs] for side in ("query", "positive"))
+    noisy = [_damaged(text) for text in chunks]
+    in_batch = losses.MultipleNegativesRankingLoss(encoder, scale=20)
 
-    def contriever() -> dict[str, Any]:
-        spans = {side: [pair[side] for pair in pairs] for side in ("query", "positive")}
-        loss = MultipleNegativesRankingLoss(encoder, scale=20)
-        return {"train_dataset": Dataset.from_dict(spans), "loss": loss}
+    def on_pairs(first: list[str], second: list[str], loss: Any) -> dict[str, Any]:
+        return {"train_dataset": Dataset.from_dict({"a": first, "b": second}), "loss": loss}
 
     def revela() -> dict[str, Any]:
         reader = AutoModelForCausalLM.from_pretrained(LANGUAGE_MODEL).requires_grad_(False)
@@ -68,15 +66,12 @@ def recipes(encoder: SentenceTransformer) -> dict[str, Callable[[], dict[str, An
             "data_collator": RevelaCollator(encoder, tokenizer),
         }
 
-    def simcse() -> dict[str, Any]:
-        same = Dataset.from_dict({"text": chunks, "again": chunks})
-        return {"train_dataset": same, "loss": MultipleNegativesRankingLoss(encoder, scale=20)}
-
-    def tsdae() -> dict[str, Any]:
-        noisy = Dataset.from_dict({"noisy": [_damaged(text) for text in chunks], "text": chunks})
-        return {"train_dataset": noisy, "loss": DenoisingAutoEncoderLoss(encoder)}
-
-    return {"Contriever": contriever, "Revela, joint": revela, "SimCSE": simcse, "TSDAE": tsdae}
+    return {
+        "Contriever": partial(on_pairs, queries, positives, in_batch),
+        "Revela, joint": revela,
+        "SimCSE": partial(on_pairs, chunks, chunks, in_batch),
+        "TSDAE": lambda: on_pairs(noisy, chunks, losses.DenoisingAutoEncoderLoss(encoder)),
+    }
 
 
 def adapted(recipe: str, steps: int, seed: int) -> tuple[SentenceTransformer, float]:
@@ -157,27 +152,21 @@ def main() -> None:
     options = parser.parse_args()
     sets = {"demo's tasks": sorted(TASKS.iterdir())} | {c.name: [c] for c in options.collection}
     start = fresh()
-    scored = {"untouched": {name: [score(start, folders)] for name, folders in sets.items()}}
-    seconds: dict[str, list[float]] = {"untouched": []}
+    first = {"": "untouched"}
+    for name, folders in sets.items():
+        first |= {name: f"{score(start, folders):.1f}", f"{name}, averaged": ""}
+    rows = [first]
     for recipe in recipes(start):
-        row: dict[str, list[float]] = {}
+        found: dict[str, list[float]] = defaultdict(list)
+        seconds = []
         for seed in options.seed:
             end, each_step = adapted(recipe, options.steps, seed)
-            seconds.setdefault(recipe, []).append(each_step)
+            seconds.append(each_step)
             for name, folders in sets.items():
-                row.setdefault(name, []).append(score(end, folders))
-                row.setdefault(f"{name}, averaged", []).append(score(halfway(start, end), folders))
-        scored[recipe] = row
-    headings = [f"{name}{kind}" for name in sets for kind in ("", ", averaged")]
-    rows = [
-        {"": recipe}
-        | {
-            heading: " ".join(f"{value:.1f}" for value in row.get(heading, []))
-            for heading in headings
-        }
-        | {"s a step": f"{statistics.mean(seconds[recipe]):.1f}" if seconds[recipe] else ""}
-        for recipe, row in scored.items()
-    ]
+                found[name].append(score(end, folders))
+                found[f"{name}, averaged"].append(score(halfway(start, end), folders))
+        row = {name: " ".join(f"{value:.1f}" for value in values) for name, values in found.items()}
+        rows.append({"": recipe} | row | {"s a step": f"{statistics.mean(seconds):.1f}"})
     title = f"Recipes of adapting without labels: all-MiniLM-L6-v2, {options.steps} steps, by seed"
     report(title, " ".join([COMMAND, *sys.argv[1:]]), rows)
 

@@ -6,6 +6,7 @@ language model of SmolLM2-135M's width, few layers, ragged lengths of real chunk
     python -m bench.training.replug
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,24 +38,13 @@ def main() -> None:
     rows = []
     for size in (4, 8, 16):
         ids, mask = ragged_batch(chunk_lengths(size, 160), model.config.vocab_size)
-        torch.testing.assert_close(
-            cross_losses(model, ids, mask), naive(model, ids, mask), rtol=1e-5, atol=1e-2
-        )
-        found = medians(
-            {
-                "ours": lambda ids=ids, mask=mask: cross_losses(model, ids, mask),
-                "naive": lambda ids=ids, mask=mask: naive(model, ids, mask),
-            },
-            repeats=3,
-        )
-        rows.append(
-            {
-                "B": str(size),
-                "ours, ms a chunk": f"{1000 * found['ours'] / size:.0f}",
-                "naive, ms a chunk": f"{1000 * found['naive'] / size:.0f}",
-                "naive / ours": f"{found['naive'] / found['ours']:.2f}",
-            }
-        )
+        ways = {"ours": partial(cross_losses, model, ids, mask)}
+        ways["naive"] = partial(naive, model, ids, mask)
+        torch.testing.assert_close(ways["ours"](), ways["naive"](), rtol=1e-5, atol=1e-2)
+        found = medians(ways, repeats=3)
+        row = {"B": str(size)}
+        row |= {f"{way}, ms a chunk": f"{1000 * s / size:.0f}" for way, s in found.items()}
+        rows.append(row | {"naive / ours": f"{found['naive'] / found['ours']:.2f}"})
     report("REPLUG's scores", "python -m bench.training.replug", rows)
 
 

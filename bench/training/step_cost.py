@@ -23,20 +23,13 @@ from revela.common import outputs
 from revela.common.memory import keep_freed_memory
 from revela.config.encoding import EncodingKeys
 from revela.config.training import Experiment, ReplugObjective, RevelaObjective
-from revela.retriever.load import (
-    load_language_model,
-    load_model,
-    load_tokenizer,
-    read_encoder,
-)
+from revela.retriever.load import load_language_model, load_model, load_tokenizer, read_encoder
 from revela.retriever.source import Source
 from revela.training.collators import BatchCollator
 from revela.training.objectives.replug import Replug
 from revela.training.objectives.revela import Revela
 
 BACKBONE = "data/backbones/5m"
-SIZES = [2, 4, 8, 16, 32]
-REPEATS = 3
 COMMAND = "python -m bench.training.step_cost"
 
 
@@ -45,9 +38,9 @@ def steps_by_size(sizes: list[int]) -> dict[int, dict[str, Callable[[], None]]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = {"retriever": BACKBONE, "language_model": BACKBONE}
     revela, replug = RevelaObjective(name="revela"), ReplugObjective(name="replug")
+    source = Source(BACKBONE)
     # REPLUG's tensors, a subset of Revela's.
     experiment = Experiment(objective=replug, data="chunks", **models)
-    source = Source(BACKBONE)
 
     def encoder() -> Any:
         return read_encoder(source, EncodingKeys(), lambda kind: load_model(source, kind))
@@ -77,7 +70,7 @@ def main() -> None:
     """Measure, and write a CSV or a section of RESULTS.md."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8, 16, 32])
     arguments = parser.parse_args()
     output, steps = arguments.output, steps_by_size(arguments.sizes)
     for run in steps[arguments.sizes[0]].values():
@@ -89,7 +82,7 @@ def main() -> None:
     rows = []
     for size, runs in steps.items():
         row = {"batch_size": str(size)}
-        found = {"seconds": medians(runs, REPEATS), "memory_gb": peaks[size]}
+        found = {"seconds": medians(runs, repeats=3), "memory_gb": peaks[size]}
         for what, of in found.items():
             row |= {f"{name}_{what}": f"{of[name]:.4f}" for name in ("replug", "revela")}
             row[f"{what.removesuffix('_gb')}_ratio"] = f"{of['replug'] / of['revela']:.2f}"

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,9 +19,8 @@ MISSING += ("sentence_transformers", "sklearn", "scipy")
 
 
 def bench(folder: Path, *options: str) -> str:
-    (folder / "sitecustomize.py").write_text(
-        f"import sys\nsys.modules.update(dict.fromkeys({MISSING}))\n"
-    )
+    without = f"import sys\nsys.modules.update(dict.fromkeys({MISSING}))\n"
+    (folder / "sitecustomize.py").write_text(without)
     command = [sys.executable, "-m", "bench.gpu", "--tiny", "--output", str(folder), *options]
     path = os.pathsep.join([str(folder), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -60,10 +61,9 @@ def test_a_section_that_fails_says_so_and_keeps_its_rows(tmp_path):
 def test_no_section_lasts_longer_than_what_is_left(tmp_path):
     from bench.gpu.__main__ import run
 
-    given = []
-    end = time.monotonic() + 100
-    limits = {"one": 60.0, "two": 1000.0}
-    run(limits, lambda _, seconds: (given.append(seconds), ([], ""))[1], tmp_path / "kept", end)
+    measure, end = mock.Mock(return_value=([], "")), time.monotonic() + 100
+    run({"one": 60.0, "two": 1000.0}, measure, tmp_path / "kept", end)
+    given = [call.args[1] for call in measure.call_args_list]
     assert given == [60, pytest.approx(100, abs=5)]
 
 
@@ -116,25 +116,20 @@ def test_a_section_that_dies_or_hangs_ends_alone(ending, reason, monkeypatch):
 def test_a_batch_that_does_not_fit_is_tried_with_checkpointing_and_leaves_nothing(monkeypatch):
     from bench.gpu import steps
 
-    class Held:
-        alive = 0
-
-        def __init__(self):
-            Held.alive += 1
-
-        def __del__(self):
-            Held.alive -= 1
+    alive = weakref.WeakSet()
 
     def measured(shapes, device, tiny, size, together, how, rate):
-        assert Held.alive == 0
-        held = Held()  # as the models, in the frame that raises
+        assert not alive
+        held = torch.nn.Module()  # as the models, in the frame that raises
+        alive.add(held)
         if together == 2 or not how:
             raise torch.OutOfMemoryError(str(held))
         return {"B": str(size), "how": how}
 
     monkeypatch.setattr(steps, "_revela", measured)
     monkeypatch.setattr(steps, "rate_of", lambda *_: 1.0)
-    plans = [(2, 1, ""), (2, 2, "")]
-    rows = [*steps.revela("SmolLM2-135M", torch.device("cpu"), True, plans)]
-    assert rows[0] == {"B": "2", "how": "checkpointing"}
-    assert rows[-1] == {"B": "2", "batches a forward": "2", "GB": "too many"}
+    rows = steps.revela("SmolLM2-135M", torch.device("cpu"), True, [(2, 1, ""), (2, 2, "")])
+    assert [*rows] == [
+        {"B": "2", "how": "checkpointing"},
+        {"B": "2", "batches a forward": "2", "GB": "too many"},
+    ]

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 
 from revela.training.checkpoints import step_of
 from tests.cluster import slurm
+from tests.training.common import assert_same_weights
 from tests.workflow.test_workflow import CONFIG as TINY
 from tests.workflow.test_workflow import ROOT, write_inputs
 
@@ -96,10 +95,6 @@ class Cluster:
         ids = [line.split()[0] for line in printed.splitlines() if rule in line.split()[1]]
         return [slurm.record(number) for number in ids]
 
-    def said(self, job: dict[str, str]) -> str:
-        """Return the log that Slurm wrote for a job."""
-        return Path(job["StdOut"]).read_text()
-
     def train_until(self, step: int, name: str, **overlay: object) -> tuple[subprocess.Popen, str]:
         """Call Snakemake for a training and wait for a step; return the call and the job."""
         running = self.start(f"results/models/{name}/retriever", **overlay)
@@ -131,9 +126,6 @@ class Cluster:
         """Return the steps in a finished training's log."""
         lines = (self.folder / f"results/models/{name}/log.jsonl").read_text().splitlines()
         return [json.loads(line)["step"] for line in lines]
-
-    def weights(self, name: str) -> dict:
-        return load_file(self.folder / f"results/models/{name}/retriever/model.safetensors")
 
     def manifest(self, name: str) -> dict:
         return json.loads((self.folder / f"results/models/{name}/manifest.json").read_text())
@@ -225,7 +217,8 @@ def test_a_job_at_its_time_limit_is_submitted_again_until_done(cluster):
     jobs = cluster.records("rule_train_wildcards_limited")
     assert [job["JobState"] for job in jobs] == ["FAILED", "FAILED", "COMPLETED"]
     for step, job in enumerate(jobs[:2], start=1):
-        assert f"stopped by the job's time limit at step {step} of 3" in cluster.said(job)
+        said = Path(job["StdOut"]).read_text()
+        assert f"stopped by the job's time limit at step {step} of 3" in said
         assert job["TimeLimit"] == "00:01:00"
         assert gpus(job) == "gres:gpu:2"
     assert cluster.steps("limited") == [1, 2, 3]
@@ -235,6 +228,5 @@ def assert_undisturbed(cluster: Cluster, name: str) -> None:
     """Check that a training made each step once, on four processes, with the same result."""
     assert cluster.manifest(name)["processes"] == 4
     assert cluster.steps(name) == list(range(1, STEPS + 1))
-    expected, resumed = cluster.weights("undisturbed"), cluster.weights(name)
-    assert expected.keys() == resumed.keys()
-    assert all(torch.equal(expected[key], resumed[key]) for key in expected)
+    models = cluster.folder / "results/models"
+    assert_same_weights(models / "undisturbed/retriever", models / name / "retriever")

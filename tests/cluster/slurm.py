@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 CONFIG = Path(__file__).with_name("slurm.conf").read_text()
+NODES, GPUS = ("gpu1", "gpu2"), 4  # on each node
 NODE = (
-    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}"
-    " RealMemory={memory} Gres=gpu:{gpus} State=UNKNOWN\n"
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=64"
+    f" RealMemory=512000 Gres=gpu:{GPUS} State=UNKNOWN\n"
 )
 
 
@@ -28,28 +29,20 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def slurm(
-    folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 64, memory: int = 512_000
-) -> Iterator[Callable[[str], contextlib.AbstractContextManager]]:
-    """Run Slurm in a folder, with nodes that claim these numbers of CPUs, GPUs and MB.
-
-    Yields `lost(node)`, a context in which the node is lost.
-    """
+def slurm(folder: Path) -> Iterator[Callable[[str], contextlib.AbstractContextManager]]:
+    """Run Slurm in a folder; yield `lost(node)`, a context in which the node is lost."""
     folder.mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
-    names = [f"gpu{n}" for n in range(1, nodes + 1)]
-    for name in ("state", "dev", *(f"spool.{name}" for name in names)):
+    for name in ("state", "dev", *(f"spool.{name}" for name in NODES)):
         (folder / name).mkdir()
-    for n in range(gpus):
+    for n in range(GPUS):
         (folder / f"dev/gpu{n}").symlink_to("/dev/null")
     config = CONFIG.format(folder=folder, host=host, port=free_port())
-    for name in names:
-        config += NODE.format(
-            name=name, host=host, port=free_port(), cpus=cpus, memory=memory, gpus=gpus
-        )
+    for name in NODES:
+        config += NODE.format(name=name, host=host, port=free_port())
     config += "PartitionName=fake Nodes=ALL Default=NO MaxTime=INFINITE State=UP\n"
     (folder / "slurm.conf").write_text(config)
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu[0-{gpus - 1}]\n")
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu[0-{GPUS - 1}]\n")
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
@@ -79,7 +72,7 @@ def slurm(
             subprocess.run(["scontrol", "update", f"NodeName={name}", *down], check=True)
             yield
             running[name] = start_node(name)
-            wait_for(lambda: _available() == nodes, 60, f"{nodes} nodes, see {folder}")
+            wait_for(_all_available, 60, f"all nodes, see {folder}")
 
         # Snakemake's job steps lose SLURM_CONF and find the file only here.
         for name in ("slurm.conf", "gres.conf"):
@@ -95,8 +88,8 @@ def slurm(
             f"--socket={folder}/munge.socket",
         )
         start("slurmctld", "-D", "-c")
-        running = {name: start_node(name) for name in names}
-        wait_for(lambda: _available() == nodes, 60, f"{nodes} nodes, see {folder}")
+        running = {name: start_node(name) for name in NODES}
+        wait_for(_all_available, 60, f"all nodes, see {folder}")
         try:
             yield lost
         finally:
@@ -118,13 +111,14 @@ def output(*command: str) -> str:
     return result.stdout
 
 
-def jobs(states: str = "pending,running,suspended,completing") -> list[str]:
-    """Return the ids of the jobs in some states, by default of waiting and running ones."""
-    return output("squeue", "--noheader", f"--states={states}", "--format=%i").split()
+def jobs() -> list[str]:
+    """Return the ids of the waiting and running jobs."""
+    states = "--states=pending,running,suspended,completing"
+    return output("squeue", "--noheader", states, "--format=%i").split()
 
 
-def _available() -> int:
-    return len(output("sinfo", "-h", "-N", "-t", "idle,mixed", "-o", "%N").split())
+def _all_available() -> bool:
+    return set(NODES) == {*output("sinfo", "-h", "-N", "-t", "idle,mixed", "-o", "%N").split()}
 
 
 def record(job: str) -> dict[str, str]:

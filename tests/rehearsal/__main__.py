@@ -81,18 +81,10 @@ def representatives(config: Config) -> list[str]:
 
 def surroundings(address: str) -> dict[str, str]:
     """Return an environment with the local hub only, without the user's caches."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
-    return kept | {
-        "HF_ENDPOINT": address,
-        "HF_HOME": str(FOLDER / "cache"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "NLTK_DATA": str(FOLDER / "cache" / "nltk"),
-        # Requests to other machines go to the local hub, which rejects them.
-        "http_proxy": address,
-        "https_proxy": address,
-        "no_proxy": "127.0.0.1",
-    }
+    # Requests to other machines go to the local hub, which rejects them.
+    proxies = {"http_proxy": address, "https_proxy": address, "no_proxy": "127.0.0.1"}
+    cache = FOLDER / "cache"
+    return hub.environment(address, cache) | proxies | {"NLTK_DATA": str(cache / "nltk")}
 
 
 if __name__ == "__main__":

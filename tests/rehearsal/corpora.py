@@ -118,8 +118,7 @@ def _published_batches(folder: Path) -> None:
 def _published_code_batches(folder: Path) -> None:
     """Batches with the name of their corpus."""
     batches = _sixteens("trumancai/revela_code_training_corpus")
-    rows = ({"src": "stackoverflow", "text": texts} for texts in batches)
-    write_jsonl(folder / "train.jsonl", rows)
+    write_jsonl(folder / "train.jsonl", ({"src": "stackoverflow", "text": t} for t in batches))
 
 
 def _sixteens(dataset: str) -> Iterator[list[str]]:

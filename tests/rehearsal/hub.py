@@ -4,8 +4,7 @@ It serves `models/<organisation>/<name>/…` and `datasets/<organisation>/<name>
 same files for every revision. With `HF_ENDPOINT` set to its address, huggingface_hub, transformers,
 datasets and mteb load from it as from the real one. A repository with a file `.gated` is gated;
 `.pulls/<number>/` contains the files added by a pull request. With a file `.breaks`, the connection
-breaks off in the middle of the next file, once. Uploaded models are written below
-`models/`.
+breaks off in the middle of the next file, once. Uploaded models are written below `models/`.
 """
 
 import base64
@@ -44,9 +43,11 @@ def serving(folder: Path) -> Iterator[str]:
 
 def environment(address: str, cache: Path) -> dict[str, str]:
     """Return the environment of a process that has only this hub, and its own cache."""
-    return os.environ | {
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    return kept | {
         "HF_ENDPOINT": address,
         "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_OFFLINE": "0",
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -97,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
                 kind, name, question, revision, rest = map(unquote, match.groups(""))
                 repository = self._repository(kind, name)
                 if question == "tree":
-                    recursive = parse_qs(url.query).get("recursive", [""])[0].lower() == "true"
+                    recursive = "recursive=true" in url.query.lower()
                     answer = _tree(repository, rest.strip("/"), recursive)
                 elif question == "paths-info":
                     wanted = parse_qs(body.decode())["paths"]
@@ -255,17 +256,9 @@ def _info(repository: Path, name: str, revision: str) -> dict[str, Any]:
         for entry in _tree(repository, "", recursive=True)
         if entry["type"] == "file"
     ]
-    return {
-        "id": name,
-        "sha": _commit(name, revision),
-        "private": False,
-        "gated": False,
-        "disabled": False,
-        "downloads": 0,
-        "likes": 0,
-        "tags": [],
-        "siblings": files,
-    }
+    never = dict.fromkeys(("private", "gated", "disabled"), False)
+    rest = {"downloads": 0, "likes": 0, "tags": [], "siblings": files} | never
+    return {"id": name, "sha": _commit(name, revision)} | rest
 
 
 def _tree(repository: Path, below: str, recursive: bool) -> list[dict[str, Any]]:

@@ -48,12 +48,7 @@ _OF_EVERY_EXPERIMENT = {
 
 
 def write_miniature(original: Path, path: Path) -> None:
-    """Write a config with the same entries, each of which takes seconds.
-
-    Args:
-        original: the config to reduce.
-        path: the file to write.
-    """
+    """Write a config with the same entries, each of which takes seconds."""
     config = yaml.safe_load(original.read_text(encoding="utf-8"))
     for section in ("corpora", "batches", "pairs", "experiments", "figures"):
         config[section] = {name: _cut(entry) for name, entry in config[section].items()}
@@ -69,10 +64,10 @@ def write_miniature(original: Path, path: Path) -> None:
 
 def _cut(entry: dict[str, Any]) -> dict[str, Any]:
     """Reduce the sizes of an entry, including nested settings."""
-    smaller: dict[str, Any] = {}
-    for key, value in entry.items():
+
+    def cut(key: str, value: Any) -> Any:
         if key in _SMALLER:
-            smaller[key] = _SMALLER[key](value)
-        else:
-            smaller[key] = _cut(value) if isinstance(value, dict) else value
-    return smaller
+            return _SMALLER[key](value)
+        return _cut(value) if isinstance(value, dict) else value
+
+    return {key: cut(key, value) for key, value in entry.items()}

@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
 from tests.rehearsal.material import articles
 
 
@@ -21,6 +26,7 @@ class _Family:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
+SPECIAL = ("bos", "pad", "eos")
 _PICKLED = ("bge-m3", "codebert", "contriever", "laprador", "retromae", "unixcoder")
 """Parts of the names whose repositories hold pickled weights, and safetensors in a pull request."""
 _DECODER = {"num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -57,16 +63,12 @@ def write_model(folder: Path, name: str) -> None:
     Raises:
         KeyError: the architecture of a model of this name is unknown.
     """
-    import torch
-
     torch.manual_seed(0)
     base = base_of(name)
     family = _family(base or name)
     tokenizer = tokenizer_like(base or name)
     model = _model(family, tokenizer)
     if base:
-        from peft import LoraConfig, get_peft_model
-
         headless = model.model  # as in the authors' training code
         headless.name_or_path = base
         adapted = get_peft_model(headless, LoraConfig(r=4, target_modules=_TARGETS))
@@ -95,22 +97,12 @@ def _family(name: str) -> _Family:
 
 
 def _model(family: _Family, tokenizer: Any) -> Any:
-    import transformers
-
     architecture = getattr(transformers, family.architecture)
-    config = architecture.config_class(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=family.positions,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **family.changes,
-    )
-    return architecture(config)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": len(tokenizer)}
+    shape |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
+    shape |= {"max_position_embeddings": family.positions, **family.changes}
+    return architecture(architecture.config_class(**shape))
 
 
 def tokenizer_like(name: str) -> Any:
@@ -118,13 +110,9 @@ def tokenizer_like(name: str) -> Any:
 
     They have the first ids, padding the second: RoBERTa counts positions from it.
     """
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-
     family, tokenizer = _family(name), Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = {"bos_token": family.bos, "pad_token": family.pad, "eos_token": family.eos}
-    special = {name: token for name, token in special.items() if token}
+    special = {f"{name}_token": token for name in SPECIAL if (token := getattr(family, name))}
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=list(dict.fromkeys(special.values())),

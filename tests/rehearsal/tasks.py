@@ -110,9 +110,12 @@ def _write_bright(folder: Path) -> None:
     write_card(folder, configs)
 
 
+Row = Callable[[int, str, list[str]], dict[str, Any]]
+
+
 def _ai2(number: int, question: str, answers: list[str]) -> dict[str, Any]:
-    labels = [chr(ord("A") + n) for n in range(len(answers))]
-    choices, key = {"text": answers, "label": labels}, labels[number % len(labels)]
+    choices = {"text": answers, "label": list("ABCDEFG")[: len(answers)]}
+    key = choices["label"][number % len(answers)]
     return {"id": str(number), "question": question, "choices": choices, "answerKey": key}
 
 
@@ -143,12 +146,11 @@ def _wic(number: int, question: str, answers: list[str]) -> dict[str, Any]:
 
 
 def _winogrande(number: int, question: str, answers: list[str]) -> dict[str, Any]:
-    row = {"sentence": f"{question} because _ {answers[2]}"}
-    options = {"option1": answers[0].split()[0], "option2": answers[1].split()[0]}
-    return {**row, **options, "answer": str(1 + number % 2)}
+    row = {"sentence": f"{question} because _ {answers[2]}", "answer": str(1 + number % 2)}
+    return {**row, "option1": answers[0].split()[0], "option2": answers[1].split()[0]}
 
 
-LANGUAGE_MODEL_TASKS: list[tuple[str, str, Callable[[int, str, list[str]], dict[str, Any]]]] = [
+LANGUAGE_MODEL_TASKS: list[tuple[str, str, Row]] = [
     ("allenai/ai2_arc", "ARC-Easy", _ai2),
     ("allenai/ai2_arc", "ARC-Challenge", _ai2),
     ("allenai/openbookqa", "main", _openbookqa),
@@ -161,9 +163,7 @@ LANGUAGE_MODEL_TASKS: list[tuple[str, str, Callable[[int, str, list[str]], dict[
 """Data sets of lm-eval's tasks: name, configuration, and how a row is made."""
 
 
-def write_multiple_choice(
-    folder: Path, subset: str, row: Callable[[int, str, list[str]], dict[str, Any]]
-) -> None:
+def write_multiple_choice(folder: Path, subset: str, row: Row) -> None:
     """Write the splits of a multiple-choice data set, and add its configuration to the card."""
     summaries = [f.summary for f in functions() if len(f.summary.split()) > 3]
     texts = random.Random(subset).sample(summaries, 40)

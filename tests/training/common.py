@@ -79,10 +79,9 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    expected, found = weights_of(one), weights_of(other)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+def assert_same_weights(one: Path, other: Path, atol: float = 0) -> None:
+    # Adam's first steps have the same length for any gradient: rounding errors are visible.
+    torch.testing.assert_close(weights_of(other), weights_of(one), rtol=0, atol=atol)
 
 
 def wait_for_step(process: subprocess.Popen, output: Path, step: int) -> list[psutil.Process]:

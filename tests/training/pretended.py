@@ -3,23 +3,22 @@
 Every tensor is fake: it has a shape, a type and a device but no values, and an operator on tensors
 of two devices is an error as on a GPU. Values read on the host are those that the same step has
 read on the CPU. Prints for each objective the values that the host reads in a step, and the number
-of operators per layer, as one line of JSON.
+of operators per layer, as JSON.
 """
 
-import collections
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from bench.common import encoder_around
 from revela.config.training import ContrieverObjective, Lora, ReplugObjective, RevelaObjective
@@ -50,27 +49,14 @@ class Module(backend_registration._DummyBackendModule):
         pass
 
 
-@dataclass
-class Read:
-    """A value that was copied to the host."""
-
-    values: np.ndarray
-
-    def numpy(self) -> np.ndarray:
-        return self.values
-
-
 class Count(TorchDispatchMode):
     """Count the operators that launch a kernel, not views."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators: collections.Counter[str] = collections.Counter()
+    operators = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = str(function)
-        if not (function.is_view or any(part in name for part in NO_KERNELS)):
-            self.operators[name] += 1
+        if not (function.is_view or any(part in str(function) for part in NO_KERNELS)):
+            self.operators += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -86,7 +72,9 @@ def host_reads(known: list[Any] | None = None) -> Iterator[list[Any]]:
             def read(self, *args, name=name, original=original, **kwargs):
                 if known is None:
                     value = original(self, *args, **kwargs)
-                    found.append((name, Read(value.numpy()) if name == "cpu" else value))
+                    array = value.numpy() if name == "cpu" else None
+                    kept = SimpleNamespace(numpy=lambda: array) if name == "cpu" else value
+                    found.append((name, kept))
                     return value
                 expected, value = known[len(found)]
                 assert name == expected
@@ -100,38 +88,39 @@ def host_reads(known: list[Any] | None = None) -> Iterator[list[Any]]:
 def objective(name: str, layers: int, checkpointing: bool) -> Any:
     """Return an objective on tiny models in bfloat16, with LoRA."""
 
-    def load(causal: bool) -> Any:
-        model = tiny_llama(num_hidden_layers=layers, hidden_size=32)  # heads of eight columns
-        model = (model if causal else model.model).bfloat16()
+    def load() -> Any:
+        model = tiny_llama(num_hidden_layers=layers, hidden_size=32).bfloat16()  # heads of eight
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
         return model
 
-    def adapted(causal: bool) -> Any:
-        model = add_lora(load(causal), Lora(rank=4, dropout=0.1), 0)
-        for weight in model.parameters():
-            weight.data = weight.data.bfloat16()
+    def adapted(model: Any) -> Any:
+        model = add_lora(model, Lora(rank=4, dropout=0.1), 0).bfloat16()
         fuse(model)
         return model
 
-    retriever = encoder_around(adapted(False))
+    retriever = encoder_around(adapted(load().model))
     if name == "contriever":
-        settings = ContrieverObjective(name="contriever", encode_batch_size=3)
-        return Contriever(retriever, settings)
+        return Contriever(retriever, ContrieverObjective(name=name, encode_batch_size=3))
     if name == "replug":
-        return Replug(retriever, load(True), ReplugObjective(name="replug"))
-    return Revela(retriever, adapted(True), RevelaObjective(name="revela", temperature=0.1))
+        return Replug(retriever, load(), ReplugObjective(name="replug"))
+    return Revela(retriever, adapted(load()), RevelaObjective(name="revela", temperature=0.1))
 
 
-def on_device(module: Any, device: str) -> Any:
-    """Return a module with weights on a device, without values."""
+def pretended(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same shape and type on the simulated device."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="pretend")
+
+
+def on_device(module: Any) -> Any:
+    """Return a module with weights on the simulated device; tied ones stay tied."""
     moved: dict[int, Any] = {}
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    other = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                    other = pretended(tensor)
                     if isinstance(tensor, torch.nn.Parameter):
                         other = torch.nn.Parameter(other, tensor.requires_grad)
                     tensors[name] = moved.setdefault(id(tensor), other)
@@ -156,10 +145,9 @@ def inputs_of(name: str) -> dict[str, Any]:
 
 
 def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
-    """Run a step on the CPU or, given the values read on the host, on the simulated device.
+    """Return the values that a step reads on the host, and its number of operators.
 
-    Returns:
-        The values read on the host, and the operators.
+    It runs on the CPU or, given the values, on the simulated device.
     """
     module, inputs = objective(name, layers, checkpointing).train(), inputs_of(name)
     with contextlib.ExitStack() as stack:
@@ -167,13 +155,8 @@ def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
             stack.enter_context(mock.patch("revela.inbatch.packing.varlen_attn", varlen_attn))
         else:
             stack.enter_context(FakeTensorMode())
-            module = on_device(module, "pretend")
-            inputs = {
-                key: torch.empty(given.shape, dtype=given.dtype, device="pretend")
-                if isinstance(given, torch.Tensor)
-                else given
-                for key, given in inputs.items()
-            }
+            module = on_device(module)
+            inputs = tree_map_only(torch.Tensor, pretended, inputs)
         reads, count = stack.enter_context(host_reads(known)), stack.enter_context(Count())
         module(**inputs)["loss"].backward()
     trained = [weight for weight in module.parameters() if weight.requires_grad]
@@ -181,29 +164,18 @@ def step(name: str, layers: int, checkpointing: bool, known: Any = None) -> Any:
     return reads, count.operators
 
 
-def main() -> None:
-    """Run steps of each objective and print their counts."""
+if __name__ == "__main__":
     backend_registration._setup_privateuseone_for_python_backend("pretend", backend_module=Module())
     for module in ("inbatch.in_batch", "retriever.encode", "training.objectives.replug"):
         mock.patch(f"revela.{module}.flash_takes", return_value=True).start()
     found = {}
-    for name in ("revela", "replug", "contriever"):
-        for checkpointing in (False, True):
-            operators = {}
-            for layers in (2, 3):
-                reads, _ = step(name, layers, checkpointing)
-                _, operators[layers] = step(name, layers, checkpointing, reads)
-            each = operators[3] - operators[2]
-            key = f"{name}{' checkpointing' if checkpointing else ''}"
-            found[key] = {
-                "reads": [name for name, _ in reads],
-                "operators": operators[2].total(),
-                "operators_a_layer": each.total(),
-            }
-            if "-v" in sys.argv:
-                print(key, *each.most_common(), sep="\n  ", file=sys.stderr)
+    for name, checkpointing in product(("revela", "replug", "contriever"), (False, True)):
+        operators = {}
+        for layers in (2, 3):
+            reads, _ = step(name, layers, checkpointing)
+            _, operators[layers] = step(name, layers, checkpointing, reads)
+        found[f"{name}{' checkpointing' if checkpointing else ''}"] = {
+            "reads": [name for name, _ in reads],
+            "operators_a_layer": operators[3] - operators[2],
+        }
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

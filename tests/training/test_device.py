@@ -50,19 +50,17 @@ def test_a_step_runs_on_a_device_and_keeps_to_its_budget(found, objective):
     ],
 )
 def test_what_a_gpu_computes_at_once(gigabytes, shapes, rows, monkeypatch, tmp_path):
-    names = []
-    for layers, hidden in shapes:
-        names.append(tmp_path / str(len(names)))
-        names[-1].mkdir()
+    models = {"retriever": tmp_path / "one", "language_model": tmp_path / "other"}
+    for folder, (layers, hidden) in zip(models.values(), shapes, strict=True):
+        folder.mkdir()
         config = {"num_hidden_layers": layers, "hidden_size": hidden}
-        (names[-1] / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps(config))
         for file in ("model.safetensors", "tokenizer.json"):
-            (names[-1] / file).touch()
+            (folder / file).touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gigabytes))
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
-    retriever, language_model = map(str, names)
-    settings = experiment(retriever, language_model=language_model, max_length=160)
-    settings = settings.model_copy(update={"batches_per_step": 32})
+    names = {key: str(folder) for key, folder in models.items()}
+    settings = experiment("a/b", max_length=160, batches_per_step=32, **names)
     assert rows_at_once(settings, 16, 0, None) == rows
     assert rows_at_once(settings, 16, 2, True) == (2, True)

@@ -25,11 +25,6 @@ from tests.training.encoders import KINDS, write_encoder
 CONTRIEVER = {"name": "contriever", "temperature": 0.1}
 
 
-@pytest.fixture(scope="module")
-def encoders(tmp_path_factory) -> dict[str, Path]:
-    return {name: write_encoder(tmp_path_factory.mktemp(name), name) for name in KINDS}
-
-
 @pytest.mark.parametrize(
     ("kind", "objective", "lora"),
     [
@@ -41,23 +36,18 @@ def encoders(tmp_path_factory) -> dict[str, Path]:
         ("qwen3-last", REPLUG, None),
     ],
 )
-def test_an_encoder_is_trained_as_it_is(
-    encoders, backbone, data, pair_data, tmp_path, kind, objective, lora
-):
-    start, exported, share = encoders[kind], {}, 0.25
+def test_an_encoder_is_trained_as_it_is(backbone, data, pair_data, tmp_path, kind, objective, lora):
+    start, exported, share = write_encoder(tmp_path, kind), {}, 0.25
     kept = [1] if kind == "bert-cls-dense" else []
     models = ["retriever", *(f"steps/{step}" for step in kept)]
-    on_pairs = objective is CONTRIEVER
     changes = {"objective": objective, "lora": lora, "batches_per_step": 2, "steps": 2}
-    changes |= {"warmup_steps": 0}
-    changes |= {"language_model": None, "batches_per_device": 2} if on_pairs else {}
-    changes |= {} if on_pairs else {"language_model": str(backbone)}
+    changes |= {"warmup_steps": 0, "save_retriever_steps": kept}
+    rows, changes["language_model"] = data, str(backbone)
+    if objective is CONTRIEVER:
+        rows, changes["language_model"], changes["batches_per_device"] = pair_data, None, 2
     for average in (0, share):
-        settings = experiment(
-            start, save_retriever_steps=kept, average_with_start=average, **changes
-        )
         folder = tmp_path / str(average)
-        train(settings, pair_data if on_pairs else data, folder)
+        train(experiment(start, average_with_start=average, **changes), rows, folder)
         for model in models:
             exported[model, average] = folder / "exported" / model
             export(folder / model, exported[model, average])  # which compares its vectors
@@ -72,17 +62,13 @@ def test_an_encoder_is_trained_as_it_is(
     for model in models:
         for file in start.rglob("*.safetensors"):
             name = file.relative_to(start)
-            before, *after = (
-                load_file(each / name)
-                for each in (start, *(exported[model, s] for s in (0, share)))
-            )
-            assert before.keys() == after[0].keys() == after[1].keys()
+            folders = (start, exported[model, 0], exported[model, share])
+            before, after, averaged = (load_file(folder / name) for folder in folders)
             # A frozen Dense layer is saved too.
-            changed = any(not torch.equal(before[key], after[0][key]) for key in before)
+            changed = any(not torch.equal(before[key], after[key]) for key in before)
             assert changed == (name.parent == Path() or not lora)
-            for key, first in before.items():
-                mean = (1 - share) * after[0][key] + share * first
-                torch.testing.assert_close(after[1][key], mean, rtol=0, atol=1e-6)
+            mean = {key: (1 - share) * after[key] + share * before[key] for key in before}
+            torch.testing.assert_close(averaged, mean, rtol=0, atol=1e-6)
 
 
 def test_an_adapter_trained_further_has_no_start_to_average_with(backbone, pair_data, tmp_path):
@@ -95,8 +81,6 @@ def test_an_adapter_trained_further_has_no_start_to_average_with(backbone, pair_
 
 
 def test_the_paper_s_targets_are_the_default_s_of_its_models():
-    """A training that named them, or none when they were the default, stays valid."""
-    assert Lora(targets=PROJECTIONS) == Lora()
     assert experiment("a/b", lora={"targets": PROJECTIONS}).lora == Lora()
 
 

@@ -14,19 +14,24 @@ from revela.training.fused import fuse, without_casts
 from tests.conftest import tiny_llama
 
 
+def learned(model):
+    """Return a model whose new adapters change its output."""
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight.data)
+    return model
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_adapters_and_norms(dropout, checkpointing):
     lora = Lora(rank=4, alpha=6, dropout=dropout)
-    plain = tiny_llama(attention_bias=True).double()
+    plain = tiny_llama(attention_bias=True)
     if checkpointing:
         plain.gradient_checkpointing_enable({"use_reentrant": False})
         plain.enable_input_require_grads()
-    plain = add_lora(plain, lora, 0).double().train()
-    torch.manual_seed(1)
-    for name, weight in plain.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight.data)
+    plain = learned(add_lora(plain, lora, 0).double().train())
     fused = copy.deepcopy(plain)
     fuse(fused)
     ids = torch.randint(2, 50, (3, 9))
@@ -90,10 +95,8 @@ def test_adapters_do_not_copy_their_input_under_autocast(backbone):
     """Copying every layer's input to float32 and back is a fifth of a GPU's memory traffic."""
     found = []
     for bare in (False, True):
-        model = add_lora(load_model(Source(str(backbone))).bfloat16(), Lora(rank=4, dropout=0.0), 0)
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))
+        model = load_model(Source(str(backbone))).bfloat16()
+        model = learned(add_lora(model, Lora(rank=4, dropout=0.0), 0))
         if bare:
             without_casts(model)
         kinds = []

@@ -37,11 +37,7 @@ def test_loss_and_gradients_are_the_pipelines(backbone, options, both_ways):
             collate = RevelaCollator(model, tokenizer, first_half=half)
             batch = collate([{"text": text} for text in TEXTS])
             features = [
-                {
-                    key.removeprefix(role): value
-                    for key, value in batch.items()
-                    if key.startswith(role)
-                }
+                {key.removeprefix(role): batch[key] for key in batch if key.startswith(role)}
                 for role in ("retriever_", "language_model_")
             ]
             value = loss(features, None)
@@ -59,8 +55,8 @@ def test_the_documented_training_runs(tmp_path):
     page = (ROOT / "docs/sentence-transformers.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     backbone = str(ROOT / "data/backbones/1m")
-    for name, here in (("HuggingFaceTB/SmolLM2-135M", backbone), ("my-retriever", str(tmp_path))):
-        code = code.replace(name, here)
+    code = code.replace("HuggingFaceTB/SmolLM2-135M", backbone)
+    code = code.replace("my-retriever", str(tmp_path))
     code = code.replace("per_device", "max_steps=2, save_steps=1, report_to=[], per_device")
     names: dict = {"chunks": TEXTS * 7}
     exec(code, names)

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -16,23 +17,16 @@ import torch
 from safetensors.torch import save_file
 
 from revela.common.errors import RevelaError
-from revela.common.locks import locked
 from revela.config.training import Experiment
 from revela.text import batching
 from revela.training.callbacks import check_adapter
 from revela.training.checkpoints import check_processes, last_checkpoint, mark_complete, step_of
 from revela.training.trainer import train
 from revela.training.trainlog import read_log
-from tests.conftest import TEXTS, tiny_llama, train_tokenizer
+from tests.conftest import ROOT, write_backbone
 from tests.training import common
-from tests.training.common import (
-    assert_same_weights,
-    weights_of,
-    write_batches,
-    write_pairs,
-)
+from tests.training.common import assert_same_weights, wait_for_step, write_batches, write_pairs
 
-ROOT = Path(__file__).parents[2]
 # Large enough to be sharded by ZeRO-3.
 LORA = {"rank": 80, "alpha": 8, "dropout": 0.1}
 NAMES = ("lora", "further", "all-weights", "untied", "replug", "contriever")
@@ -44,18 +38,8 @@ def folder(tmp_path_factory) -> Path:
     """Two backbones (with the head's weights tied and untied), batches and pairs."""
     folder = tmp_path_factory.mktemp("processes")
     for name in ("tied", "untied"):
-        tokenizer = train_tokenizer(iter(TEXTS * 5), 300)
-        model = tiny_llama(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            tie_word_embeddings=name == "tied",
-        )
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        shape = {"hidden_size": 64, "intermediate_size": 128}
+        write_backbone(folder / name, tie_word_embeddings=name == "tied", **shape)
     # Of fourteen rows, the last step of an epoch would have two. Every second row shares documents,
     # so that processes have both kinds at once.
     write_batches(folder / "batches.parquet", 14, every=2)
@@ -72,10 +56,7 @@ def experiments(folder: Path) -> dict[str, Experiment]:
     replug = {"name": "replug", "retriever_temperature": 0.1, "language_model_temperature": 1.0}
     return {
         "lora": experiment(
-            folder,
-            lora=LORA,
-            similarity_snapshot_steps=[0, 2],
-            save_retriever_steps=[0, 2],
+            folder, lora=LORA, similarity_snapshot_steps=[0, 2], save_retriever_steps=[0, 2]
         ),
         "further": experiment(  # one adapter is trained on, the other merged and frozen
             folder,
@@ -117,36 +98,46 @@ def long(folder: Path) -> Experiment:
 def trained(folder) -> Path:
     """All experiments on one process (this one), and on several with each kind of sharding."""
 
-    def job(name: str, settings: Experiment, processes: int, stage: int) -> dict:
-        return {
-            "settings": settings.model_dump(mode="json"),
-            "data": str(folder / ("pairs" if name == "contriever" else "batches")) + ".parquet",
-            "output": str(folder / f"{name}-{processes}-{stage}"),
-            "zero": stage,
-            "gradient_checkpointing": name == "lora" and processes > 1,
-            "checked": (name, stage) == ("lora", 3),
-            # A few tokens at a time, so that processes call the head a different number of times.
-            "logits_at_a_time": 2**25 if name == "undisturbed" else 300 * 16,
-        }
-
-    for name, settings in experiments(folder).items():
-        alone = job(name, settings, 1, 0)
-        train(settings, Path(alone["data"]), Path(alone["output"]))
     several = experiments(folder) | {"undisturbed": long(folder)}
+
+    def one(name: str, processes: int, stage: int) -> dict:
+        return job(
+            several[name],
+            data_of(name),
+            folder / f"{name}-{processes}-{stage}",
+            zero=stage,
+            gradient_checkpointing=name == "lora",
+            checked=(name, stage) == ("lora", 3),
+            # A few tokens at a time, so that processes call the head a different number of times.
+            logits_at_a_time=2**25 if name == "undisturbed" else 300 * 16,
+        )
+
+    def data_of(name: str) -> Path:
+        return folder / f"{'pairs' if name == 'contriever' else 'batches'}.parquet"
+
+    for name in NAMES:
+        train(several[name], data_of(name), folder / f"{name}-1-0")
     two = [(name, stage) for stage in (0, 2, 3) for name in several]
     two.remove(("undisturbed", 2))
-    together(folder, 2, [job(name, several[name], 2, stage) for name, stage in two])
-    four = [job(name, settings, 4, 0) for name, settings in several.items()]
-    together(folder, 4, [each for each in four if Path(each["output"]).name in ON_FOUR])
+    together(folder, 2, [one(name, 2, stage) for name, stage in two])
+    together(folder, 4, [one(which.split("-")[0], 4, 0) for which in ON_FOUR])
     return folder
 
 
-def together(folder: Path, processes: int, jobs: list[dict]) -> None:
+def job(settings: Experiment, data: Path, output: Path, **options: object) -> dict:
+    """Return a job of `train_all`."""
+    files = {"data": str(data), "output": str(output)}
+    defaults = {"zero": 0, "gradient_checkpointing": False, "logits_at_a_time": 2**25}
+    return {"settings": settings.model_dump(mode="json"), **files, **defaults, **options}
+
+
+def together(folder: Path, processes: int, jobs: list[dict], returncode: int = 0) -> str:
     """Train one after the other in the same processes, because starting them is slow."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     process = launch(processes, "tests.training.train_all", str(folder / "jobs.json"))
     printed, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, printed
+    assert process.returncode == returncode, printed
+    return printed
 
 
 NUMBERS = {"loss", "plain_loss", "gradient_norm", "learning_rate", "top_similarity", "accuracy"}
@@ -168,11 +159,7 @@ def test_the_number_of_processes_changes_nothing(trained, which):
         assert left.keys() == right.keys()
         for number in left.keys() & NUMBERS:
             assert left[number] == pytest.approx(right[number], rel=1e-5)
-    left, right = weights_of(one), weights_of(more)
-    assert left.keys() == right.keys()
-    for weight, tensor in left.items():
-        # Adam's first steps have the same length for any gradient: rounding errors are visible.
-        torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
+    assert_same_weights(one, more, atol=1e-4)
     manifest = json.loads((more / "manifest.json").read_text())
     alone = json.loads((one / "manifest.json").read_text())
     assert manifest["processes"] == int(processes)
@@ -186,26 +173,17 @@ def test_a_batch_gathered_from_two_processes_is_one_of_twice_the_size(folder, tm
         table = pa.Table.from_pylist(some, batching.SCHEMA)
         pq.write_table(table, tmp_path / f"{name}.parquet")
     objective = {"name": "revela", "temperature": 0.1, "plain_loss_every": 0}
-    single = {"steps": 1, "warmup_steps": 0}
-    settings = experiment(folder, objective=objective, batches_per_step=1, **single)
-    train(settings, tmp_path / "one.parquet", tmp_path / "one")
-    gathering = experiment(
-        folder,
-        objective=objective | {"gather_across_devices": True},
-        batches_per_step=2,
-        similarity_snapshot_steps=[0],
-        **single,
-    )
-    job = {"settings": gathering.model_dump(mode="json"), "data": str(tmp_path / "two.parquet")}
-    job |= {"output": str(tmp_path / "two"), "zero": 0, "logits_at_a_time": 2**25}
-    together(tmp_path, 2, [job])
+    single = {"objective": objective, "batches_per_step": 1, "steps": 1, "warmup_steps": 0}
+    train(experiment(folder, **single), tmp_path / "one.parquet", tmp_path / "one")
+    gathered = {"batches_per_step": 2, "similarity_snapshot_steps": [0]}
+    gathered["objective"] = objective | {"gather_across_devices": True}
+    gathering = experiment(folder, **single | gathered)
+    together(tmp_path, 2, [job(gathering, tmp_path / "two.parquet", tmp_path / "two")])
     (one,) = read_log(tmp_path / "one" / "log.jsonl")
     snapshot, two = read_log(tmp_path / "two" / "log.jsonl")
     for number in one.keys() & NUMBERS:
         assert two[number] == pytest.approx(one[number], rel=1e-4), number
-    left, right = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
-    for weight, tensor in left.items():
-        torch.testing.assert_close(right[weight], tensor, atol=1e-4, rtol=0, msg=weight)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", atol=1e-4)
     similarity = torch.tensor(snapshot["snapshot"]["similarity"])
     assert similarity.shape == (4, 4)
     assert not similarity.diagonal().any()
@@ -219,65 +197,33 @@ def start(folder: Path, settings: Experiment, output: Path, stage: int) -> subpr
     )  # fmt: skip
 
 
-def run_until(process: subprocess.Popen, output: Path, step: int) -> list[psutil.Process]:
-    """Wait until a step is logged; return the launched processes by rank."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        logs = list(output.glob("checkpoints/*/log.jsonl"))
-        lines = logs[0].read_text().splitlines() if logs else []
-        if len(lines) >= step:
-            workers = psutil.Process(process.pid).children()
-            return sorted(workers, key=lambda worker: worker.environ()["RANK"])
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} was not reached: {process.communicate()[0]}")
-
-
-def gone(workers: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(workers, timeout=30)[1]
-
-
-def checkpoint_of(output: Path) -> int:
-    (work,) = (output / "checkpoints").glob("*/")
-    return step_of(last_checkpoint(work))
-
-
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained, tmp_path, stage):
     folder, settings = trained, long(trained)
     undisturbed, output = folder / f"undisturbed-2-{stage}", tmp_path / "killed"
 
-    process = start(folder, settings, output, stage)
-    workers = run_until(process, output, 5)
-    workers[1].kill()
-    printed, _ = process.communicate(timeout=60)
+    def until(step: int, disturb: Callable[[subprocess.Popen, list], None]) -> str:
+        process = start(folder, settings, output, stage)
+        workers = wait_for_step(process, output, step)
+        workers.sort(key=lambda worker: worker.environ()["RANK"])
+        disturb(process, workers)
+        printed, _ = process.communicate(timeout=60)
+        assert not psutil.wait_procs(workers, timeout=30)[1], "they train on without their launcher"
+        return printed
+
+    printed = until(5, lambda _, workers: workers[1].kill())
     assert printed.endswith("revela: error: process 1 was killed by SIGKILL\n")
     assert "Traceback" not in printed
-    assert gone(workers)
-    print(f"kill -9 of rank 1: resumes from {checkpoint_of(output)}")
-
-    process = start(folder, settings, output, stage)
-    workers = run_until(process, output, 10)
-    process.kill()
-    assert gone(workers), "they train on without their launcher"
-    process.communicate()
-    print(f"kill -9 of the launcher: resumes from {checkpoint_of(output)}")
-
-    process = start(folder, settings, output, stage)
-    workers = run_until(process, output, 14)
-    process.terminate()
-    printed, _ = process.communicate(timeout=60)
+    until(10, lambda launcher, _: launcher.kill())
+    printed = until(14, lambda launcher, _: launcher.terminate())
     last = printed.splitlines()[-1]
     assert last.startswith("revela: error: stopped by SIGTERM at step"), printed
-    assert gone(workers)
-    stopped_at = len(read_log(next(output.glob("checkpoints/*/log.jsonl"))))
-    assert checkpoint_of(output) == stopped_at, "a signal loses no step"
-
-    if not stage:
-        process = start(folder, settings, output, stage)
-        workers = run_until(process, output, stopped_at + 1)
-        workers[1].send_signal(signal.SIGUSR1)  # the other one is not printed
-        printed, _ = process.communicate(timeout=60)
-        assert "revela: error: stopped by SIGUSR1 at step" in printed
+    (work,) = (output / "checkpoints").glob("*/")
+    stopped_at = len(read_log(work / "log.jsonl"))
+    assert step_of(last_checkpoint(work)) == stopped_at, "a signal loses no step"
+    if not stage:  # the other process prints nothing
+        end = until(stopped_at + 1, lambda _, workers: workers[1].send_signal(signal.SIGUSR1))
+        assert "revela: error: stopped by SIGUSR1 at step" in end
 
     process = start(folder, settings, output, stage)
     printed, _ = process.communicate(timeout=120)
@@ -289,23 +235,10 @@ def test_a_training_that_is_killed_repeatedly_ends_with_the_same_weights(trained
     assert not (output / "checkpoints").exists()
 
 
-def test_a_second_training_in_a_folder_refuses_in_one_line(folder, tmp_path):
-    checkpoints = tmp_path / "m" / "checkpoints"
-    with locked(checkpoints, "training"):
-        process = start(folder, experiment(folder), tmp_path / "m", 0)
-        printed, _ = process.communicate(timeout=60)
-    assert printed == f"revela: error: {checkpoints}: another training is using this folder\n"
-    assert process.returncode == 1
-
-
 def test_a_loss_that_is_not_finite_stops_all_processes_in_one_line(folder, tmp_path):
     """A process must not wait in a collective operation for one that has stopped."""
-    job = {"settings": experiment(folder).model_dump(mode="json"), "diverging_rank": 1}
-    job |= {"data": str(folder / "batches.parquet"), "output": str(tmp_path / "m"), "zero": 0}
-    (tmp_path / "jobs.json").write_text(json.dumps([job | {"logits_at_a_time": 2**25}]))
-    process = launch(2, "tests.training.train_all", str(tmp_path / "jobs.json"))
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
+    data, settings = folder / "batches.parquet", experiment(folder)
+    printed = together(tmp_path, 2, [job(settings, data, tmp_path / "m", diverging_rank=1)], 1)
     errors = [line for line in printed.splitlines() if "error" in line.lower()]
     assert len(errors) == 1, printed
     assert errors[0].startswith("revela: error: step 2: loss is nan; lower learning_rate")
@@ -313,21 +246,21 @@ def test_a_loss_that_is_not_finite_stops_all_processes_in_one_line(folder, tmp_p
 
 
 def test_a_sharded_checkpoint_needs_as_many_processes(tmp_path):
-    def check(now: tuple[int, int], written: tuple[int, int]) -> None:
-        names = ("zero", "processes")
-        mark_complete(tmp_path, dict(zip(names, written, strict=True)))
-        check_processes(tmp_path, dict(zip(names, now, strict=True)))
-
-    gathered = {"zero": 0, "processes": 2, "gathered": 1}
-    mark_complete(tmp_path, gathered)
-    check_processes(tmp_path, gathered)
-    with pytest.raises(RevelaError, match="on 2 processes and can only be resumed that way"):
-        check_processes(tmp_path, gathered | {"processes": 4})
-    check((3, 2), (3, 2))
-    check((0, 4), (0, 2))
-    for now, written in (((3, 4), (3, 2)), ((0, 2), (3, 2)), ((2, 2), (0, 2))):
-        with pytest.raises(RevelaError, match=rf"written with --zero {written[0]} on 2 processes"):
-            check(now, written)
+    one = {"zero": 0, "processes": 2}
+    gathered, sharded = one | {"gathered": 1}, one | {"zero": 3}
+    for written, now, possible in (
+        (one, one | {"processes": 4}, True),
+        (one, one | {"zero": 2}, False),
+        (gathered, gathered, True),
+        (gathered, gathered | {"processes": 4}, False),
+        (sharded, sharded, True),
+        (sharded, sharded | {"processes": 4}, False),
+        (sharded, one, False),
+    ):
+        mark_complete(tmp_path, written)
+        message = rf"written with --zero {written['zero']} on 2 processes and can only be resumed"
+        with nullcontext() if possible else pytest.raises(RevelaError, match=message):
+            check_processes(tmp_path, now)
 
 
 ONES, NAN = torch.ones(2, 3), torch.full((2, 3), torch.nan)

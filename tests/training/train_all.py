@@ -36,14 +36,9 @@ for job in json.loads(Path(sys.argv[1]).read_text()):
         diverge(job["diverging_rank"])
     settings = Experiment.model_validate(job["settings"])
     trainer.check_folder = check_folder if job.get("checked") else lambda *_: {}
+    options = {"zero_stage": job["zero"], "gradient_checkpointing": job["gradient_checkpointing"]}
     try:
-        trainer.train(
-            settings,
-            Path(job["data"]),
-            Path(job["output"]),
-            zero_stage=job["zero"],
-            gradient_checkpointing=job.get("gradient_checkpointing", False),
-        )
+        trainer.train(settings, Path(job["data"]), Path(job["output"]), **options)
     except RevelaError as error:
         PartialState().destroy_process_group()
         cli._fail(f"revela: error: {error}")

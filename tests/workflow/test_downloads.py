@@ -1,43 +1,41 @@
 """The hub: one rule downloads data sets, others need no net, and all say which commit they read."""
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from revela.retriever.source import Source
 from tests.conftest import TEXTS
 from tests.rehearsal.hub import environment, serving
+from tests.workflow.test_workflow import ROOT, snakemake
 
-ROOT = Path(__file__).parents[2]
+HERE = ("--snakefile", str(ROOT / "Snakefile"))
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONFIG = {
-    "corpora": {
-        "posts": {"source": "hub", "dataset": "some/posts", "revision": COMMIT},
-        "manuals": {"source": "hub", "dataset": "some/manuals", "file": "manuals.json"},
-    },
-    "batches": {"ready": {"hub": "some/batches", "batch_size": 2}},
-}
-PINNED = {
-    "corpora": {"notes": {"source": "files", "path": "notes.jsonl"}},
-    "pairs": {"notes": {"corpora": ["notes"], "num_pairs": 8, "negatives": 1}},
-    "experiments": {
-        "pinned": {
-            "objective": {"name": "contriever"},
-            "data": "notes",
-            "retriever": f"some/model@{COMMIT}",
-            "lora": {"rank": 2},
-            "batches_per_step": 2,
-            "batches_per_device": 2,
-            "warmup_steps": 1,
-        }
-    },
-}
+CONFIG = f"""
+corpora:
+  posts: {{source: hub, dataset: some/posts, revision: {COMMIT}}}
+  manuals: {{source: hub, dataset: some/manuals, file: manuals.json}}
+batches:
+  ready: {{hub: some/batches, batch_size: 2}}
+"""
+PINNED = f"""
+corpora:
+  notes: {{source: files, path: notes.jsonl}}
+pairs:
+  notes: {{corpora: [notes], num_pairs: 8, negatives: 1}}
+experiments:
+  pinned:
+    objective: {{name: contriever}}
+    data: notes
+    retriever: some/model@{COMMIT}
+    lora: {{rank: 2}}
+    batches_per_step: 2
+    batches_per_device: 2
+    warmup_steps: 1
+"""
 CHUNKS = ["results/chunks/posts.parquet", "results/chunks/manuals.parquet"]
 DOWNLOADS = [f"results/downloads/{name}.json" for name in ("corpora/posts", "batches/ready")]
 
@@ -58,26 +56,20 @@ def hub(tmp_path_factory, backbone) -> Path:
     return folder
 
 
-def snakemake(folder: Path, env: dict[str, str], *targets: str) -> subprocess.CompletedProcess:
-    command = ["snakemake", "--cores", "1", "--snakefile", str(ROOT / "Snakefile"), *targets]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ | env
-    )
-
-
 def test_what_is_downloaded_over_a_broken_connection_is_read_without_net(hub, tmp_path):
     """A broken line is skipped, with its place and the commit in the manifest."""
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "config.yaml").write_text(CONFIG)
     (hub / "datasets/some/posts/.breaks").touch()
     with serving(hub) as address:
         online = environment(address, tmp_path / "cache")
-        result = snakemake(tmp_path, online, *DOWNLOADS, "results/downloads/corpora/manuals.json")
+        manuals = "results/downloads/corpora/manuals.json"
+        result = snakemake(tmp_path, *HERE, *DOWNLOADS, manuals, **online)
     assert result.returncode == 0, result.stdout + result.stderr
     assert not (hub / "datasets/some/posts/.breaks").exists()
     assert "Trying to resume" in (tmp_path / "results/logs/download/corpora.posts.log").read_text()
 
     offline = online | {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
-    result = snakemake(tmp_path, offline, *CHUNKS, "results/batches/ready.parquet")
+    result = snakemake(tmp_path, *HERE, *CHUNKS, "results/batches/ready.parquet", **offline)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads((tmp_path / "results/chunks/posts.manifest.json").read_text())
     assert found["commits"] == {"some/posts": COMMIT}
@@ -86,26 +78,22 @@ def test_what_is_downloaded_over_a_broken_connection_is_read_without_net(hub, tm
     assert broken.startswith("some/posts/posts.jsonl:1500: broken JSON: ")
     documents = pq.read_table(tmp_path / CHUNKS[0])["document"].to_pylist()
     assert documents[-1] == "some/posts/posts.jsonl:3000"
-    assert pq.read_table(tmp_path / "results/batches/ready.parquet")["texts"].to_pylist() == [
-        ["a", "b"],
-        ["c", "d"],
-    ]
+    ready = pq.read_table(tmp_path / "results/batches/ready.parquet")
+    assert ready["texts"].to_pylist() == [["a", "b"], ["c", "d"]]
     shutil.rmtree(tmp_path / "cache")
-    gone = snakemake(tmp_path, offline, "--force", CHUNKS[0])
+    gone = snakemake(tmp_path, *HERE, "--force", CHUNKS[0], **offline)
     assert gone.returncode == 1
-    assert (
-        "remove results/downloads/corpora/posts.json to download it again"
-        in gone.stdout + gone.stderr
-    )
+    hint = "remove results/downloads/corpora/posts.json to download it again"
+    assert hint in gone.stdout + gone.stderr
 
 
 def test_a_training_says_at_which_commit_it_read_its_backbone(hub, tmp_path):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(PINNED))
+    (tmp_path / "config.yaml").write_text(PINNED)
     rows = [{"text": f"{TEXTS[n % 5]} Note {n}."} for n in range(20)]
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with serving(hub) as address:
         online = environment(address, tmp_path / "cache")
-        result = snakemake(tmp_path, online, "results/models/pinned/retriever")
+        result = snakemake(tmp_path, *HERE, "results/models/pinned/retriever", **online)
     assert result.returncode == 0, result.stdout + result.stderr
     trained = tmp_path / "results/models/pinned"
     assert json.loads((trained / "manifest.json").read_text())["commits"] == {"some/model": COMMIT}

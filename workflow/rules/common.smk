@@ -20,7 +20,7 @@ from revela.common.versions import STAGE_VERSIONS
 from revela.retriever.source import Source
 from revela.start.local import check_local, check_trained
 from revela.start.machine import visible_gpus
-from revela.text import files
+from revela.text.files import corpus_files
 
 # This checkout, even if another workflow uses this one as a module.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
@@ -124,16 +124,15 @@ def stop_jobs(*_):
     raise KeyboardInterrupt
 
 
+def input_options(paths_by_name):
+    """Return `--input name=path` for each of some files."""
+    options = (shlex.quote(f"{name}={path}") for name, path in paths_by_name.items())
+    return " ".join(f"--input {option}" for option in options)
+
+
 def named(section, name):
     """Return `--input name=path` for each file of other entries that an entry's step reads."""
     return input_options(CONFIG.inputs(section, name))
-
-
-def input_options(paths_by_name):
-    """Return `--input name=path` for each of some files."""
-    return " ".join(
-        f"--input {shlex.quote(f'{n}={path}')}" for n, path in paths_by_name.items()
-    )
 
 
 def settings(section, name):
@@ -146,13 +145,10 @@ def version(stage, models=(), files=()):
 
     Timestamps do not tell all: a replaced file may be older than the results of the one before.
     """
-    used = [
-        *(Source(str(model)).fingerprint() for model in models),
-        *([digest(map(Path, files))] if files else []),
-    ]
-    return (
-        " ".join([str(STAGE_VERSIONS[stage]), *used]) if used else STAGE_VERSIONS[stage]
-    )
+    used = [STAGE_VERSIONS[stage], *(Source(str(m)).fingerprint() for m in models)]
+    if files:
+        used.append(digest(map(Path, files)))
+    return " ".join(map(str, used)) if used[1:] else used[0]
 
 
 def inputs(section, name):
@@ -160,15 +156,9 @@ def inputs(section, name):
     return list(CONFIG.inputs(section, name).values())
 
 
-def corpus_files(name):
-    """Return the local files of a corpus."""
-    return files.corpus_files(CONFIG.corpora[name])
-
-
 def ready_made(name):
     """Return the file of ready-made batches of a batch set, if it is one."""
-    file = CONFIG.batches[name].file
-    return [file] if file else []
+    return list(filter(None, [CONFIG.batches[name].file]))
 
 
 def brought(task):
@@ -182,7 +172,7 @@ def brought(task):
 
 def collection(task):
     """Return the files of a task's collection, or its folder if it is made here."""
-    return brought(task) or [folder for folder in [CONFIG.collection(task)] if folder]
+    return brought(task) or list(filter(None, [CONFIG.collection(task)]))
 
 
 def named_by(wildcards, tasks):
@@ -197,43 +187,37 @@ def evaluated_together():
     """
     models = {}
     for model, tasks in CONFIG.evaluations().items():
-        together = {}
+        jobs = {}
         for task in tasks:
-            together.setdefault(CONFIG.first_of_job(task), []).append(task)
-        for some in together.values():
-            if len(some) > 1:
-                models.setdefault(tuple(some), []).append(model)
-    rules = [
+            jobs.setdefault(CONFIG.first_of_job(task), []).append(task)
+        for some in jobs.values():
+            models.setdefault(tuple(some), []).append(model)
+    together = [tasks for tasks in models if len(tasks) > 1]
+    return [
         (f"evaluate_{number}_{CONFIG.tasks[tasks[0]]}", models[tasks], tasks)
-        for number, tasks in enumerate(models, start=1)
+        for number, tasks in enumerate(together, start=1)
     ]
-    for name, _, _ in rules:
-        workflow.ruleorder(name, "evaluate")
-        profile_as("evaluate", name)
-    return rules
 
 
-def profile_as(known, name):
-    """Let what a profile says of a known rule hold for another one."""
-    known, name = map(workflow.modifier.modify_rulename, (known, name))
+def as_evaluate(name):
+    """Prefer a rule to `evaluate`, and give it the same resources, unless it is given its own."""
+    workflow.ruleorder(name, "evaluate")
+    known, other = rules.evaluate.rule, getattr(rules, name).rule
     given = workflow.resource_settings
-    for of_rules in (
-        given._parsed_overwrite_threads,
-        given._parsed_overwrite_resources,
-    ):
-        if known in of_rules:
-            of_rules.setdefault(name, of_rules[known])
-    remote = workflow.remote_execution_settings
-    if remote and known in remote.preemptible_rules.rules:
-        rules = {*remote.preemptible_rules.rules, name}
-        remote.preemptible_rules.rules = rules
+    if other.name not in {*given.overwrite_resources, *given.overwrite_threads}:
+        other.resources = known.resources
+
+
+def retry_together():
+    """Retry joint evaluations as often as others, which is known once a run starts."""
+    for name, _, _ in evaluated_together():
+        getattr(rules, name).rule.restart_times = rules.evaluate.rule.restart_times
 
 
 def task_options(tasks):
     """Return `--benchmark JSON` for each task, and `--input TASK=FOLDER` for each local one."""
     suites = [f"--benchmark {shlex.quote(settings('tasks', task))}" for task in tasks]
-    folders = {task: CONFIG.collection(task) for task in tasks}
-    local = {task: folder for task, folder in folders.items() if folder}
+    local = {task: CONFIG.collection(task) for task in tasks if CONFIG.collection(task)}
     return " ".join([*suites, input_options(local)])
 
 

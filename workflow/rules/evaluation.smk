@@ -72,6 +72,9 @@ for rule_name, models, tasks in [
                 " --mteb results/mteb/{wildcards.model:q}/{{task}}"
             )
 
+    if rule_name != "evaluate":
+        as_evaluate(rule_name)
+
 
 rule judgements:
     input:

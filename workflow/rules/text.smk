@@ -26,7 +26,7 @@ rule download:
 
 rule chunk:
     input:
-        lambda w: corpus_files(w.corpus),
+        lambda w: corpus_files(CONFIG.corpora[w.corpus]),
         lambda w: inputs("corpora", w.corpus),
     output:
         "results/chunks/{corpus}.parquet",
@@ -38,7 +38,7 @@ rule chunk:
     params:
         settings=lambda w: settings("corpora", w.corpus),
         inputs=lambda w: named("corpora", w.corpus),
-        version=lambda w: version("chunk", files=corpus_files(w.corpus)),
+        version=lambda w: version("chunk", files=corpus_files(CONFIG.corpora[w.corpus])),
     shell:
         in_job(
             "revela chunk --settings {params.settings:q} {params.inputs} --output {output:q}"
