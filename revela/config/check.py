@@ -68,9 +68,9 @@ def check_references(config: Config) -> None:
     for name, suite in config.benchmarks.items():
         _check_tasks(f"benchmarks.{name}", suite, config)
         for task in suite.tasks:
-            if other := benchmark_of.get(task):
+            if known := benchmark_of.get(task):
                 raise RevelaError(
-                    f"benchmarks.{name}.tasks: {task!r} is a task of {other!r} already"
+                    f"benchmarks.{name}.tasks: {task!r} is a task of {known!r} already"
                 )
             benchmark_of[task] = name
     for name, hybrid in config.hybrids.items():
