@@ -271,8 +271,7 @@ def test_accents_are_found_as_a_letter_and_as_a_mark_of_their_own(texts, backbon
 
 
 def test_each_retriever_searches_its_own_shards(texts, backbone, tmp_path, monkeypatch):
-    for module in ("build", "index"):
-        monkeypatch.setattr(f"revela.search.{module}.SHARD_SIZE", 4)
+    monkeypatch.setattr("revela.search.index.SHARD_SIZE", 4)
     other, folder = tmp_path / "other", tmp_path / "index"
     shutil.copytree(backbone, other)
     make_encoder(other, pooling="mean")
