@@ -25,9 +25,9 @@ def test_one_corpus_alone_is_sampled(tmp_path):
     }
     settings = {"corpora": [*counts], "batch_size": 4, "sampled": "large"}
     batches, said = made(tmp_path, inputs, **settings, num_batches=10)
-    assert said.drawn == {"small": 2, "large": 7, "tiny": 1}
-    assert said.batches_before_sampling == 23
-    assert Counter(batch["source"] for batch in batches) == said.drawn
+    assert said["drawn"] == {"small": 2, "large": 7, "tiny": 1}
+    assert said["batches_before_sampling"] == 23
+    assert Counter(batch["source"] for batch in batches) == said["drawn"]
     with pytest.raises(RevelaError, match="num_batches 3: the corpora other than 'large' have 3"):
         made(tmp_path, inputs, **settings, num_batches=3)
     with pytest.raises(RevelaError, match="cannot sample 21 rows: only 20 are available"):
@@ -68,7 +68,7 @@ def test_batches_span_documents_in_order(tmp_path):
     documents = pq.read_table(chunks)["document"].to_pylist()
     assert [d for b in batches for d in b["documents"]] == documents[:32]
     assert {b["source"] for b in batches} == {"c"}
-    assert (counts.batches, counts.chunks_dropped) == (2, 3)
+    assert (counts["batches"], counts["chunks_dropped"]) == (2, 3)
 
 
 @pytest.mark.parametrize("kind", ["sample", "runs", "batches of a set"])
@@ -123,9 +123,9 @@ def test_batches_of_a_set_are_split_or_truncated(tmp_path):
     inputs, settings = {"whole": whole}, {"sample_from": {"whole": 6}, "batch_size": 4}
     originals = list(read_batches(whole))
     halves, counts = made(tmp_path, inputs, **settings)
-    assert counts.batches == counts.batches_before_sampling == 12
+    assert counts["batches"] == counts["batches_before_sampling"] == 12
     first, counts = made(tmp_path, inputs, **settings, oversized="truncate")
-    assert counts.batches == counts.batches_before_sampling == 6
+    assert counts["batches"] == counts["batches_before_sampling"] == 6
     for key in ("texts", "documents"):
         assert [one for b in halves for one in b[key]] == [one for b in originals for one in b[key]]
         assert [b[key] for b in first] == [b[key][:4] for b in originals]
@@ -274,7 +274,7 @@ def test_pairs_without_negatives(tmp_path):
 def test_documents_of_two_corpora_may_have_the_same_id(tmp_path):
     inputs = {n: chunk_file(tmp_path / f"{n}.parquet", 5, n) for n in ("x", "y")}
     settings = Pairs(corpora=["x", "y"], negatives=3)
-    assert pairs.make_pairs(settings, inputs, tmp_path / "pairs.parquet").pairs == 10
+    assert pairs.make_pairs(settings, inputs, tmp_path / "pairs.parquet")["pairs"] == 10
 
 
 @pytest.mark.parametrize("run_length", [None, 2])

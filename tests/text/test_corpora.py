@@ -58,8 +58,8 @@ def test_local_rows(tmp_path, name):
 def test_a_text_that_cannot_be_read_and_a_name_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("A")
     with monkeypatch.context() as denied:
-        denied.setattr(Path, "read_text", mock.Mock(side_effect=PermissionError(13, "denied")))
-        with pytest.raises(RevelaError, match=r"a\.txt: cannot be read: denied"):
+        denied.setattr(Path, "read_bytes", mock.Mock(side_effect=PermissionError(13, "denied")))
+        with pytest.raises(RevelaError, match=r"a\.txt: denied"):
             documents(source="files", path=str(tmp_path), on_bad_row="skip")
     Path(os.fsdecode(b"%s/caf\xe9.txt" % bytes(tmp_path))).write_text("B")
     with pytest.raises(RevelaError, match=r"caf\\udce9\.txt': rename it: its name is not UTF-8"):
