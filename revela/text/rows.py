@@ -127,8 +127,8 @@ def parquet_rows(
 
     with reading(path, "a readable Parquet file"):
         file = pq.ParquetFile(path)
-        if missing := {*(columns or ())} - {*file.schema_arrow.names}:
-            raise KeyError(min(missing))
+        if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
+            raise KeyError(missing[0])
         for rows in file.iter_batches(_ROWS, columns=columns):
             if schema:
                 check_columns(path, rows, schema, optional)
