@@ -5,14 +5,14 @@ Measures MB/s on one core of both, and the ratio, and MB/s for one row of growin
     python -m bench.text.chunking
 """
 
+import itertools
 import re
-import statistics
 import time
-from collections.abc import Iterator
 
+from bench.common import medians
 from revela.config.text import PackagesCorpus
 from revela.text.chunking import chunk_text, train_punkt
-from revela.text.corpora import Document, Skipped, read_documents
+from revela.text.corpora import Skipped, read_documents
 
 PACKAGES = ["numpy", "pandas", "scipy", "sklearn", "torch", "transformers"]
 REPEATS = 3
@@ -20,10 +20,12 @@ REPEATS = 3
 
 def main() -> None:
     """Print the measurements."""
-    code = []
-    for document in documents():
+    corpus = PackagesCorpus(source="python-packages", packages=PACKAGES)
+    code, size = [], 0
+    for document in itertools.cycle(read_documents(corpus, Skipped())):
         code.append(document.text)
-        if sum(map(len, code)) > 4_000_000:
+        size += len(document.text)
+        if size > 4_000_000:
             break
     # Docstrings only: prose with many sentence ends.
     prose = ["\n".join(re.findall(r'"""(.*?)"""', text, re.DOTALL)) for text in code]
@@ -32,31 +34,19 @@ def main() -> None:
     measure_one_row("\n".join(code))
 
 
-def documents() -> Iterator[Document]:
-    """Stream the embedded corpus repeatedly."""
-    corpus = PackagesCorpus(source="python-packages", packages=PACKAGES)
-    while True:
-        yield from read_documents(corpus, Skipped())
-
-
 def measure_speed(name: str, texts: list[str]) -> None:
     """Time both alternately, so that noise of the machine affects both equally."""
     splitter = train_punkt(texts)
     size = sum(map(len, texts)) / 1e6
-    plain, ours = [], []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        for text in texts:
-            splitter.tokenize(text)  # what sent_tokenize does once its model is loaded
-        middle = time.perf_counter()
-        for text in texts:
-            chunk_text(text, splitter, 120)
-        plain.append(middle - start)
-        ours.append(time.perf_counter() - middle)
-    a, b = statistics.median(plain), statistics.median(ours)
+    runs = {
+        # What sent_tokenize does once its model is loaded.
+        "sent_tokenize": lambda: [splitter.tokenize(text) for text in texts],
+        "chunking": lambda: [chunk_text(text, splitter, 120) for text in texts],
+    }
+    plain, ours = medians(runs, REPEATS).values()
     print(
-        f"{name}: {size:.1f} MB, one core: sent_tokenize {size / a:.2f} MB/s, "
-        f"chunking {size / b:.2f} MB/s, ratio {a / b:.2f}"
+        f"{name}: {size:.1f} MB, one core: sent_tokenize {size / plain:.2f} MB/s, "
+        f"chunking {size / ours:.2f} MB/s, ratio {plain / ours:.2f}"
     )
 
 
