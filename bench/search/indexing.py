@@ -4,11 +4,11 @@ Both encode the same texts with the same small backbone in float32, and search e
 """
 
 import argparse
+import functools
 import json
 import random
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -66,8 +66,8 @@ def _measured(size: int, words: list[str]) -> dict[str, str]:
             for query in queries:
                 index.search([query], _DEPTH, ranking)
 
-        ways = {by: partial(search, by) for by in ("dense", "bm25", "hybrid")}
-        times = medians({"numpy": numpy_search, **ways}, repeats=3)
+        runs = {by: functools.partial(search, by) for by in ("dense", "bm25", "hybrid")}
+        times = medians({"numpy": numpy_search, **runs}, repeats=3)
     return {
         "documents": f"{size:,}",
         "index, BM25 included, s": f"{own:.0f}",

@@ -19,6 +19,7 @@ from revela.config.training import Experiment
 from revela.retriever.load import read_encoder
 from revela.retriever.source import Source
 
+_LICENCE = ("license", "license_name", "license_link")
 _TEXT = """---
 {data}
 ---
@@ -75,8 +76,8 @@ Data: {corpora}.
 def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     """Return the card of a trained retriever, or None if a training did not write its folder.
 
-    The training's manifest and scores are in place; the usage example loads the model from the
-    folder or hub name `location`; the weights of an adapter may be `merged` into the backbone's.
+    The usage example loads the model from the folder or hub name `location`; the weights of an
+    adapter may be `merged` into the backbone's.
     """
     folder = folder.resolve()
     at_step = folder.parent.name == "steps" and folder.name.isdecimal()
@@ -91,18 +92,16 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     sources = list(_sources(root, next(iter(manifest["inputs"]))))
     data_sets = sorted({source["dataset"] for source in sources if "dataset" in source})
     scores = list(_scores(home.parents[1] / "scores" / name, Source(str(folder)).fingerprint()))
-    base, encoder = (
-        Source(str(experiment.retriever)).name,
-        read_encoder(Source(str(folder)), EncodingKeys()),
-    )
-    relation = "adapter" if experiment.lora and not merged else "finetune"
+    base = Source(str(experiment.retriever)).name
+    encoder = read_encoder(Source(str(folder)), EncodingKeys())
     local = {
-        key
+        key: Path(used).name  # local paths are of no use to others
         for key, used in experiment
         if isinstance(used, ModelRef) and (not used.is_hub_name or (root / used).is_dir())
     }
     on_hub = "retriever" not in local
-    hub_page = f"https://huggingface.co/{base}"
+    backbone = f"[{base}](https://huggingface.co/{base})"
+    relation = "adapter" if experiment.lora and not merged else "finetune"
     licence = licence_of(base if on_hub else str(root / base))
     data = ModelCardData(
         base_model=base if on_hub else None,
@@ -121,9 +120,7 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     )
     commit = f", commit {manifest['git_commit']}" if manifest["git_commit"] else ""
     spent = f"{manifest['gpu_hours']:.2f} GPU-hours" if manifest.get("gpus") else "no GPU"
-    dumped = experiment.model_dump(mode="json", exclude_defaults=True)
-    for key in local:
-        dumped[key] = Path(getattr(experiment, key)).name  # local paths are of no use to others
+    dumped = experiment.model_dump(mode="json", exclude_defaults=True) | local
     rows = [f"| {task} | {100 * score:.1f} | {interval} |\n" for task, score, interval in scores]
     head = "\n## Evaluation\n\n| Task | nDCG@10 | 95% interval |\n|---|---:|---:|\n"
     licences = [f"- The backbone: {_named(licence)}."]
@@ -135,7 +132,7 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
         data=data.to_yaml(),
         name=name,
         objective=experiment.objective.name.capitalize(),
-        backbone=f"[{base}]({hub_page})" if on_hub else f"{Path(base).name}, not on the hub",
+        backbone=backbone if on_hub else f"{local['retriever']}, not on the hub",
         location=location,
         max_length=encoder.max_seq_length,
         pooling=encoder[1].pooling_mode,
@@ -205,9 +202,7 @@ def licence_of(name: str, what: str = "model") -> dict[str, Any]:
         return {}
     if isinstance(several := data.get("license"), list):  # of a data set; a model's is one
         return {"license_name": ", ".join(map(str, several))}
-    return {
-        key: str(data[key]) for key in ("license", "license_name", "license_link") if key in data
-    }
+    return {key: str(data[key]) for key in _LICENCE if key in data}
 
 
 def must_be_called_llama(licence: Mapping[str, str]) -> bool:

@@ -44,9 +44,10 @@ def tokenize(
         "text": {"padding": False, "max_length": longest},
         "common": {"return_tensors": None, "return_special_tokens_mask": first_half},
     }
-    prompt = prompt_of(encoder, role)
-    features = encoder.preprocess(list(texts), prompt=prompt, processing_kwargs=plain)
-    rows: Any = features["input_ids"]
+    features: Any = encoder.preprocess(
+        list(texts), prompt=prompt_of(encoder, role), processing_kwargs=plain
+    )
+    rows = features["input_ids"]
     if first_half:
         rows = map(_first_half, rows, features["special_tokens_mask"])
     # An empty text without special tokens still has a vector.
@@ -66,11 +67,7 @@ def _first_half(ids: list[int], special: list[int]) -> list[int]:
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
-    """Pad rows of ids on the right to the same length, a multiple of 8.
-
-    Returns:
-        input_ids (N, L) and attention_mask (N, L), 1 on real tokens.
-    """
+    """Return input_ids (N, L) and attention_mask (N, L), right-padded to a multiple of 8."""
     lengths = torch.tensor([len(ids) for ids in rows])
     width = int(lengths.max())
     width += -width % _PAD_MULTIPLE
@@ -89,9 +86,8 @@ def embed(
 ) -> Tensor:
     """Return embeddings (N, D) in float32 of right-padded ids (N, L), to compare by dot products.
 
-    They are normalized if the model's similarity is the cosine. `lengths` are the token counts of
-    the rows: if the host knows them, it need not wait for the device to read them from the mask.
-    `prompt_length` is for models whose pooling excludes the prompt.
+    They are normalized if the model's similarity is the cosine. If the host knows the `lengths` of
+    the rows, it need not wait for the device; `prompt_length` is for a pooling without the prompt.
     """
     features: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
     features |= {"lengths": lengths, "modality": "text"}
@@ -99,7 +95,7 @@ def embed(
         features["prompt_length"] = prompt_length
     output = encoder(features)["sentence_embedding"].float()
     encoder = getattr(encoder, "module", encoder)  # within a wrapper for several devices
-    embeddings_ND = output if encoder.truncate_dim is None else output[:, : encoder.truncate_dim]
+    embeddings_ND = output[:, : encoder.truncate_dim]
     cosine = encoder.similarity_fn_name == "cosine"
     return F.normalize(embeddings_ND, dim=-1) if cosine else embeddings_ND
 
@@ -139,10 +135,7 @@ def encode(
     max_length: int,
     on_batch: Callable[[int], Any] | None = None,
 ) -> Tensor:
-    """Return embeddings (N, D) of texts in their order, in float32 on the CPU.
-
-    See `tokenize` and `encode_rows`.
-    """
+    """Return what `encode_rows` does of texts of at most `max_length` tokens; see `tokenize`."""
     rows = tokenize(encoder, texts, role, max_length)
     return encode_rows(encoder, rows, texts, role, on_batch)
 
@@ -164,15 +157,14 @@ def encode_rows(
         RevelaError: an embedding is zero or not finite; the message gives the text.
     """
     device = encoder.device
+    on_gpu = device.type == "cuda"
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
     place_N = torch.tensor(order).argsort()
     embeddings: list[Tensor] = []
-    room = _TOKENS_PER_BATCH[device.type]
     prompt_length = prompt_tokens(encoder, role)
 
     def send(tensor: Tensor) -> Tensor:
-        pinned = tensor.pin_memory() if device.type == "cuda" else tensor
-        return pinned.to(device, non_blocking=True)
+        return (tensor.pin_memory() if on_gpu else tensor).to(device, non_blocking=True)
 
     def finish(batch: list[int], output: Tensor, copied: torch.cuda.Event | None) -> None:
         if copied:
@@ -187,14 +179,12 @@ def encode_rows(
 
     running: list[tuple[list[int], Tensor, torch.cuda.Event | None]] = []
     while order:
-        size = max(1, room // (len(rows[order[0]]) + _PAD_MULTIPLE))
+        size = max(1, _TOKENS_PER_BATCH[device.type] // (len(rows[order[0]]) + _PAD_MULTIPLE))
         batch, order = order[:size], order[size:]
         ids, mask = pad([rows[i] for i in batch], encoder.tokenizer.pad_token_id)
         lengths = [len(rows[i]) for i in batch]
-        output = embed(encoder, send(ids), send(mask), lengths, prompt_length).to(
-            "cpu", non_blocking=True
-        )
-        on_gpu = device.type == "cuda"
+        output = embed(encoder, send(ids), send(mask), lengths, prompt_length)
+        output = output.to("cpu", non_blocking=True)
         copied = torch.cuda.current_stream(device).record_event() if on_gpu else None
         running.append((batch, output, copied))
         if len(running) > 1:  # meanwhile a GPU computes the next batch
@@ -207,7 +197,8 @@ def encode_rows(
 def prompt_tokens(encoder: SentenceTransformer, role: Role) -> int | None:
     """Return the length of a role's prompt if the pooling excludes it, else None."""
     excluded = any(not getattr(module, "include_prompt", True) for module in encoder)
-    if not (excluded and (prompt := prompt_of(encoder, role))):
+    prompt = prompt_of(encoder, role)
+    if not (excluded and prompt):
         return None
     features: dict[str, Any] = encoder.preprocess(["x"], prompt=prompt)
     return features.get("prompt_length")
@@ -241,9 +232,8 @@ def prepare_for_ragged_batches() -> None:
 def native_dtype(precision: str) -> torch.dtype:
     """Return the dtype of a precision: bfloat16 only if the device supports it.
 
-    CPUs compute in float32, so that results agree between processors, many of which are slower in
-    bfloat16; REVELA_CPU_BFLOAT16=1 in the environment enables bfloat16 on those that do not emulate
-    it.
+    CPUs compute in float32, so that results agree between processors; REVELA_CPU_BFLOAT16=1 in the
+    environment enables bfloat16 on those that do not emulate it.
     """
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -12,10 +12,7 @@ from revela.retriever.save import check_folder, check_is_retriever, save_encoder
 
 
 def export(model: Path, output: Path) -> float:
-    """Write a trained retriever with all its weights, in float32.
-
-    Return the smallest cosine of `check_folder`: the new folder in sentence-transformers, the old
-    one here.
+    """Write a trained retriever with all its weights, in float32; return `check_folder`'s cosine.
 
     Raises:
         RevelaError: the folder is not a retriever, the output is within it or has other

@@ -26,15 +26,8 @@ _TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"
 # Shapes suffice; `load` brings the weights. transformers opens them all the same.
 _ON_META: dict[str, Any] = {"device_map": "meta", "use_safetensors": True}
 _POOLING = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
-_SETTINGS = (
-    "__version__",
-    "default_prompt_name",  # for neither queries nor documents
-    "model_type",
-    "prompts",
-    "requirements",
-    "similarity_fn_name",
-    "truncate_dim",
-)
+_SETTINGS = {"__version__", "model_type", "prompts", "requirements", "similarity_fn_name"}
+_SETTINGS |= {"truncate_dim", "default_prompt_name"}  # that is for neither queries nor documents
 _NO_LIMIT = 1_000_000  # tokens; tokenizers without a maximum length report a larger one
 
 
@@ -55,10 +48,9 @@ def read_encoder(
 ) -> SentenceTransformer:
     """Return the encoder that a model's files describe.
 
-    Its modules, prompts, similarity and maximum length are those of its sentence-transformers
-    files, or the paper's without such files; `keys` that are set take precedence. `load` gets the
-    class of the transformer and returns it with weights; without it all weights stay on the meta
-    device, which is enough to tokenize.
+    Without sentence-transformers files it is the paper's; `keys` that are set take precedence.
+    `load` gets the class of the transformer and returns it with weights; without it all weights
+    stay on the meta device, which is enough to tokenize.
 
     Raises:
         RevelaError: the files are missing, gated or broken, or describe what cannot be computed.
@@ -72,14 +64,15 @@ def read_encoder(
             made = _own_modules(home) if home.modules else _paper_modules(home, keys)
             transformer, *rest = _changed(made, keys)
         settings = home.read("config_sentence_transformers.json") or {}
+        it = f"model {home.name!r}"
         for key in settings:
-            check_name(f"model {home.name!r}", "setting of sentence-transformers", key, _SETTINGS)
+            check_name(it, "setting of sentence-transformers", key, _SETTINGS)
         kind = settings.get("model_type", "SentenceTransformer")
-        check_name(f"model {home.name!r}", "type of model", kind, ["SentenceTransformer"])
+        check_name(it, "type of model", kind, ["SentenceTransformer"])
         similarity: Any = settings.get("similarity_fn_name") or "cosine"
         if keys.normalize is not None:
             similarity = "cosine" if keys.normalize else "dot"
-        check_name(f"model {home.name!r}", "similarity", similarity, ("cosine", "dot"))
+        check_name(it, "similarity", similarity, ["cosine", "dot"])
         if load:
             transformer.model = load(type(transformer.model))
         encoder = SentenceTransformer(
@@ -112,8 +105,7 @@ def _paper_modules(source: Source, keys: EncodingKeys) -> list[Any]:
             model_kwargs=_ON_META | {"revision": revision},
             config_kwargs=named,
             processor_kwargs=named,
-            # Otherwise texts become chat messages if the tokenizer has a chat template.
-            modality_config=_TEXT,
+            modality_config=_TEXT,  # no chat messages, if the tokenizer has a chat template
             module_output_name="token_embeddings",
         ),
     )
@@ -128,11 +120,10 @@ def _own_modules(source: Source) -> list[Any]:
         kind: Any = import_from_string(entry["type"])
         if not made and kind is not modules.Transformer:
             raise RevelaError(f"model {source.name!r} begins with {kind.__name__}, no Transformer")
-        if kind is modules.Dense and not source.has(f"{entry['path']}/model.safetensors"):
+        if kind is modules.Dense and not source.find(f"{entry['path']}/model.safetensors"):
             raise RevelaError(f"model {source.name!r}: {entry['path']} has no safetensors weights")
-        options: dict[str, Any] = {"subfolder": entry["path"]}
-        options |= {} if made else {"model_kwargs": dict(_ON_META)}
-        load = functools.partial(kind.load, source.name, **options)
+        options: Any = {} if made else {"model_kwargs": dict(_ON_META)}
+        load = functools.partial(kind.load, source.name, subfolder=entry["path"], **options)
         made.append(_from_safetensors(source, load))
     return made
 
@@ -157,7 +148,7 @@ def _prompts(prompts: Mapping[str, str], keys: EncodingKeys) -> dict[str, str]:
     if query is None:
         query = prompts.get("query") or ""
     if passage is None:
-        passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
+        passages = map(prompts.get, ("document", "passage", "corpus"))
         passage = next(filter(None, passages), "")
     return {**prompts, "query": query, "document": passage}
 
@@ -210,10 +201,9 @@ def load_model(source: Source, kind: Any = AutoModel, dtype: torch.dtype = torch
             return load_adapter(load_model(source.base, kind, dtype), source).merge_and_unload()
     name, options = source.name, {"subfolder": source.subfolder, "dtype": dtype}
     options |= {"use_safetensors": True, "output_loading_info": True}
+    load = functools.partial(kind.from_pretrained, name, **options)
     with explained("model", name):
-        model, info = _from_safetensors(
-            source, lambda revision: kind.from_pretrained(name, revision=revision, **options)
-        )
+        model, info = _from_safetensors(source, load)
     # transformers initialises them at random; a pooler is not used here.
     lacks = sorted(weight for weight in info["missing_keys"] if "pooler" not in weight)
     if lacks:
@@ -229,8 +219,7 @@ def _from_safetensors(source: Source, load: Callable[..., Any]) -> Any:
     except OSError as error:
         # Older models have pickled weights only; the hub's bot has converted most of them.
         missing = "safetensors" in str(error) and not source.revision
-        converted = missing and converted_revision(source.name)
-        if not converted:
+        if not (missing and (converted := converted_revision(source.name))):
             raise
         return load(revision=converted)
 
@@ -243,14 +232,12 @@ def load_adapter(model: Any, source: Source, trained: bool = False) -> Any:
     """
     from peft import PeftModel
 
-    with explained("adapter", source.name), warnings.catch_warnings():
+    name, options = source.name, {"revision": source.revision, "is_trainable": trained}
+    with explained("adapter", name), warnings.catch_warnings():
         # peft only warns, and leaves the backbone unchanged.
         warnings.filterwarnings("error", "Found missing adapter keys")
         try:
-            return PeftModel.from_pretrained(
-                model, source.name, revision=source.revision, is_trainable=trained
-            )
+            return PeftModel.from_pretrained(model, name, **options)
         except UserWarning as error:
-            raise RevelaError(
-                f"adapter {source.name!r} does not fit {type(model).__name__}: {str(error)[:150]}"
-            ) from error
+            other = f"does not fit {type(model).__name__}: {str(error)[:150]}"
+            raise RevelaError(f"adapter {name!r} {other}") from error

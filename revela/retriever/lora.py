@@ -15,8 +15,6 @@ from revela.retriever.source import Source
 def add_lora(model: Any, lora: Lora, seed: int, revision: str | None = None) -> Any:
     """Freeze a backbone and put trainable low-rank adapters (in float32) on it.
 
-    Their files name the revision of the backbone.
-
     Raises:
         RevelaError: a target matches no module, or none that supports an adapter, or the rank is
             larger than the widest target.
@@ -35,14 +33,9 @@ def add_lora(model: Any, lora: Lora, seed: int, revision: str | None = None) -> 
     if lora.rank > (width := max(widths[target] for target in targets)) > 0:
         raise RevelaError(f"lora.rank: {lora.rank} is larger than the widest target, {width}")
     torch.manual_seed(seed)
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=targets,
-        revision=revision,
-    )
+    settings = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     try:
+        config = LoraConfig(**settings, target_modules=targets, revision=revision)
         return get_peft_model(model, config)
     except ValueError as error:
         raise RevelaError(f"lora.targets: {error}") from error
@@ -73,11 +66,9 @@ def continue_lora(model: Any, source: Source, lora: Lora) -> Any:
     with explained("adapter", source.name):
         saved = LoraConfig.from_pretrained(source.name, revision=source.revision)
     settings = (saved.r, saved.lora_alpha, saved.lora_dropout, set(saved.target_modules))
-    targets = set(lora_targets(model, lora))
-    if settings != (lora.rank, lora.alpha, lora.dropout, targets):
-        raise RevelaError(
-            f"adapter {source.name!r} has rank {saved.r}, alpha {saved.lora_alpha}, dropout "
-            f"{saved.lora_dropout} and targets {', '.join(sorted(saved.target_modules))}; set lora "
-            "to the same values to train it further"
-        )
+    if settings != (lora.rank, lora.alpha, lora.dropout, set(lora_targets(model, lora))):
+        has = f"rank {saved.r}, alpha {saved.lora_alpha}, dropout {saved.lora_dropout}"
+        targets = ", ".join(sorted(saved.target_modules))
+        advice = "set lora to the same values to train it further"
+        raise RevelaError(f"adapter {source.name!r} has {has} and targets {targets}; {advice}")
     return load_adapter(model, source, trained=True)

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
-from huggingface_hub.utils import HFValidationError, httpx, validate_repo_id
+from huggingface_hub.utils import httpx
 
-from revela.common.errors import RevelaError
+from revela.common.errors import RevelaError, reading
 from revela.common.hub import explained
 from revela.config.names import ModelRef
 from revela.retriever.card import make_card, must_be_called_llama
@@ -20,20 +20,14 @@ _WEIGHTS = re.compile(r"adapter_|\.safetensors|\.bin$")
 def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[str, int]:
     """Upload a retriever in one commit, and return the size in bytes of each file.
 
-    Its card shows how to load it from the hub.
-
     Raises:
         RevelaError: the folder is not a retriever, sentence-transformers encodes differently, its
             adapter belongs to a backbone that others cannot load, HF_TOKEN is not set, or the hub
             denies access.
     """
     check_is_retriever(folder)
-    try:
-        if "/" not in repository:
-            raise HFValidationError("the organisation or user is missing")
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        raise RevelaError(f"{repository!r}: not ORGANISATION/NAME: {error}") from error
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository, re.ASCII):
+        raise RevelaError(f"{repository!r}: not ORGANISATION/NAME")
     token = os.environ.get("HF_TOKEN")
     if not (token or dry_run):
         raise RevelaError("set HF_TOKEN in the environment to upload")
@@ -51,8 +45,7 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
     files: dict[str, Path | bytes] = {
         str(path.relative_to(folder)): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file()  # and not hidden, as .snakemake_timestamp is
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and "/." not in f"/{path.relative_to(folder)}"  # .snakemake_timestamp
     }
     files["README.md"] = card.encode()
     if not dry_run:
@@ -77,7 +70,6 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
 
 def _card_at(file: Path, repository: str) -> str:
     """Return a folder's card, with the usage example adapted to the hub."""
-    if not file.is_file():
-        raise RevelaError(f"{file}: a model card is missing")
-    text = file.read_text(encoding="utf-8")
+    with reading(file, "a model card"):
+        text = file.read_text(encoding="utf-8")
     return re.sub(r'SentenceTransformer\("[^"]*"\)', f'SentenceTransformer("{repository}")', text)

@@ -1,6 +1,7 @@
 """Saves an encoder as a sentence-transformers model, and checks that it comes back the same."""
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ _SENTENCE = "The queue holds jobs until a worker is free; naïve workers take th
 
 
 def save_encoder(encoder: SentenceTransformer, folder: Path, state: dict[str, Tensor]) -> None:
-    """Write an encoder with the weights `state`, of its transformer an adapter's if it has one.
+    """Write an encoder with the weights `state`, gathered from all processes if they are sharded.
 
-    Weights may be sharded over processes, so that `state` must be gathered before; see
-    `training.zero`.
+    Of its transformer they are an adapter's, if it has one.
     """
     transformer: Any
     transformer, *rest = encoder
@@ -54,8 +54,6 @@ def limit_length(encoder: SentenceTransformer, max_length: int) -> None:
 
 def check_is_retriever(folder: Path) -> None:
     """Raise a `RevelaError` if a folder was not written by a training or an export."""
-    if not folder.is_dir():
-        raise RevelaError(f"{folder}: no such folder")
     if not (folder / "modules.json").is_file():
         raise RevelaError(f"{folder}: not a retriever of `revela train`: missing modules.json")
 
@@ -63,8 +61,7 @@ def check_is_retriever(folder: Path) -> None:
 def check_folder(folder: Path, original: Path | None = None) -> float:
     """Encode a few texts by sentence-transformers alone and here; return the smallest cosine.
 
-    Here the `original` is loaded, if given, instead of the folder. Both compute in float32 on the
-    CPU, since the GPUs of a training may be full.
+    Here the `original` is loaded, if given, instead. Both compute in float32 on the CPU.
 
     Raises:
         RevelaError: sentence-transformers cannot load the folder or gives a text another vector.
@@ -82,24 +79,21 @@ def check_folder(folder: Path, original: Path | None = None) -> float:
             theirs = SentenceTransformer(str(folder), **options)
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
-            raise RevelaError(
-                f"{folder}: sentence-transformers cannot load it: {reason}"
-            ) from error
-    vectors = {
-        "query": theirs.encode_query(texts, convert_to_tensor=True),
-        "passage": theirs.encode_document(texts, convert_to_tensor=True),
-    }
-    if theirs.similarity_fn_name == "cosine":  # as `encode` here does
-        vectors = {role: F.normalize(vectors_ND, dim=1) for role, vectors_ND in vectors.items()}
-    smallest = min(float(_alike(expected[role], vectors[role]).min()) for role in vectors)
-    if not smallest >= _SAME:  # also for NaN
-        raise RevelaError(
-            f"{folder}: sentence-transformers gives a text another vector (cosine {smallest:.5f})"
-        )
+            problem = f"{folder}: sentence-transformers cannot load it: {reason}"
+            raise RevelaError(problem) from error
+    smallest = math.inf
+    for role, encode_theirs in (
+        ("query", theirs.encode_query),
+        ("passage", theirs.encode_document),
+    ):
+        ours_ND, theirs_ND = expected[role], encode_theirs(texts, convert_to_tensor=True)
+        if theirs.similarity_fn_name == "cosine":  # as `encode` here does
+            theirs_ND = F.normalize(theirs_ND, dim=1)
+        squares = ours_ND.square().sum(1) + theirs_ND.square().sum(1)
+        # The cosine, but smaller where the lengths differ.
+        alike_N = 2 * (ours_ND * theirs_ND).sum(1) / squares
+        smallest = min(smallest, float(alike_N.min()))
+        if not smallest >= _SAME:  # also for NaN
+            problem = f"gives a text another vector (cosine {smallest:.5f})"
+            raise RevelaError(f"{folder}: sentence-transformers {problem}")
     return smallest
-
-
-def _alike(ours_ND: Tensor, theirs_ND: Tensor) -> Tensor:
-    """Return cosines (N,), smaller where the lengths differ."""
-    squares = ours_ND.square().sum(1) + theirs_ND.square().sum(1)
-    return 2 * (ours_ND * theirs_ND).sum(1) / squares

@@ -3,7 +3,7 @@
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,7 @@ from revela.config.evaluation import EncoderModel
 from revela.config.names import ModelRef
 
 _OF_A_MODEL = {".safetensors", ".json", ".txt", ".model"}
-_OTHER_WEIGHTS = {
-    ".bin": "pickled ones: save them with safe_serialization=True",
-    ".gguf": "GGUF ones, which cannot be trained: use the model that they were made from",
-    ".onnx": "ONNX ones, which cannot be trained: use the model that they were made from",
-}
+_OTHER_WEIGHTS = {".bin": "pickled", ".gguf": "GGUF", ".onnx": "ONNX"}
 
 
 @dataclass(frozen=True)
@@ -67,10 +63,9 @@ class Source:
         settings = self.read("adapter_config.json")
         if settings is None:
             return None
-        with reading(self.name, "an adapter"):
-            if not (base := settings["base_model_name_or_path"]):
-                raise ValueError("its adapter_config.json names no base_model_name_or_path")
-            return Source(str(base), settings.get("revision"))
+        if not (base := settings.get("base_model_name_or_path")):
+            raise RevelaError(f"{self.name}: not an adapter: missing 'base_model_name_or_path'")
+        return Source(base, settings.get("revision"))
 
     @functools.cached_property
     def modules(self) -> list[dict[str, Any]] | None:
@@ -86,39 +81,58 @@ class Source:
         """The folder within it that holds the transformer: the first one of older models."""
         return str(self.modules[0]["path"]) if self.modules else ""
 
+    def find(self, file: str) -> Path | None:
+        """Return the path of one of its files, or None if it has none."""
+        return find_file(self.name, file, self.revision)
+
     def read(self, file: str) -> Any | None:
         """Return the content of one of its JSON files, or None if there is none.
 
         Raises:
-            RevelaError: the folder is incomplete, the hub denies access, or it cannot be read.
+            RevelaError: a folder is incomplete, the hub denies access, or it cannot be read.
         """
         check_model_folder(self.name)
-        path = find_file(self.name, file, self.revision)
+        path = self.find(file)
         if path is None:
             return None
         with reading(path, "JSON"):
             return json.loads(path.read_text(encoding="utf-8"))
 
-    def has(self, file: str) -> bool:
-        """Return whether it has a file."""
-        return find_file(self.name, file, self.revision) is not None
-
     def check_is_language_model(self) -> None:
         """Raise a `RevelaError` if its files say that it does not predict the next token."""
         config = (self.base or self).read("config.json") or {}
+        self._refuse_code(_own_code(config))
         kinds = config.get("architectures") or ["ForCausalLM"]
-        if code := _own_code(config):
-            problem = f"has code of its own ({code}), which is never run"
-        elif self.modules or not any("CausalLM" in k or "LMHeadModel" in k for k in kinds):
+        if self.modules or not any("CausalLM" in k or "LMHeadModel" in k for k in kinds):
             what = "an encoder" if self.modules else kinds[0]
-            problem = f"is {what}, not a causal language model"
-        else:
-            return
-        raise RevelaError(f"model {self.name!r} {problem}")
+            raise RevelaError(f"model {self.name!r} is {what}, not a causal language model")
 
     def check_is_encoder(self) -> None:
         """Raise a `RevelaError` if its files say that it cannot be computed as it is."""
-        if problem := _not_an_encoder(self.read):
+        self._refuse_code(_own_code(self.read(os.path.join(self.subfolder, "config.json")) or {}))
+        width = None
+        for module in self.modules or []:
+            package, _, kind = module["type"].rpartition(".")
+            if package.partition(".")[0] != "sentence_transformers":
+                self._refuse_code(module["type"])
+            settings = self.read(os.path.join(module["path"], "config.json")) or {}
+            if kind == "Pooling":
+                mode = settings.get("pooling_mode")  # or, in older files, a key for each mode
+                older = [key for key in settings if key.startswith("pooling_mode_")]
+                count = len(mode) if isinstance(mode, list) else sum(settings[k] for k in older)
+                size = settings.get(
+                    "embedding_dimension", settings.get("word_embedding_dimension", 0)
+                )
+                width = size * (count or 1)
+            elif kind == "Dense":
+                if width not in (None, inputs := settings.get("in_features")):
+                    problem = f"a Dense layer of {inputs} inputs, but what it gets has {width}"
+                    raise RevelaError(f"model {self.name!r} has {problem}")
+                width = settings.get("out_features")
+
+    def _refuse_code(self, code: str | None) -> None:
+        if code:
+            problem = f"has code of its own ({code}), which is never run"
             raise RevelaError(f"model {self.name!r} {problem}")
 
     def fingerprint(self) -> str:
@@ -167,43 +181,13 @@ def model_files(folder: Path) -> list[Path]:
     (described,) = first_of(home, "config.json", "adapter_config.json")
     read_json(described)
     if not any(home.glob("*.safetensors")):
-        other = next((kind for kind in _OTHER_WEIGHTS if any(folder.rglob(f"*{kind}"))), None)
-        hint = f"; it has {_OTHER_WEIGHTS[other]}" if other else ""
+        others = (kind for end, kind in _OTHER_WEIGHTS.items() if any(folder.rglob(f"*{end}")))
+        hint = "".join(f"; it has {kind} ones, which are not read" for kind in others)
         raise RevelaError(f"{folder}: no safetensors weights in it{hint}")
     if described.name == "config.json":
         first_of(home, "tokenizer.json", "tokenizer_config.json")
-    files = {
-        file for place in folders for file in place.glob("[!.]*") if file.suffix in _OF_A_MODEL
-    }
-    return sorted(files - {folder / "manifest.json"})
-
-
-def _not_an_encoder(read: Callable[[str], Any]) -> str | None:
-    """Return why a model's files do not describe an encoder that can be computed.
-
-    `read` returns the content of one of its JSON files, or None.
-    """
-    modules, width = read("modules.json") or [], None
-    home = modules[0]["path"] if modules else ""
-    codes = [module["type"] for module in modules]
-    codes = [code for code in codes if not code.startswith("sentence_transformers.")]
-    if code := _own_code(read(os.path.join(home, "config.json")) or {}) or next(iter(codes), None):
-        return f"has code of its own ({code}), which is never run"
-    for module in modules:
-        kind = module["type"].rpartition(".")[2]
-        settings = read(os.path.join(module["path"], "config.json")) or {}
-        if kind == "Pooling":
-            mode = settings.get("pooling_mode")  # or, in older files, a key for each mode
-            older = sum(
-                on is True for key, on in settings.items() if key.startswith("pooling_mode_")
-            )
-            size = settings.get("embedding_dimension", settings.get("word_embedding_dimension", 0))
-            width = size * (len(mode) if isinstance(mode, list) else older or 1)
-        elif kind == "Dense":
-            if width not in (None, inputs := settings.get("in_features")):
-                return f"has a Dense layer of {inputs} inputs, but what it gets has {width}"
-            width = settings.get("out_features")
-    return None
+    files = {file for place in folders for file in place.glob("[!.]*")}
+    return sorted(file for file in files - {folder / "manifest.json"} if file.suffix in _OF_A_MODEL)
 
 
 def _own_code(config: Mapping[str, Any]) -> str | None:

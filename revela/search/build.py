@@ -26,14 +26,7 @@ from revela.evaluation.embeddings import encode_corpus, passage
 from revela.retriever.encode import devices, native_dtype
 from revela.retriever.load import load_encoder, read_encoder
 from revela.retriever.source import Source
-from revela.search.index import (
-    PRECISION,
-    SHARD_SIZE,
-    VERSION,
-    encoder_entry,
-    labels,
-    read_description,
-)
+from revela.search import index
 from revela.search.tuning import Tuning
 from revela.text.chunking import chunk_corpus
 from revela.text.rows import parquet_rows
@@ -49,7 +42,7 @@ def fitting_length(models: Sequence[str]) -> int:
     Raises:
         RevelaError: a model is missing, or none that can be read.
     """
-    own = (read_encoder(Source(m), encoder_entry(m).encoding).max_seq_length for m in models)
+    own = (read_encoder(Source(m), index.encoder_entry(m).encoding).max_seq_length for m in models)
     return min(_LONGEST, *(length or _LONGEST for length in own))
 
 
@@ -63,8 +56,8 @@ def build(
 ) -> dict[str, Any]:
     """Index a corpus, or update its index; return the contents of `index.json`.
 
-    `models` are folders or hub names of retrievers; `max_length` tokens of a chunk are encoded;
-    `language` is BM25's, by default that of the former index, or of the texts.
+    `max_length` tokens of a chunk are encoded; `language` is BM25's, by default that of the former
+    index, or of the texts.
 
     Raises:
         RevelaError: the folder contains other files or a different index, or another process is
@@ -80,24 +73,22 @@ def build(
     models = [str(Path(name).resolve()) if Path(name).is_dir() else name for name in models]
     with locked(folder, "revela index"):
         for name in models:  # before the texts are read: it is there, and can be computed
-            read_encoder(Source(name), encoder_entry(name).encoding)
+            read_encoder(Source(name), index.encoder_entry(name).encoding)
         described: dict[str, Any] = {
-            "version": VERSION,
+            "version": index.VERSION,
             "models": [{"name": name, "revision": Source(name).fingerprint()} for name in models],
             "max_length": max_length,
             "language": language,
             "corpus": corpus.model_dump(mode="json"),
         }
         if (folder / "index.json").exists():
-            former = read_description(folder)
+            former = index.read_description(folder)
             described["language"] = language or former["language"]
             settings = _settings(described)
             for key, value in _settings(former).items():
                 if value != settings.get(key):
-                    raise RevelaError(
-                        f"{folder} was made with {key} {value!r}, not {settings.get(key)!r}; "
-                        "remove it or give another --output"
-                    )
+                    made = f"{folder} was made with {key} {value!r}, not {settings.get(key)!r}"
+                    raise RevelaError(f"{made}; remove it or give another --output")
         with atomic_output(folder / "chunks.parquet") as temporary:
             counts = chunk_corpus(corpus, temporary, workers)
             remove(folder / "index.json")  # the index is whole until here
@@ -116,20 +107,24 @@ def build(
         with atomic_output(folder / "bm25") as temporary:
             bm25.save(temporary, show_progress=False)
         del bm25  # encoding may need the memory
-        described["dense_weights"], names, tuning = [], labels(models), Tuning(chunks)
-        for number, model in enumerate(described["models"]):
-            load = functools.partial(load_encoder, encoder_entry(model["name"]), PRECISION)
-            version, dtype = STAGE_VERSIONS["evaluate"], native_dtype(PRECISION)
+        described["dense_weights"], tuning = [], Tuning(chunks)
+        names = index.labels(models) if len(models) > 1 else ["the retriever"]
+        for number, (model, name) in enumerate(zip(described["models"], names, strict=True)):
+            load = functools.partial(
+                load_encoder, index.encoder_entry(model["name"]), index.PRECISION
+            )
+            version, dtype = STAGE_VERSIONS["evaluate"], native_dtype(index.PRECISION)
             made_by = f"{version} {model['revision']} {dtype} {max_length}"
             place = folder / "embeddings" / str(number)
-            shards = encode_corpus(load, texts, max_length, place, made_by, devices(), SHARD_SIZE)
+            shards = encode_corpus(
+                load, texts, max_length, place, made_by, devices(), index.SHARD_SIZE
+            )
             for stale in set(place.glob("[0-9]*.safetensors")) - {shard.path for shard in shards}:
                 remove(stale)  # from a larger version of the corpus
             weight = tuning.weight(load(devices()[0]), described["language"], max_length)
             described["dense_weights"].append(weight)
-            of = names[number] if len(names) > 1 else "the retriever"
             why = f"chosen on {tuning.chosen_on}" if tuning.enough else "as the texts are few"
-            print(f"weight of {of}: {weight}, {why}")
+            print(f"weight of {name}: {weight}, {why}")
         described |= {"documents": counts.documents, "chunks": counts.chunks}
         write_json(folder / "index.json", described)
     return described

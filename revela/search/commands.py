@@ -31,34 +31,26 @@ FOLDER = Annotated[Path, typer.Argument(help="Folder of the index.")]
 
 @app.command()
 def index(
-    texts: Annotated[
-        str,
-        typer.Argument(help="A folder or file of texts or, with --config, a corpus of the config."),
-    ],
+    texts: Annotated[str, typer.Argument(help="Folder or file of texts, or a corpus of --config.")],
     model: Annotated[
-        list[str],
-        typer.Option(help="Folder or hub name of a retriever; repeat to compare several."),
+        list[str], typer.Option(help="Folder or hub name of a retriever; repeatable.")
     ],
     output: Annotated[Path, typer.Option(help="Folder of the index.")],
     config: Annotated[Path | None, typer.Option(help="Config with the corpus.")] = None,
     field: Annotated[
-        str | None, typer.Option(help="Field of the rows that holds the text, if not told by them.")
+        str | None, typer.Option(help="Field of the rows that holds the text.")
     ] = None,
     max_words: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Maximum words per chunk.", show_default="half of --max-length, 120 at most"
-        ),
+        typer.Option(min=1, help="Words per chunk; by default half of --max-length, at most 120."),
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(
-            min=8, help="Maximum tokens per chunk.", show_default="the models' own, 512 at most"
-        ),
+        typer.Option(min=8, help="Tokens per chunk; by default the models' own, at most 512."),
     ] = None,
     language: Annotated[
         Language | None,
-        typer.Option(help="Language of BM25's stemmer and stop words.", show_default="the texts'"),
+        typer.Option(help="Language of BM25's stemmer and stop words; by default the texts'."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that cut texts.")] = (
         os.cpu_count() or 1
@@ -106,36 +98,22 @@ def search(
     folder: FOLDER,
     query: Annotated[str | None, typer.Argument(help="A question or keywords.")] = None,
     queries: Annotated[
-        Path | None,
-        typer.Option(help="File of queries: lines `id<tab>query`, or queries.jsonl as in BEIR."),
+        Path | None, typer.Option(help="Lines `id<tab>query`, or queries.jsonl as in BEIR.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="File for the TREC run of --queries; else it is printed.")
     ] = None,
     depth: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Documents to return per query.", show_default="10; with --compare 3"
-        ),
+        int | None, typer.Option(min=1, help="Documents per query: 10, or with --compare 3.")
     ] = None,
-    chunks: Annotated[
-        bool, typer.Option("--chunks", help="Return chunks instead of documents.")
-    ] = False,
+    chunks: Annotated[bool, typer.Option("--chunks", help="Chunks instead of documents.")] = False,
     by: Annotated[
         Ranking | None,
-        typer.Option(
-            help="Rank by both, by the retriever, or by BM25.",
-            show_default="hybrid; with --compare dense",
-        ),
+        typer.Option(help="Rank by both, the retriever (with --compare the default) or BM25."),
     ] = None,
     dense_weight: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="The retriever's share of a hybrid's score; the rest is BM25's.",
-            show_default="the one chosen by `revela index`",
-        ),
+        typer.Option(min=0, max=1, help="The retriever's in a hybrid; by default the index's own."),
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Show what each model of the index finds, in columns.")
@@ -151,10 +129,8 @@ def search(
     if (query is None) == (queries is None) or (output and (compare or not queries)):
         raise RevelaError("give a query or --queries; --output is for --queries, without --compare")
     opened = Index(folder)
-    # An argument that is not UTF-8 has surrogates.
-    asked = (
-        _read_queries(queries) if queries else {"": str(query).encode(errors="replace").decode()}
-    )
+    text = (query or "").encode(errors="replace").decode()  # not UTF-8: it has surrogates
+    asked = _read_queries(queries) if queries else {"": text}
     by = by or ("dense" if compare else "hybrid")
     depth = depth or (3 if compare else 10)
     found = {
@@ -165,23 +141,22 @@ def search(
         _print_columns(opened, asked, found)
         return
     lines = []
-    for (label, rankings), (place, (name, text)) in itertools.product(
-        found.items(), enumerate(asked.items())
-    ):
+    for label, rankings in found.items():
         model = without_spaces(label)
         system = {"bm25": "bm25", "dense": model, "hybrid": f"bm25+{model}"}[by]
-        for rank, hit in enumerate(rankings[place], start=1):
-            row = opened.row(hit)
-            if as_json:
-                named = {"query": name} if queries else {}
-                named |= {"model": label} if compare else {}
-                lines.append(json.dumps(named | {"rank": rank, **row}, ensure_ascii=False))
-            elif queries:
-                document = opened.trec_id(hit.chunk, chunks)
-                lines.append(f"{name} Q0 {document} {rank} {hit.score:.9g} {system}")
-            else:
-                source, snippet = _shown(row, text)
-                lines += [f"{rank:2}. {hit.score:.3f}  {source}", f"    {snippet}"]
+        for (name, text), hits in zip(asked.items(), rankings, strict=True):
+            for rank, hit in enumerate(hits, start=1):
+                row = opened.row(hit)
+                if as_json:
+                    named = {"query": name} if queries else {}
+                    named |= {"model": label} if compare else {}
+                    lines.append(json.dumps(named | {"rank": rank, **row}, ensure_ascii=False))
+                elif queries:
+                    document = opened.trec_id(hit.chunk, chunks)
+                    lines.append(f"{name} Q0 {document} {rank} {hit.score:.9g} {system}")
+                else:
+                    source, snippet = _shown(row, text)
+                    lines += [f"{rank:2}. {hit.score:.3f}  {source}", f"    {snippet}"]
     if output:
         write_text(output, "".join(f"{line}\n" for line in lines))
         print(f"{output}: {len(asked)} queries")
@@ -198,11 +173,11 @@ def _print_columns(opened: Any, asked: dict[str, str], found: dict[str, list[Any
     from rich.text import Text
 
     console = Console()
-    for place, (name, text) in enumerate(asked.items()):
+    for (name, text), *rankings in zip(asked.items(), *found.values(), strict=True):
         table = Table(title=Text(printable(f"{name}  {text}".strip())), title_justify="left")
         for label in found:
             table.add_column(Text(label), ratio=1, overflow="fold")
-        for hits in itertools.zip_longest(*(rankings[place] for rankings in found.values())):
+        for hits in itertools.zip_longest(*rankings):
             shown = ["\n".join(_shown(opened.row(hit), text)) if hit else "" for hit in hits]
             table.add_row(*map(Text, shown), end_section=True)
         console.print(table)
@@ -243,10 +218,8 @@ def _read_queries(path: Path) -> dict[str, str]:
             if number == 1 and name.lower() in _ID_HEADINGS:
                 continue
             if name.split() != [name] or not text.strip() or "\t" in text or name in queries:
-                raise RevelaError(
-                    f"{path}:{number}: expected a unique id without spaces, a tab and a query; "
-                    f"got {line.strip()[:80]!r}"
-                )
+                expected = "expected a unique id without spaces, a tab and a query"
+                raise RevelaError(f"{path}:{number}: {expected}; got {line.strip()[:80]!r}")
             queries[name] = text
     if not queries:
         raise RevelaError(f"{path}: no queries")

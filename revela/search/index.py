@@ -1,13 +1,11 @@
 """Searches an index of texts, as `revela.search.build` writes it; exactly, as in evaluation."""
 
 import functools
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import bm25s
@@ -31,15 +29,12 @@ from revela.search import Ranking
 
 VERSION = 2
 PRECISION = "bfloat16"  # if the GPU supports it
-SHARD_SIZE = 1_024
-"""Chunks whose embeddings share a file: few enough that a killed call on a CPU loses a minute."""
-
+SHARD_SIZE = 1_024  # chunks, so that a killed call on a CPU loses a minute
 DEPTH = 100  # hits of each ranking that are fused
 _HITS = 1_000_000  # held at a time while documents are collected
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """A search result: the number of a chunk in the index, and its score."""
 
     chunk: int
@@ -59,9 +54,7 @@ class Index:
         self.described = read_description(folder)
         with reading(folder / "chunks.parquet", "a readable Parquet file"):
             self.chunks = pd.read_parquet(folder / "chunks.parquet")
-        self._documents, self._positions = (
-            self.chunks[column].to_numpy() for column in ("document", "position")
-        )
+        self._documents = self.chunks["document"].to_numpy()
         self.models = [model["name"] for model in self.described["models"]]
         self.labels = labels(self.models)
         self.weights: list[float] = self.described["dense_weights"]
@@ -78,10 +71,9 @@ class Index:
     ) -> list[list[Hit]]:
         """Return the best documents of each query, best first, or with `chunks` the best chunks.
 
-        A document is ranked by its best chunk, which is the hit. BM25 finds only chunks that share
-        a word with the query. A hybrid fuses the top hundred of both rankings, or the top `depth`
-        if that is larger; its hit of a document is BM25's, if it has one. `dense_weight`, from 0 to
-        1, is the retriever's in a hybrid; by default the one that was chosen for the index.
+        A document is ranked by its best chunk, which is the hit. A hybrid fuses the top hundred of
+        both rankings, or the top `depth` if that is larger; its hit of a document is BM25's, if it
+        has one. `dense_weight`, from 0 to 1, is by default the one chosen for the index.
 
         Raises:
             RevelaError: a retriever is missing or has changed, or the index is damaged.
@@ -99,19 +91,17 @@ class Index:
             return rankings[0]
         weight = self.weights[model] if dense_weight is None else dense_weight
         found = []
-        for dense, bm25 in zip(*rankings, strict=True):
-            same = {self.trec_id(hit.chunk, chunks): hit.chunk for hit in bm25}
-            of_dense = {
-                same.get(self.trec_id(hit.chunk, chunks), hit.chunk): hit.score for hit in dense
-            }
-            fused = fuse(of_dense, {hit.chunk: hit.score for hit in bm25}, weight)
-            found.append([Hit(*one) for one in itertools.islice(fused.items(), depth)])
+        for hits, of_bm25 in zip(*rankings, strict=True):
+            same = {self.trec_id(hit.chunk, chunks): hit.chunk for hit in of_bm25}
+            dense = {same.get(self.trec_id(h.chunk, chunks), h.chunk): h.score for h in hits}
+            fused = fuse(dense, {hit.chunk: hit.score for hit in of_bm25}, weight)
+            found.append([Hit(*one) for one in list(fused.items())[:depth]])
         return found
 
     def trec_id(self, chunk: int, as_chunk: bool = False) -> str:
         """Return the id of a chunk's document, or `<document>#<position>`, without spaces."""
         name = without_spaces(self._documents[chunk])
-        return f"{name}#{self._positions[chunk]}" if as_chunk else name
+        return f"{name}#{self.chunks['position'][chunk]}" if as_chunk else name
 
     def near(self, chunk: int, depth: int, model: int | None = None) -> list[Hit]:
         """Return the chunks most similar to one, by a model's embeddings or by BM25 (None)."""
@@ -124,12 +114,9 @@ class Index:
         return [hit for hit in hits if hit.chunk != chunk][:depth]
 
     def row(self, hit: Hit) -> dict[str, Any]:
-        """Return a hit with its document, the chunk's position in it, and its text.
-
-        A document that is a file is named by its path within the folder of the texts.
-        """
+        """Return a hit with its document, the chunk's position in it, and its text."""
         row = self.chunks.loc[hit.chunk].to_dict()
-        return {"chunk": hit.chunk, "score": hit.score} | row | {"position": int(row["position"])}
+        return {**hit._asdict(), **row, "position": int(row["position"])}
 
     def _best(self, find: Finder, queries: int, depth: int, chunks: bool) -> list[list[Hit]]:
         """Return `depth` hits of each query with different ids, fewer if there are no more."""
@@ -150,23 +137,19 @@ class Index:
         return [best[query] for query in range(queries)]
 
     @functools.cached_property
-    def _bm25(self) -> tuple[Any, Callable[[list[str]], Any]]:
-        folder = self.folder / "bm25"
-        with reading(folder, "a BM25 index"):
-            words = tokenizer(self.described["language"])
-            return bm25s.BM25.load(folder, show_progress=False), words
+    def _bm25(self) -> Any:
+        with reading(self.folder / "bm25", "a BM25 index"):
+            return bm25s.BM25.load(self.folder / "bm25", show_progress=False)
 
     def _lexical(self, queries: Sequence[str], depth: int) -> list[list[Hit]]:
-        bm25, tokenize = self._bm25
-        return lexical_hits(bm25, tokenize(list(queries)), depth)
+        terms = tokenizer(self.described["language"])(list(queries))
+        return lexical_hits(self._bm25, terms, depth)
 
     def _load(self, number: int) -> tuple[SentenceTransformer, list[Tensor]]:
         name = self.models[number]
         if Source(name).fingerprint() != self.described["models"][number]["revision"]:
-            raise RevelaError(
-                f"{name} has changed since {self.folder} was made; remove it and run revela index "
-                "again"
-            )
+            advice = "remove it and run revela index again"
+            raise RevelaError(f"{name} has changed since {self.folder} was made; {advice}")
         place = self.folder / "embeddings" / str(number)
         try:
             blocks = [load_file(path)["embeddings"] for path in sorted(place.glob("*.safetensors"))]
@@ -178,26 +161,21 @@ class Index:
 def dense_hits(queries_QD: Tensor, blocks: Iterable[Tensor], depth: int) -> list[list[Hit]]:
     """Return the chunks with the largest dot products for each query, best first."""
     scores, numbers = exact_search(queries_QD, blocks, depth, device=devices()[0])
-    return _as_hits(numbers.tolist(), scores.tolist())
+    return [list(map(Hit, *best)) for best in zip(numbers.tolist(), scores.tolist(), strict=True)]
 
 
 def lexical_hits(bm25: Any, terms: Any, depth: int) -> list[list[Hit]]:
     """Return the chunks that share a word with each query, which is given by its terms."""
     depth = min(depth, bm25.scores["num_docs"])
-    numbers, scores = bm25.retrieve(terms, k=depth, show_progress=False)
-    found = _as_hits(numbers.tolist(), scores.tolist())
-    return [[hit for hit in hits if hit.score > 0] for hits in found]
+    best = bm25.retrieve(terms, k=depth, show_progress=False)
+    found = zip(best.documents.tolist(), best.scores.tolist(), strict=True)
+    return [[hit for hit in map(Hit, *hits) if hit.score > 0] for hits in found]
 
 
-def _as_hits(numbers: list[list[int]], scores: list[list[float]]) -> list[list[Hit]]:
-    return [list(map(Hit, *best)) for best in zip(numbers, scores, strict=True)]
-
-
-def encoder_entry(name: str) -> EncoderModel:
+def encoder_entry(name: str) -> Any:
     """Return the settings of a retriever, by its folder or hub name."""
     settings = json.dumps({"kind": "encoder", "retriever": name})
-    entry: EncoderModel = parse_settings(EncoderModel, settings, "--model")
-    return entry
+    return parse_settings(EncoderModel, settings, "--model")
 
 
 def without_spaces(name: str) -> str:

@@ -18,8 +18,7 @@ from revela.common.errors import RevelaError
 from revela.search import Ranking
 from revela.search.index import Hit, Index
 
-MAX_CHARACTERS = 1_000  # of a query
-MAX_DEPTH = 50  # hits per list
+_Depth = Annotated[int, Query(ge=1, le=50)]  # hits per list
 _PAGE = Path(__file__).with_name("page")
 _HEADERS = {
     # Only the page's own script and style, should a text ever become markup.
@@ -35,8 +34,7 @@ _HEADERS = {
 def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAPI:
     """Return the application that searches an index.
 
-    Requests may use the names `hosts` only, which excludes pages of other sites; a secret `token`,
-    if any, must first be given as `/?token=`.
+    Requests may name `hosts` only, not other sites; a secret `token` is first given as `/?token=`.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
@@ -67,23 +65,19 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
     @app.get("/", dependencies=[Depends(allowed)])
     def show() -> Response:
         page = (_PAGE / "index.html").read_text(encoding="utf-8")
-        page = page.replace("{weight}", str(index.weights[0]))
-        page = page.replace("{model}", html.escape(index.labels[0]))
-        response = HTMLResponse(page, headers=_HEADERS)
+        shown = page.format(weight=index.weights[0], model=html.escape(index.labels[0]))
+        response = HTMLResponse(shown, headers=_HEADERS)
         if token:
             response.set_cookie("token", token, httponly=True, samesite="strict")
         return response
 
     @app.get("/search", dependencies=[Depends(allowed)])
     def search(
-        query: Annotated[str, Query(max_length=MAX_CHARACTERS)],
-        depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 10,
+        query: Annotated[str, Query(max_length=1_000)],
+        depth: _Depth = 10,
         weight: Annotated[float | None, Query(ge=0, le=1)] = None,
     ) -> list[dict[str, Any]]:
-        """Return the best documents by BM25, by each model, and by the first model's hybrid.
-
-        The weight is that of the model in the hybrid; by default the index's own.
-        """
+        """Return the best documents by BM25, by each model, and by the first model's hybrid."""
 
         def ranked(name: str, ranking: Ranking, model: int | None) -> dict[str, Any]:
             (hits,) = index.search([query], depth, ranking, model or 0, weight)
@@ -99,7 +93,7 @@ def make_app(index: Index, hosts: list[str], token: str | None = None) -> FastAP
     def near(
         chunk: Annotated[int, Query(ge=0, lt=len(index.chunks))],
         model: Annotated[int | None, Query(ge=0, lt=len(index.models))] = None,
-        depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 10,
+        depth: _Depth = 10,
     ) -> list[dict[str, Any]]:
         """Return the chunks most similar to one: by a model, or by BM25."""
         with turns:
@@ -116,10 +110,8 @@ def run(index: Index, host: str, port: int, token: str | None) -> None:
     """
     local = ["127.0.0.1", "localhost", "::1"]
     if host not in local and not token:
-        raise RevelaError(
-            f"--host {host}: anyone who can reach it can read the texts; set REVELA_TOKEN to a "
-            "secret"
-        )
+        danger = "anyone who can reach it can read the texts; set REVELA_TOKEN to a secret"
+        raise RevelaError(f"--host {host}: {danger}")
     for model in range(len(index.models)):  # its errors appear now, not with the first query
         index.search(["warm up"], 1, model=model)
     hosts = ["127.0.0.1", "localhost", "[::1]"] if host in local else ["*"]

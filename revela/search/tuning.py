@@ -47,10 +47,11 @@ class Tuning:
         titled = [(title, text) for title, texts in titles(chunks) for text in texts.values()]
         self.titles = _task(sample(titled), draw, _QUERIES // 2)
         halved = [(half, rest) for half, texts in halves(sample(chunks)) for rest in texts.values()]
-        self.halves = _task(halved, draw, _QUERIES - len(self.titles.queries))
-        counts = len(self.titles.queries), len(self.halves.queries)
-        self.chosen_on = "{} titles and {} half chunks".format(*counts)
-        self.enough = sum(counts) >= _FEWEST
+        of_titles = len(self.titles.queries)
+        self.halves = _task(halved, draw, _QUERIES - of_titles)
+        of_halves = len(self.halves.queries)
+        self.chosen_on = f"{of_titles} titles and {of_halves} half chunks"
+        self.enough = of_titles + of_halves >= _FEWEST
 
     def weight(self, encoder: SentenceTransformer, language: Language, max_length: int) -> float:
         """Return the weight of an encoder with the highest mean nDCG@10, beside BM25."""

@@ -22,7 +22,7 @@ from revela.common.workers import end_with_parent
 from revela.config.text import AnyCorpus
 from revela.text.corpora import Document, Skipped, read_documents
 from revela.text.files import PUNKT
-from revela.text.rows import parquet_rows, write_parquet
+from revela.text.rows import write_parquet
 from revela.text.words import SENTENCE_END, word_pattern
 
 _TEXT = pa.string()
@@ -58,10 +58,7 @@ def chunk_corpus(
     workers: int,
     downloads: Mapping[str, Path] = MappingProxyType({}),
 ) -> Counts:
-    """Write the chunks of a corpus to a Parquet file, the same for any number of workers.
-
-    Memory is constant: documents are streamed, groups of them are distributed over processes, and
-    their chunks are written in document order.
+    """Write the chunks of a corpus to a Parquet file, in order and in constant memory.
 
     Raises:
         RevelaError: the corpus cannot be read or has no documents.
@@ -79,8 +76,8 @@ def chunk_corpus(
                 counts.characters += len(document.text)
                 counts.sentences_cut += cut
                 progress.update(len(document.text))
+                place = {"document": document.id, "title": document.title}
                 for position, text in enumerate(chunks):
-                    place = {"document": document.id, "title": document.title}
                     yield {**place, "position": position, "text": text}
                 if corpus.max_chunks and counts.chunks >= corpus.max_chunks:
                     return
@@ -96,22 +93,11 @@ def chunk_corpus(
     return counts
 
 
-def read_documents_again(chunks: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the id and the chunks of each document of a chunk file."""
-    rows = parquet_rows(chunks, ["document", "text"], SCHEMA)
-    for document, group in itertools.groupby(rows, key=lambda row: row["document"]):
-        yield document, [row["text"] for row in group]
-
-
 def chunk_text(text: str, splitter: Any, max_words: int) -> tuple[list[str], int]:
-    """Cut a text into chunks of whole sentences, as many as fit into `max_words`.
+    """Return a text's chunks, slices of whole sentences, and the number of sentences cut.
 
-    Chunks are slices of the text: line breaks and spacing within are kept. Words are those of
-    `word_pattern`; a sentence of more than `max_words` is cut between words. The splitter has
-    Punkt's `span_tokenize`.
-
-    Returns:
-        The chunks in order, and the number of sentences that were cut.
+    A chunk has as many sentences as fit into `max_words`, counted by `word_pattern`; a longer
+    sentence is cut between words. The splitter has Punkt's `span_tokenize`.
     """
     chunks: list[str] = []
     cut = 0
@@ -146,10 +132,7 @@ def _sentences(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
 
 
 def _spans(text: str, splitter: Any) -> Iterator[tuple[int, int]]:
-    """Yield the spans that the splitter finds, in time linear in the length of the text.
-
-    They are those of the whole text, except that a sentence longer than a window is cut.
-    """
+    """Yield the spans of sentences, in linear time; one longer than a window is cut."""
     start = 0
     while start < len(text):
         end = _window_end(text, start)
@@ -180,8 +163,7 @@ def _splitter(
     if corpus.punkt:
         counts.sentence_splitter = f"punkt of {corpus.punkt}"
         return _read_punkt(Path(corpus.punkt)), documents
-    pretrained = pretrained_punkt()
-    if pretrained is not None:
+    if pretrained := pretrained_punkt():
         counts.sentence_splitter = "punkt_tab/english"
         return pretrained, documents
     first = next(_groups(documents, _PUNKT_SAMPLE_CHARACTERS), [])
@@ -227,12 +209,11 @@ def train_punkt(texts: Iterable[str]) -> Any:
     """Train Punkt on at most two million characters of the texts."""
     from nltk.tokenize.punkt import PunktSentenceTokenizer, PunktTrainer
 
-    trainer = PunktTrainer()
-    size = 0
+    trainer, left = PunktTrainer(), _PUNKT_SAMPLE_CHARACTERS
     for text in texts:
-        sample = text[: max(0, _PUNKT_SAMPLE_CHARACTERS - size)]
+        sample = text[: max(0, left)]
         trainer.train(_LONG_LINE.sub(r"\g<0>\n", sample), finalize=False)  # it reads by lines
-        size += len(text)
+        left -= len(text)
     trainer.finalize_training()
     parameters = trainer.get_params()
     parameters.abbrev_types.update(_ABBREVIATIONS.split())
@@ -256,25 +237,17 @@ def _groups(documents: Iterator[Document], characters: int) -> Iterator[list[Doc
 def _in_order(
     groups: Iterator[list[Document]], splitter: Any, max_words: int, workers: int
 ) -> Iterator[tuple[Document, tuple[list[str], int]]]:
-    """Yield each document with its chunks and the number of sentences that were cut.
-
-    Groups are chunked on all workers, in order and at most a few groups ahead.
-    """
+    """Yield each document with what `chunk_text` returns, in order, from all workers."""
     workers = min(workers, os.cpu_count() or 1)
+    waiting: deque[tuple[list[Document], Future[Any]]] = deque()
     # A pool's `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
-        waiting: deque[tuple[list[Document], Future[Any]]] = deque()
-
-        def first() -> Iterator[Any]:
-            documents, made = waiting.popleft()
-            return zip(documents, made.result(), strict=True)
-
-        for group in groups:
-            waiting.append((group, pool.submit(_chunk_group, group, max_words)))
-            if len(waiting) > 2 * workers:
-                yield from first()
-        while waiting:
-            yield from first()
+        for group in itertools.chain(groups, [[]]):
+            if group:
+                waiting.append((group, pool.submit(_chunk_group, group, max_words)))
+            while len(waiting) > (2 * workers if group else 0):
+                documents, made = waiting.popleft()
+                yield from zip(documents, made.result(), strict=True)
 
 
 _splitter_of_worker: Any = None

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,13 +58,16 @@ def batch(settings: Batches, inputs: dict[str, Path], output: Output) -> Made:
     from revela.text.downloads import downloaded
 
     commits, files = downloaded(inputs["download"]) if settings.hub else ({}, {})
-    counts = make_batches(settings, files or inputs, output)
+    facts = make_batches(settings, files or inputs, output)
     summary = (
-        f"{counts.batches} batches of {settings.batch_size} "
-        f"(of {counts.batches_before_sampling}; {counts.chunks_dropped} chunks left over): "
-        + ", ".join(f"{number} from {name or 'a file'}" for name, number in counts.drawn.items())
+        f"{facts['batches']} batches of {settings.batch_size} "
+        f"(of {facts['batches_before_sampling']}; {facts['chunks_dropped']} chunks left over): "
     )
-    return Made(summary, {**vars(counts), "commits": commits})
+    return Made(summary + _drawn(facts), {**facts, "commits": commits})
+
+
+def _drawn(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{n} from {name or 'a file'}" for name, n in facts["drawn"].items())
 
 
 @command(app)
@@ -84,9 +87,8 @@ def pair(settings: Pairs, inputs: dict[str, Path], output: Output) -> Made:
     """Make query-document pairs with negatives from chunks, for objectives on pairs (Parquet)."""
     from revela.text.pairs import make_pairs
 
-    counts = make_pairs(settings, inputs, output)
-    summary = f"{counts.pairs} pairs, {counts.inverse_cloze} by inverse cloze: "
-    summary += ", ".join(f"{number} from {name}" for name, number in counts.drawn.items())
-    if counts.chunks_too_short:
-        summary += f"; {counts.chunks_too_short} chunks of one word gave none"
-    return Made(summary, vars(counts))
+    facts = make_pairs(settings, inputs, output)
+    summary = f"{facts['pairs']} pairs, {facts['inverse_cloze']} by inverse cloze: {_drawn(facts)}"
+    if few := facts["chunks_too_short"]:
+        summary += f"; {few} chunks of one word gave none"
+    return Made(summary, facts)

@@ -34,7 +34,7 @@ _CHANCE = 2  # words that may repeat by chance
 _WORD = re.compile(r"[^\W_]")
 _IDS_STORED = 1_000_000  # to count repetitions
 _PASSAGE_WORDS = 300  # at most, in a file of passages
-
+_OF_OTHERS = {"tests", "testing", "test", "_vendor"}  # modules of a package
 
 # The name of each file of rows, with (place, row); a row may be the error raised by reading it. A
 # folder of plain texts is one file without a name, its texts are the rows.
@@ -74,12 +74,13 @@ class Skipped:
 
     def check(self, rows: int) -> None:
         """Raise a RevelaError if too many of some rows were skipped."""
-        if self.count > max(min(_BAD_ROWS, rows / 2), rows * _BAD_SHARE):
-            raise _too_many(self.count, f"{rows} rows", self.examples[0])
+        most = max(min(_BAD_ROWS, rows / 2), rows * _BAD_SHARE)
+        _check_bad(self.count, most, f"{rows} rows", "".join(self.examples[:1]))
 
 
-def _too_many(bad: int, of: str, first: str) -> RevelaError:
-    return RevelaError(f"{bad} of {of} are bad, too many to skip; the first: {first}")
+def _check_bad(bad: int, most: float, of: str, first: str) -> None:
+    if bad > most:
+        raise RevelaError(f"{bad} of {of} are bad, too many to skip; the first: {first}")
 
 
 def read_documents(
@@ -87,11 +88,8 @@ def read_documents(
 ) -> Iterator[Document]:
     """Return an iterator over the documents of a corpus, in order and in constant memory.
 
-    The files of a hub corpus are those in `downloads`, by their names. Bad rows skipped by
-    `on_bad_row: skip` are counted in `skipped`.
-
-    Raises:
-        RevelaError: a source cannot be read, or a row is bad and `on_bad_row` is `error`.
+    The files of a hub corpus are those in `downloads`, by their names. Bad rows that `on_bad_row`
+    allows are counted in `skipped`.
     """
     documents = _all_documents(corpus, skipped, downloads)
     if corpus.max_documents is None:
@@ -109,20 +107,15 @@ def _all_documents(
     if isinstance(corpus, PackagesCorpus):
         documents = _package_documents(corpus.packages)
     else:
-        if isinstance(corpus, FilesCorpus):
-            files = _file_rows(corpus)
-        else:
-            files = _hub_rows(corpus.fields, downloads)
-        documents = _checked(files, corpus, skipped)
+        documents = _checked(_files(corpus, downloads), corpus, skipped)
         documents = _joined(documents, skipped) if corpus.join_title else documents
     low, high = corpus.share
     seen: set[float] = set()
     for document in documents:
-        if corpus.skip_repeated:
-            # Before the share, or a text could be on both sides of a split.
+        if corpus.skip_repeated:  # before the share, or a text could be on both sides of a split
             text = place(document.text)
-            skipped.repeated_texts += text in seen
             if text in seen:
+                skipped.repeated_texts += 1
                 continue
             seen.add(text)
         excluded = any(part in document.id for part in corpus.exclude)
@@ -137,26 +130,23 @@ def place(name: str) -> float:
 
 
 def _package_documents(packages: list[str]) -> Iterator[Document]:
-    """Yield each package's description, then its modules in file order, without tests."""
+    """Yield each package's description, then its modules in file order."""
     for package in packages:
         spec = None
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(package)
-        if spec is None:
+        if spec is None or not spec.submodule_search_locations:
             advice = "install it or remove it from the configuration"
-            raise RevelaError(f"package {package!r} is not installed; {advice}")
-        if not spec.submodule_search_locations:
-            raise RevelaError(f"{package!r} is a single module, not a package")
+            raise RevelaError(f"{package!r} is not an installed package: {advice}")
         root = Path(spec.submodule_search_locations[0])
         for distribution in metadata.packages_distributions().get(package, [])[:1]:
             description = (metadata.metadata(distribution)["Description"] or "").strip()
             if description:
                 yield Document(f"{package}/README", description)
         for path in sorted(root.rglob("*.py")):
-            if {"tests", "testing", "test", "_vendor"} & set(path.relative_to(root).parts):
+            if _OF_OTHERS & {*path.relative_to(root).parts}:
                 continue
-            text = path.read_text(encoding="utf-8", errors="replace").strip()
-            if text:
+            if text := path.read_text(encoding="utf-8", errors="replace").strip():
                 yield Document(str(path.relative_to(root.parent)), text)
 
 
@@ -174,9 +164,7 @@ def _checked(files: _Files, corpus: RowCorpus, skipped: Skipped) -> Iterator[Doc
                     if key is not None:
                         check_name(place, "field", key, [*map(str, row)])
             try:
-                document = (
-                    row if isinstance(row, Document) else document_of(place, row, corpus.fields)
-                )
+                document = document_of(place, row, corpus.fields)
                 if not document.text.strip() and name:
                     raise ValueError(f"field {corpus.fields.text!r} is empty")
             except ValueError as error:
@@ -202,21 +190,23 @@ def _checked(files: _Files, corpus: RowCorpus, skipped: Skipped) -> Iterator[Doc
             # Splits by id must not depend on where the texts are.
             yield replace(document, id=document.id.removeprefix(above), text=text)
         here = total - before
-        if not name and bad and 3 * bad >= here:
-            raise _too_many(bad, f"{here} files", first)
-        if name and 2 * bad > here > 1:
-            raise _too_many(bad, f"{here} rows of {name}", first)
+        if name:
+            _check_bad(bad, max(1, here / 2), f"{here} rows of {name}", first)
+        else:
+            _check_bad(bad, (here - 1) / 3, f"{here} files", first)
     skipped.check(total)
 
 
 def document_of(place: str, row: Any, fields: FieldNames) -> Document:
-    """Return the document that a row holds; its place is its id if it has none.
+    """Return the document that a row is or holds; its place is its id if it has none.
 
     The text of a document that has only a title is its title. It is empty if there is neither.
 
     Raises:
         ValueError: it is an error, or not a row with a text.
     """
+    if isinstance(row, Document):
+        return row
     if isinstance(row, Exception):
         raise row
     if not isinstance(row, dict):
@@ -259,11 +249,20 @@ def _joined(passages: Iterator[Document], skipped: Skipped) -> Iterator[Document
         yield replace(article[0], text=" ".join(words))
 
 
-def _file_rows(corpus: FilesCorpus) -> _Files:
-    files = text_files(Path(corpus.path))
-    if is_plain(files[0]):
-        return iter([("", ((str(file), _plain_row(file, corpus)) for file in files))])
-    return ((str(file), _rows_of(file, corpus.fields, corpus.encoding)) for file in files)
+def _files(corpus: RowCorpus, downloads: Mapping[str, Path]) -> _Files:
+    if isinstance(corpus, FilesCorpus):
+        files, encoding = text_files(Path(corpus.path)), corpus.encoding
+        if is_plain(files[0]):
+            yield "", ((str(file), _plain_row(file, corpus)) for file in files)
+            return
+        downloads = {str(file): file for file in files}
+    else:
+        encoding = "utf-8"
+    named = {name for name in vars(corpus.fields).values() if name}
+    for name, path in downloads.items():
+        columns = [*named] if named <= {*column_kinds(path)} else None  # others stay unread
+        rows = numbered_rows(path, columns, encoding)
+        yield name, ((place.replace(str(path), name, 1), row) for place, row in rows)
 
 
 def _plain_row(file: Path, corpus: FilesCorpus) -> Document | ValueError:
@@ -274,15 +273,3 @@ def _plain_row(file: Path, corpus: FilesCorpus) -> Document | ValueError:
         return error
     title = title or (str(file) if corpus.fields.title else "")
     return Document(str(file), text, title) if text.strip() else Document(str(file), title)
-
-
-def _rows_of(path: Path, fields: FieldNames, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
-    """Yield (place, row) of a file; of Parquet only some fields, if it has them all."""
-    named = [name for name in vars(fields).values() if name]
-    return numbered_rows(path, named if {*named} <= {*column_kinds(path)} else None, encoding)
-
-
-def _hub_rows(fields: FieldNames, downloads: Mapping[str, Path]) -> _Files:
-    for name, path in downloads.items():
-        rows = _rows_of(path, fields)
-        yield name, ((place.replace(str(path), name, 1), row) for place, row in rows)

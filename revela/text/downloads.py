@@ -36,13 +36,7 @@ def files_on_hub(wanted: HubFiles) -> tuple[str, dict[str, int]]:
 
 
 def download(wanted: HubFiles, output: Path) -> dict[str, str]:
-    """Download files into the hub's cache, list them in a JSON file, and return their commit.
-
-    A download that breaks off goes on where it was, also when it is started again.
-
-    Raises:
-        RevelaError: as `files_on_hub`.
-    """
+    """Download files into the hub's cache, list them in a JSON file, and return their commit."""
     from huggingface_hub import hf_hub_download
 
     name = wanted.dataset
@@ -55,11 +49,7 @@ def download(wanted: HubFiles, output: Path) -> dict[str, str]:
 
 
 def downloaded(listing: Path) -> tuple[dict[str, str], dict[str, Path]]:
-    """Return the commit of a listed data set, and its files in the hub's cache by their names.
-
-    Raises:
-        RevelaError: a file is no longer there.
-    """
+    """Return the commit of a listed data set, and its files in the hub's cache by their names."""
     from huggingface_hub import try_to_load_from_cache
 
     listed = read_json(listing)

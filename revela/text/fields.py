@@ -37,17 +37,15 @@ class _Seen:
 
     def add(self, text: str) -> None:
         words = word_pattern(text[:_BEGINNING]).findall(text[:_BEGINNING])
-        kept = [word for word in words if _is_word(word)]
+        lettered = (word for word in words if 2 * len(_LETTER.findall(word)) >= len(word))
+        kept = [word for word in lettered if not _NO_WORD.match(word)]
         readable = 2 * len(kept) >= len(words) > 0
         lower = sum(not word.lstrip("\"'([“‘«")[:1].isupper() for word in kept)
         self.values += 1
         self.readable += readable
         self.prose += readable and len(kept) >= _PROSE_WORDS and lower > _LOWER_CASE * len(kept)
         self.characters += len(text)
-        self.example = self.example or " ".join(text[:60].split())
-
-    def shown(self, key: str) -> str:
-        return f"{key} ({printable(self.example)!r})" if self.example else key
+        self.example = self.example or printable(" ".join(text[:60].split()))
 
 
 def text_of(value: Any) -> str | None:
@@ -60,12 +58,11 @@ def text_of(value: Any) -> str | None:
 def field_names(files: Sequence[Path], text: str | None = None) -> FieldNames:
     """Return which fields hold the text, unless it is given, a title and an id.
 
-    They are judged by rows of all files. A field of a usual name is the text, unless another that
-    reads as prose is more than twice as long.
+    A field of a usual name is the text, unless another that reads as prose is more than twice as
+    long.
 
     Raises:
-        RevelaError: the rows cannot be read, no field or more than one may be the text, or a file
-            lacks it.
+        RevelaError: no field or more than one may be the text, or a file lacks it.
     """
     if is_plain(files[0]):
         return FieldNames()
@@ -103,13 +100,13 @@ def _text_field(files: Sequence[Path], seen: dict[str, _Seen]) -> str:
         candidates = others or titles[:1]
     if len(candidates) == 1:
         return candidates[0]
-    problem = (
-        "more than one field may be the text" if candidates else "no field of the rows is a text"
-    )
-    shown = ", ".join(seen[key].shown(key) for key in candidates or seen) or "none"
+    none, several = "no field of the rows is a text", "more than one field may be the text"
+    examples = {key: seen[key].example for key in candidates or seen}
+    shown = ", ".join(f"{key} ({text!r})" if text else key for key, text in examples.items())
     where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     remedy = "name it with --field or, in a config, `fields: {text: …}`"
-    raise RevelaError(f"{where}: {problem}: {shown}; {remedy}")
+    problem = f"{several if candidates else none}: {shown or 'none'}"
+    raise RevelaError(f"{where}: {problem}; {remedy}")
 
 
 def _called(names: Sequence[str], keys: Sequence[str]) -> str | None:
@@ -117,15 +114,8 @@ def _called(names: Sequence[str], keys: Sequence[str]) -> str | None:
     return next((key for name in names for key in keys if key.lower() == name), None)
 
 
-def _is_word(token: str) -> bool:
-    return 2 * len(_LETTER.findall(token)) >= len(token) and not _NO_WORD.match(token)
-
-
 def _sampled(files: Sequence[Path]) -> Iterator[tuple[Path, str, Any]]:
-    """Yield rows of each file with their places: the first thousand, then ever fewer.
-
-    They are from all over a file or, of large ones, from its first megabytes.
-    """
+    """Yield rows of each file with their places: the first thousand, then ever fewer."""
     for file in files:
         kinds, size = column_kinds(file), 0  # other kinds may have values that Python has not
         judged = [name for name, kind in kinds.items() if kind.startswith(_KINDS)]

@@ -20,8 +20,7 @@ def text_files(path: Path) -> list[Path]:
     no name tells one.
 
     Raises:
-        RevelaError: the path does not exist, its format is unknown, a folder has no such files or
-            both rows and plain texts, or a name is not UTF-8.
+        RevelaError: there are none, rows and plain texts, or a name that is not UTF-8.
     """
     with reading(path, "texts"):  # it may be without permission
         if not path.exists():
@@ -53,11 +52,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def corpus_files(corpus: AnyCorpus) -> list[Path]:
-    """Return the local files of a corpus: its texts and the model that splits its sentences.
-
-    Raises:
-        RevelaError: see `text_files`; or a file of the model is missing.
-    """
+    """Return the local files of a corpus: its texts and the model that splits its sentences."""
     texts = text_files(Path(corpus.path)) if corpus.source == "files" else []
     model = [Path(corpus.punkt, name) for name in PUNKT] if corpus.punkt else []
     for file in model:
@@ -83,13 +78,10 @@ def _visible(folder: Path) -> list[Path]:
         raise RevelaError(f"{error.filename}: {error.strerror}") from error
 
     paths: list[Path] = []
+    results = Path("results").resolve()
+    within = results in folder.absolute().parents
     for parent, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [Path(parent, name) for name in folders + files if not name.startswith(".")]
-    results = Path("results").resolve()
-    return sorted(
-        file
-        for file in paths
-        if (file.is_file() or file.is_symlink())
-        and (results not in file.absolute().parents or results in folder.absolute().parents)
-    )
+        here = [Path(parent, name) for name in folders + files if not name.startswith(".")]
+        paths += [path for path in here if within or results not in path.absolute().parents]
+    return sorted(path for path in paths if path.is_file() or path.is_symlink())

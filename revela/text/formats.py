@@ -8,7 +8,7 @@ import lzma
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 PLAIN_TEXT = (".txt", ".md")
 ROWS = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".ndjson", ".parquet")
@@ -19,12 +19,8 @@ ALLOWED = "JSON lines (any name, one object a line), .json, .parquet, .csv or .t
 _HEAD = 100_000  # bytes that tell the format
 _NAME = re.compile(r"[^\W\d][\w .:/-]{0,63}")  # of a column
 _ASIDE = re.compile(r"(readme|licen[cs]e|notice|copying|dataset_infos?)([._-]|$)", re.IGNORECASE)
-_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+_MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # begins with UTF-16's
+_MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
 def is_plain(file: Path) -> bool:
@@ -42,12 +38,8 @@ def encoding_of(start: bytes, encoding: str) -> str:
     return next((name for mark, name in _MARKS.items() if start.startswith(mark)), encoding)
 
 
-def row_format(file: Path) -> Literal["parquet", "lines", "array", "csv", "tsv"] | None:
-    """Return the format of a file of rows; None if it is another file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+def row_format(file: Path) -> str | None:
+    """Return parquet, lines, array, csv or tsv for a file of rows; None if it is another file."""
     name = file.name.lower().removesuffix(".gz").removesuffix(".xz")
     if name.endswith((".jsonl", ".ndjson")):
         return "lines"
@@ -61,7 +53,7 @@ def row_format(file: Path) -> Literal["parquet", "lines", "array", "csv", "tsv"]
     text = start.decode(encoding_of(start, "utf-8-sig"), errors="replace")
     if name.endswith((".csv", ".tsv")):
         header, _, rest = text.partition("\n")
-        kind: Literal["csv", "tsv"] = "csv" if name.endswith(".csv") else "tsv"
+        kind = name[-3:]
         names = next(csv.reader([header], delimiter=delimiter(header, kind)), [])
         named = len({*names}) == len(names) and all(_NAME.fullmatch(one.strip()) for one in names)
         return kind if names and named and rest.strip() else None

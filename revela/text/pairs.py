@@ -5,17 +5,17 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from revela.common.errors import RevelaError
 from revela.config.text import Pairs
-from revela.text.chunking import read_documents_again
-from revela.text.rows import count_rows, take, write_parquet
+from revela.text.chunking import SCHEMA as CHUNKS
+from revela.text.rows import count_rows, parquet_rows, take, write_parquet
 from revela.text.words import SENTENCE_END, word_pattern
 
 _TEXT = pa.string()
@@ -30,18 +30,7 @@ _POOL = 50_000  # chunks that negatives are drawn from
 _CROP = (0.2, 0.6)  # length of a crop relative to its chunk's
 
 
-@dataclass
-class Counts:
-    """Counts of pairs, for the manifest."""
-
-    pairs: int = 0
-    inverse_cloze: int = 0
-    chunks_too_short: int = 0
-    drawn: Counter[str] = field(default_factory=Counter)  # pairs of each corpus
-
-
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A chunk, and the text of its document."""
 
     source: str
@@ -54,8 +43,8 @@ Maker = Callable[[Chunk, random.Random], tuple[str, str] | None]
 """Makes a query and a positive from a chunk; None if it is too short."""
 
 
-def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts:
-    """Write a pair file: each chosen chunk gives a query, a positive and negatives.
+def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> dict[str, Any]:
+    """Write a pair file and return its counts: each chunk gives a query, a positive and negatives.
 
     In inverse cloze a sentence removed from the chunk is the query and the remainder is the
     positive; independent cropping draws two spans of the chunk's document. Negatives are made in
@@ -65,28 +54,31 @@ def make_pairs(settings: Pairs, inputs: dict[str, Path], output: Path) -> Counts
     Raises:
         RevelaError: fewer chunks than pairs, or a single document, which leaves no negatives.
     """
-    counts = Counts()
+    counts: Counter[str] = Counter(inverse_cloze=0, chunks_too_short=0)
     available = sum(count_rows(inputs[name]) for name in settings.corpora)
     wanted = settings.num_pairs or available
     chunks = take(_chunks(settings, inputs), available, wanted, settings.seed)
     pool = take(_chunks(settings, inputs), available, min(_POOL, available), settings.seed + 1)
-    counts.pairs = write_parquet(output, SCHEMA, _pairs(settings, chunks, pool, counts))
-    if not counts.pairs:
+    written = write_parquet(output, SCHEMA, _pairs(settings, chunks, pool, counts))
+    if not written:
         raise RevelaError("no chunk is long enough for a pair (two words)")
-    return counts
+    drawn = Counter(row["source"] for row in parquet_rows(output, ["source"]))
+    return {"pairs": written, **counts, "drawn": {**drawn}}
 
 
 def _chunks(settings: Pairs, inputs: dict[str, Path]) -> Iterator[Chunk]:
     """Yield all chunks with their documents; documents of two corpora never coincide."""
     for name in settings.corpora:
-        for document, texts in read_documents_again(inputs[name]):
+        rows = parquet_rows(inputs[name], ["document", "text"], CHUNKS)
+        for document, group in groupby(rows, key=itemgetter("document")):
+            texts = [row["text"] for row in group]
             whole = " ".join(texts)
             for text in texts:
                 yield Chunk(name, f"{name}/{document}", text, whole)
 
 
 def _pairs(
-    settings: Pairs, chunks: Iterator[Chunk], pool: Iterator[Chunk], counts: Counts
+    settings: Pairs, chunks: Iterator[Chunk], pool: Iterator[Chunk], counts: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     choose = random.Random(settings.seed)
     # The texts that negatives are drawn from, for each way to make a pair, with their documents.
@@ -99,13 +91,12 @@ def _pairs(
         cloze = choose.random() < settings.inverse_cloze and inverse_cloze(chunk, choose)
         pair = cloze or independent_crops(chunk, choose)
         if pair is None:
-            counts.chunks_too_short += 1
+            counts["chunks_too_short"] += 1
             continue
-        counts.inverse_cloze += bool(cloze)
+        counts["inverse_cloze"] += bool(cloze)
         crops = positives[independent_crops]
         texts = positives[inverse_cloze] if cloze else crops
         others = _negatives(chunk.document, texts, crops, settings.negatives, choose)
-        counts.drawn[chunk.source] += 1
         query, positive = pair
         yield {"source": chunk.source, "query": query, "positive": positive, "negatives": others}
 
@@ -117,11 +108,7 @@ def _negatives(
     count: int,
     choose: random.Random,
 ) -> list[str]:
-    """Draw texts of other documents, or their crops if few chunks have two sentences.
-
-    Raises:
-        RevelaError: there are no other documents.
-    """
+    """Draw texts of other documents, or their crops if few chunks have two sentences."""
     draws = (choose.choice(pool) for _ in range(100 * count if pool else 0))
     negatives = list(islice((text for source, text in draws if source != document), count))
     if len(negatives) < count:  # nearly all of the pool is from this document

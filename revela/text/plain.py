@@ -1,5 +1,6 @@
 """Files of one text each, without their front matter, the settings at the beginning."""
 
+import io
 import re
 import tomllib
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from revela.common.errors import RevelaError
+from revela.common.errors import reading
 from revela.text.formats import encoding_of, is_json_lines
 from revela.text.rows import REMEDY
 
@@ -22,17 +23,15 @@ def read_plain(file: Path, encoding: str) -> tuple[str, str]:
 
     Raises:
         ValueError: it is no text.
-        RevelaError: it cannot be read.
     """
+    with reading(file, "a text"):
+        content = file.read_bytes()
+    encoding = encoding_of(content, encoding)
     try:
-        with file.open("rb") as stream:
-            encoding = encoding_of(stream.read(4), encoding)
-        text = file.read_text(encoding=encoding)
+        text = io.TextIOWrapper(io.BytesIO(content), encoding).read()
     except UnicodeError as error:
         reason = getattr(error, "reason", error)
         raise ValueError(f"not {encoding}: {reason}; {REMEDY}") from error
-    except OSError as error:
-        raise RevelaError(f"{file}: cannot be read: {error.strerror}") from error
     if text.startswith("%PDF-") or text.count("\0") > len(text) / 100:
         raise ValueError(f"not a text: PDF or binary; {REMEDY}")
     if is_json_lines(text):
@@ -43,8 +42,7 @@ def read_plain(file: Path, encoding: str) -> tuple[str, str]:
 def split_front_matter(text: str) -> tuple[str, str]:
     """Return the title that a text's front matter names, else an empty string, and the text below.
 
-    Front matter is YAML between lines of `---` or TOML between lines of `+++`, at the very
-    beginning; anything else between such lines is text.
+    Front matter is YAML between lines of `---` or TOML between lines of `+++`.
     """
     block = _BLOCK.match(text)
     if not block:

@@ -1,5 +1,6 @@
 """Rows of JSON, CSV and Parquet files, read, sampled and written in constant memory."""
 
+import contextlib
 import csv
 import io
 import json
@@ -21,16 +22,11 @@ _ROWS = 1024  # read or written at a time
 
 T = TypeVar("T")
 
-
 REMEDY = "if it is in another encoding, give the corpus `encoding:`"
 
 
 def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
-    """Yield (`path:line`, row) of JSON lines, compressed or not; a bad line has its error as row.
-
-    Raises:
-        RevelaError: the file cannot be read.
-    """
+    """Yield (`path:line`, row) of JSON lines, compressed or not; a bad line's row is its error."""
     for number, line in enumerate(_lines(path, encoding), start=1):
         if not line.strip():
             continue
@@ -46,11 +42,7 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]
 
 
 def json_array(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, Any]]:
-    """Yield (`path:number`, row) of a file that is one JSON array, which is read as a whole.
-
-    Raises:
-        RevelaError: the file cannot be read.
-    """
+    """Yield (`path:number`, row) of a file that is one JSON array, which is read as a whole."""
     with reading(path, "a JSON array"):
         rows = json.loads(b"".join(_lines(path, encoding)))
     for number, row in enumerate(rows, start=1):
@@ -78,11 +70,8 @@ def csv_rows(path: Path, kind: str, encoding: str = "utf-8") -> Iterator[tuple[s
         head = list(islice(stream, _HEAD))
         between = delimiter(head[0], kind)
         quoted = kind == "csv" or _has_quotes(head, between)
-        reader = csv.reader(
-            chain(head, stream),
-            delimiter=between,
-            quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
-        )
+        quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+        reader = csv.reader(chain(head, stream), delimiter=between, quoting=quoting)
         names = [name.strip() for name in next(reader)]
         for cells in filter(None, reader):
             row: Any = dict(zip(names, cells, strict=False))
@@ -98,13 +87,10 @@ def csv_rows(path: Path, kind: str, encoding: str = "utf-8") -> Iterator[tuple[s
 def _has_quotes(head: list[str], between: str) -> bool:
     """Return whether the first lines are rows of equal width if quotes enclose cells."""
     reader, widths, end = csv.reader(head, delimiter=between, strict=True), set(), 0
-    try:
+    with contextlib.suppress(csv.Error):  # a quote is a mark of the text, or the cell goes on
         for cells in reader:
             end = reader.line_num
-            if cells:
-                widths.add(len(cells))
-    except csv.Error:  # a quote that is a mark of the text, or a cell that goes on
-        pass
+            widths |= {len(cells)} - {0}
     whole = len(head) < _HEAD
     return len(widths) == 1 and (end == reader.line_num if whole else end > _HEAD // 2)
 
@@ -136,18 +122,13 @@ def parquet_rows(
     schema: Any = None,
     optional: Container[str] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file, all columns or some; see `check_columns` for a schema.
-
-    Raises:
-        RevelaError: it is not a readable Parquet file, lacks a column, or does not fit the schema.
-    """
+    """Yield the rows of a Parquet file, all columns or some; see `check_columns` for a schema."""
     import pyarrow.parquet as pq  # not at the top: the workflow imports this module at each start
 
     with reading(path, "a readable Parquet file"):
         file = pq.ParquetFile(path)
-        for column in columns or ():
-            if column not in file.schema_arrow.names:
-                raise KeyError(column)
+        if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
+            raise KeyError(missing[0])
         for rows in file.iter_batches(_ROWS, columns=columns):
             if schema:
                 check_columns(path, rows, schema, optional)
@@ -155,12 +136,9 @@ def parquet_rows(
 
 
 def check_columns(path: Path, table: Any, schema: Any, optional: Container[str] = ()) -> None:
-    """Check that an Arrow table, of some columns of a schema, has their types and no nulls.
+    """Raise a `RevelaError` if columns of a table have other types than a schema, or have nulls.
 
     Columns in `optional` may be null.
-
-    Raises:
-        RevelaError: it has other types, or nulls.
     """
     import pyarrow.compute as pc
 
@@ -192,7 +170,7 @@ def numbered_rows(
 ) -> Iterator[tuple[str, Any]]:
     """Yield (`path:number`, row) of a file of rows; a bad row is the error that it gave.
 
-    Of a Parquet file some columns are read, or all; others may have a byte-order mark.
+    Of a Parquet file some columns are read, or all.
 
     Raises:
         RevelaError: the file cannot be read, or its format is unknown.
@@ -210,11 +188,7 @@ def numbered_rows(
 
 
 def column_kinds(path: Path) -> dict[str, str]:
-    """Return the columns of a Parquet file with their types, none of another file.
-
-    Raises:
-        RevelaError: it is not a readable Parquet file.
-    """
+    """Return the columns of a Parquet file with their types, none of another file."""
     import pyarrow.parquet as pq
 
     if path.suffix.lower() != ".parquet":
@@ -224,7 +198,7 @@ def column_kinds(path: Path) -> dict[str, str]:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows of a Parquet file; errors are those of `parquet_rows`."""
+    """Return the number of rows of a Parquet file."""
     import pyarrow.parquet as pq
 
     with reading(path, "a readable Parquet file"):
@@ -245,9 +219,7 @@ def write_parquet(path: Path, schema: Any, rows: Iterable[dict[str, Any]]) -> in
 
 
 def take(items: Iterable[T], available: int, count: int | First, seed: int) -> Iterator[T]:
-    """Return an iterator over `count` of `available` items: the first ones, or a seeded sample.
-
-    A sample is without replacement and keeps the items' order.
+    """Return `count` of `available` items: the first ones, or a seeded sample in their order.
 
     Raises:
         RevelaError: fewer are available.

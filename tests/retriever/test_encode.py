@@ -13,15 +13,8 @@ from bench.common import encoder_around
 from revela.common.errors import RevelaError
 from revela.config.encoding import EncodingKeys
 from revela.inbatch.packing import flash_takes
-from revela.retriever.encode import (
-    _TOKENS_PER_BATCH,
-    embed,
-    encode,
-    native_dtype,
-    pad,
-    positions,
-    tokenize,
-)
+from revela.retriever import encode as encoding
+from revela.retriever.encode import embed, encode, native_dtype, pad, positions, tokenize
 from revela.retriever.load import load_tokenizer, read_encoder
 from revela.retriever.source import Source
 from revela.retriever.tokenizer import standalone
@@ -36,40 +29,27 @@ def bert(tmp_path):
     words = ["[PAD]", "[UNK]", "word", "<mode>", "<", "mode", ">"]
     vocabulary = Tokenizer(models.WordLevel(dict(zip(words, range(7), strict=True)), "[UNK]"))
     vocabulary.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=vocabulary, pad_token="[PAD]", unk_token="[UNK]"
+    options = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary, **options).save_pretrained(
+        tmp_path
     )
-    shape = transformers.BertConfig(
-        vocab_size=7,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        max_position_embeddings=16,
-    )
-    folder = tmp_path / "bert"
-    transformers.BertModel(shape).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    shape = transformers.BertConfig(**SMALL, vocab_size=7, max_position_embeddings=16)
+    transformers.BertModel(shape).save_pretrained(tmp_path)
+    return tmp_path
 
 
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 PLAIN = {"pooling": "mean", "append_eos": False, "query_prefix": "", "passage_prefix": ""}
 
 
-def test_texts_end_at_the_last_position_of_the_model(bert):
-    encoder = encoder_of(bert, **PLAIN)
+def test_odd_texts_of_a_bert(bert):
+    """They end at its last position, an empty one has a vector, a prefix's token stays whole."""
+    encoder = encoder_of(bert, **(PLAIN | {"query_prefix": "<mode> "}))
     long, longer = encode(encoder, ["word " * 16, "word " * 50], "query", 2048)
     assert torch.equal(long, longer)
-
-
-def test_an_empty_text_has_a_vector(bert):
-    embeddings = encode(encoder_of(bert, **PLAIN), ["", "word", ""], "passage", 16)
+    embeddings = encode(encoder, ["", "word", ""], "passage", 16)
     assert embeddings.isfinite().all()
     assert torch.equal(embeddings[0], embeddings[2])
-
-
-def test_a_token_of_a_prefix_stays_whole(bert):
-    encoder = encoder_of(bert, **(PLAIN | {"query_prefix": "<mode> "}))
     assert encoder.tokenizer("<mode> word")["input_ids"] == [3, 2]
 
 
@@ -83,12 +63,13 @@ def test_code_of_its_own_that_transformers_has_too_is_no_error(backbone, tmp_pat
 
 @pytest.mark.parametrize("native", [True, False])
 def test_bfloat16_is_for_devices_that_do_not_emulate_it(monkeypatch, native):
-    def is_bf16_supported(including_emulation: bool = True) -> bool:
-        return native or including_emulation
-
     expected = torch.bfloat16 if native else torch.float32
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: native or including_emulation,
+    )
     assert native_dtype("bfloat16") == expected
     # A CPU also has to be asked for it.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -127,12 +108,9 @@ def test_an_eos_that_begins_texts_or_is_missing(backbone):
 
 
 def test_positions_of_models():
-    small = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 9}
-    heads = {"num_attention_heads": 2}
-    roberta = transformers.RobertaConfig(**small, **heads, max_position_embeddings=42)
-    assert positions(transformers.RobertaModel(roberta)) == 40
-    bert = transformers.BertConfig(**small, **heads, max_position_embeddings=42)
-    assert positions(transformers.BertModel(bert)) == 42
+    shape = SMALL | {"vocab_size": 9, "max_position_embeddings": 42}
+    assert positions(transformers.RobertaModel(transformers.RobertaConfig(**shape))) == 40
+    assert positions(transformers.BertModel(transformers.BertConfig(**shape))) == 42
     bloom = transformers.BloomConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=9)
     assert positions(transformers.BloomModel(bloom)) == math.inf
 
@@ -147,7 +125,7 @@ def test_the_first_half_is_of_prefix_and_text(backbone):
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
 def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch, both_ways):
-    monkeypatch.setitem(_TOKENS_PER_BATCH, "cpu", 150)  # several batches
+    monkeypatch.setitem(encoding._TOKENS_PER_BATCH, "cpu", 150)  # several batches
     model = encoder_of(backbone, pooling=pooling)
     texts = [text * n for n, text in enumerate(TEXTS, start=1)]
     together = encode(model, texts, "passage", 64)
@@ -187,8 +165,7 @@ def test_flash_takes_half_precision_on_a_gpu():
 
 
 def test_bidirectional_models_are_not_packed(flash):
-    shape = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
-    bert = transformers.BertModel(transformers.BertConfig(**shape, num_attention_heads=2)).eval()
+    bert = transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=50)).eval()
     decoder = tiny_llama(vocab_size=50).model.eval()
     decoder.config.is_causal = False
     for model in (bert, decoder):

@@ -28,10 +28,8 @@ from tests.retriever.test_release import experiment
 def retriever(backbone, tmp_path, monkeypatch) -> Path:
     """A retriever as written by a training, with the manifests of its data, and a score."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "backbone").mkdir()
-    shutil.copytree(backbone, tmp_path / "backbone" / "small")
-    card = "---\nlicense: apache-2.0\n---\nSmall."
-    (tmp_path / "backbone" / "small" / "README.md").write_text(card)
+    small = shutil.copytree(backbone, tmp_path / "backbone" / "small")
+    (small / "README.md").write_text("---\nlicense: apache-2.0\n---\nSmall.")
     results = tmp_path / "results"
     settings = experiment(Path("backbone/small"), lora=None)
     folder = results / "models" / "mine" / "retriever"
@@ -111,18 +109,17 @@ def test_a_card_is_the_same_from_any_folder(retriever, monkeypatch):
 
 
 def test_licences_and_the_duties_that_come_with_them(retriever, tmp_path):
-    (tmp_path / "backbone" / "small" / "README.md").write_text("---\ntags: [a\n---\n")
-    assert "- The backbone: not stated." in make_card(retriever, "x")
-    several = "---\nlicense: [cc-by-sa-3.0, gfdl]\n---\n"
-    (tmp_path / "backbone" / "small" / "README.md").write_text(several)
-    assert "- The backbone: cc-by-sa-3.0, gfdl." in make_card(retriever, "x")
-    own = "---\nlicense: other\nlicense_name: own\nlicense_link: https://example.org/own\n---\n"
-    (tmp_path / "backbone" / "small" / "README.md").write_text(own)
-    card = ModelCard(make_card(retriever, "x"))
-    assert (card.data.license, card.data.license_name) == ("other", "own")
-    assert "- The backbone: [own](https://example.org/own).\n" in card.text
-    (tmp_path / "backbone" / "small" / "README.md").write_text("---\nlicense: llama3.2\n---\n")
-    assert "must begin with Llama" in make_card(retriever, "x")
+    own = "license: other\nlicense_name: own\nlicense_link: https://example.org/own"
+    for described, said in (
+        ("tags: [a", "- The backbone: not stated."),
+        ("license: [cc-by-sa-3.0, gfdl]", "- The backbone: cc-by-sa-3.0, gfdl."),
+        (own, "- The backbone: [own](https://example.org/own).\n"),
+        ("license: llama3.2", "must begin with Llama"),
+    ):
+        (tmp_path / "backbone" / "small" / "README.md").write_text(f"---\n{described}\n---\n")
+        assert said in (card := make_card(retriever, "x"))
+        if described == own:
+            assert ModelCard(card).data.license_name == "own"
     assert "a name that begins with Llama" in push(retriever, "some/mine", "--dry-run")
     assert "a name that begins with" not in push(retriever, "some/Llama-mine", "--dry-run")
 
@@ -142,12 +139,8 @@ def test_a_dry_run_lists_the_files_and_needs_no_token(retriever, monkeypatch):
     (retriever / ".secrets" / "token.txt").touch()
     printed = push(retriever, "some/mine", "--dry-run").splitlines()
     assert not re.search("snakemake_timestamp|secrets", str(printed))
-    assert {line.split()[1] for line in printed[:-1]} >= {
-        "README.md",
-        "model.safetensors",
-        "modules.json",
-        "1_Pooling/config.json",
-    }
+    files = {"README.md", "model.safetensors", "modules.json", "1_Pooling/config.json"}
+    assert {line.split()[1] for line in printed[:-1]} >= files
     assert printed[-1] == f"some/mine: {len(printed) - 1} files would be uploaded"
     with pytest.raises(RevelaError, match="set HF_TOKEN in the environment to upload"):
         push(retriever, "some/mine")
@@ -166,26 +159,17 @@ def test_what_others_could_not_load_is_not_pushed(retriever, tmp_path):
     (retriever / "1_Pooling" / "config.json").unlink()
     with pytest.raises(RevelaError, match=r"cannot be loaded: Pooling\.__init__\(\) missing"):
         push(retriever, "some/mine", "--dry-run")
-    copy = tmp_path / "copy"
-    shutil.copytree(retriever, copy)
-    with pytest.raises(RevelaError, match=r"README\.md: a model card is missing"):
-        upload._card_at(copy / "README.md", "some/mine")
 
 
 def test_a_private_upload_never_goes_to_a_public_repository(retriever, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setattr(upload.HfApi, "create_repo", lambda *_, **__: None)  # exists: no error
-    public = mock.Mock(private=False)
-    monkeypatch.setattr(upload.HfApi, "model_info", lambda *_: public)
+    monkeypatch.setattr(upload.HfApi, "model_info", lambda *_: mock.Mock(private=False))
     sent = mock.Mock()
     monkeypatch.setattr(upload.HfApi, "create_commit", sent)
     with pytest.raises(RevelaError, match="some/mine: exists and is public"):
         upload.push(retriever, "some/mine", private=True, dry_run=False)
     sent.assert_not_called()
-
-
-def test_a_hub_that_cannot_be_reached_is_named(retriever, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setattr(upload.HfApi, "create_repo", mock.Mock(side_effect=httpx.ConnectError("")))
     with pytest.raises(RevelaError, match=r"^https?://\S+ cannot be reached$"):
         upload.push(retriever, "some/mine", private=False, dry_run=False)
@@ -196,10 +180,12 @@ def test_an_upload_loads_from_the_hub(retriever, tmp_path):
         environment = hub.environment(address, tmp_path / "cache")
 
         def run(token: str, *command: str) -> subprocess.CompletedProcess:
-            own = environment | {"HF_TOKEN": token}
-            return subprocess.run(
-                [sys.executable, *command], capture_output=True, text=True, env=own
-            )
+            options = {
+                "capture_output": True,
+                "text": True,
+                "env": environment | {"HF_TOKEN": token},
+            }
+            return subprocess.run([sys.executable, *command], **options)
 
         command = ["-m", "revela", "push", str(retriever), "some/mine"]
         refused = run("hf_wrong", *command)
@@ -213,9 +199,8 @@ def test_an_upload_loads_from_the_hub(retriever, tmp_path):
         for file in retriever.rglob("[!.]*.*"):
             if file.is_file():
                 assert (there / file.relative_to(retriever)).read_bytes() == file.read_bytes()
-        (example,) = re.findall(
-            r"```python\n(.*?)```", (there / "README.md").read_text(), re.DOTALL
-        )
+        card = (there / "README.md").read_text()
+        (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         assert 'SentenceTransformer("some/mine")' in example
         assert run("", "-c", example).stdout.startswith("tensor([[")
         # An adapter of an earlier upload would be loaded instead of the weights.

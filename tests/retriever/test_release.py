@@ -74,10 +74,8 @@ def backbones(tmp_path_factory) -> dict[str, Path]:
         found[style] = tmp_path_factory.mktemp("backbones") / style
         tokenizer = make()
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(
-            config(vocab_size=len(tokenizer), **SHAPE)
-        )
-        model.save_pretrained(found[style])
+        shape = config(vocab_size=len(tokenizer), **SHAPE)
+        transformers.AutoModelForCausalLM.from_config(shape).save_pretrained(found[style])
         tokenizer.save_pretrained(found[style])
     return found
 
@@ -172,11 +170,10 @@ def test_an_export_needs_nothing_else(adapter, backbones, tmp_path):
     torch.testing.assert_close(encode(after, TEXTS, "passage", 256), expected)
 
 
-def with_file(folder: Path, name: str, change: dict) -> Path:
+def with_file(folder: Path, name: str, change: dict) -> None:
     """Change keys of a JSON file of a folder."""
     content = json.loads((folder / name).read_text()) | change
     (folder / name).write_text(json.dumps(content))
-    return folder
 
 
 def test_other_vectors_than_those_of_the_original_are_an_error(adapter, tmp_path):
@@ -216,9 +213,11 @@ def moved_transformer(folder: Path) -> None:
     for file in [*folder.glob("*.json"), *folder.glob("*.safetensors")]:
         if not file.name.startswith(("modules", "config_sentence")):
             file.rename(home / file.name)
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[0]["path"] = home.name
-    (folder / "modules.json").write_text(json.dumps(modules))
+    modules = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(modules.replace('"path": ""', f'"path": "{home.name}"', 1))
+
+
+OLDER_POOLING = '{"word_embedding_dimension": 16, "pooling_mode_cls_token": true}'
 
 
 def with_dense(folder: Path) -> None:
@@ -232,17 +231,13 @@ def with_dense(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda folder: with_file(folder / "1_Pooling", "config.json", {"pooling_mode": "max"}),
-        lambda folder: with_file(
-            folder / "1_Pooling", "config.json", {"pooling_mode": "weightedmean"}
-        ),
-        lambda folder: with_file(folder / "1_Pooling", "config.json", {"include_prompt": False}),
-        lambda folder: (folder / "1_Pooling" / "config.json").write_text(
-            '{"word_embedding_dimension": 16, "pooling_mode_cls_token": true}'
-        ),
-        lambda folder: with_file(folder, "config_sentence_transformers.json", {"truncate_dim": 6}),
-        lambda folder: with_file(folder, "sentence_bert_config.json", {"do_lower_case": True}),
-        lambda folder: with_file(folder, "sentence_bert_config.json", {"max_seq_length": 9}),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}),
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}),
+        ("1_Pooling/config.json", {"include_prompt": False}),
+        lambda folder: (folder / "1_Pooling/config.json").write_text(OLDER_POOLING),
+        ("config_sentence_transformers.json", {"truncate_dim": 6}),
+        ("sentence_bert_config.json", {"do_lower_case": True}),
+        ("sentence_bert_config.json", {"max_seq_length": 9}),
         moved_transformer,
         with_dense,
     ],
@@ -250,7 +245,7 @@ def with_dense(folder: Path) -> None:
 def test_settings_of_sentence_transformers_are_obeyed(backbones, tmp_path, change, both_ways):
     folder = shutil.copytree(backbones["llama-3"], tmp_path / "m")
     make_encoder(folder, pooling="mean")
-    change(folder)
+    change(folder) if callable(change) else with_file(folder, *change)
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), encoder_of(folder)
     for role, expected in (
         ("query", theirs.encode_query(TEXTS, convert_to_tensor=True)),

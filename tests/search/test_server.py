@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from starlette.testclient import TestClient
 
 from revela.common.errors import RevelaError
 from revela.search import server
@@ -16,8 +17,6 @@ from tests.conftest import TEXTS
 
 @pytest.fixture
 def client(index):
-    from starlette.testclient import TestClient
-
     return TestClient(server.make_app(index, ["localhost"]), "http://localhost")
 
 
@@ -32,11 +31,9 @@ def test_lists_side_by_side(client, index):
     for weight in (0.0, 1.0):
         lists = client.get("/search", params={"query": "rivers", "weight": weight}).json()
         assert lists[-1]["hits"][0]["chunk"] == lists[int(weight)]["hits"][0]["chunk"]
-    near = client.get("/near", params={"chunk": 0, "model": 1}).json()
-    assert [hit["chunk"] for hit in near] == [hit.chunk for hit in index.near(0, 10, 1)]
-    assert client.get("/near", params={"chunk": 0}).json() == [
-        index.row(hit) for hit in index.near(0, 10)
-    ]
+    for parameters in ({}, {"model": 1}):
+        near = client.get("/near", params={"chunk": 0, **parameters}).json()
+        assert near == [index.row(hit) for hit in index.near(0, 10, **parameters)]
 
 
 @pytest.mark.parametrize(
@@ -54,17 +51,12 @@ def test_requests_that_are_refused(client, path, status, text):
     assert (response.status_code, response.text) == (status, text)
 
 
-def test_only_what_calls_it_by_its_name_may_search(index):
-    from starlette.testclient import TestClient
-
-    app = server.make_app(index, ["localhost"])
-    assert TestClient(app, "http://evil.example").get("/").status_code == 400
-    assert TestClient(app, "http://localhost").post("/search", content="x").status_code == 405
+def test_only_what_calls_it_by_its_name_may_search(client):
+    assert TestClient(client.app, "http://evil.example").get("/").status_code == 400
+    assert client.post("/search", content="x").status_code == 405
 
 
 def test_a_token_opens_the_page_and_its_requests(index):
-    from starlette.testclient import TestClient
-
     client = TestClient(server.make_app(index, ["*"], "secret"), "http://localhost")
     for path in ("/", "/search?query=x", "/?token=other"):
         assert client.get(path).status_code == 401
@@ -129,6 +121,10 @@ def test_the_page_in_a_browser(address, browser):
         script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)"
         return browser.execute_script(script, selector)
 
+    def ask(query):
+        browser.find_element(By.ID, "query").clear()
+        browser.find_element(By.ID, "query").send_keys(query + Keys.ENTER)
+
     browser.get(address)
     field = browser.switch_to.active_element  # no click is needed before typing
     assert field.get_attribute("id") == "query"
@@ -149,15 +145,13 @@ def test_the_page_in_a_browser(address, browser):
     until(lambda: all_of("h2") == ["This chunk", "Similar chunks, by BM25"])
     browser.back()
 
-    browser.find_element(By.ID, "query").clear()
-    browser.find_element(By.ID, "query").send_keys("hostile" + Keys.ENTER)
+    ask("hostile")
     until(lambda: "hostile" in all_of("section:first-child mark"))
     assert "<script>document.title" in all_of("section:first-child .text")[0]
     assert browser.title == "Revela: search"
     assert not browser.find_elements(By.CSS_SELECTOR, "main script, main img")
 
-    browser.find_element(By.ID, "query").clear()
-    browser.find_element(By.ID, "query").send_keys("   " + Keys.ENTER)
+    ask("   ")
     until(lambda: not all_of("section"))
     assert all_of("#state") == [""]
 
@@ -166,8 +160,6 @@ def test_the_page_in_a_browser(address, browser):
     until(lambda: len(all_of("h2")) == 4)
     browser.refresh()  # the query is in the address
     until(lambda: len(all_of("h2")) == 4)
-    width = browser.execute_script(
-        "return [document.documentElement.scrollWidth, window.innerWidth]"
-    )
-    assert width[0] <= width[1]
+    fits = "return document.documentElement.scrollWidth <= window.innerWidth"
+    assert browser.execute_script(fits)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []

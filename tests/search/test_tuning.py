@@ -36,10 +36,8 @@ def test_no_query_is_part_of_what_it_is_to_find(rows):
 
 def test_the_weight_is_that_of_the_better_ranking(backbone, monkeypatch):
     tuning = Tuning(chunks(40))
-    best = {
-        str(q): {p: 1.0 for p in answers} | {"39": 0.5}
-        for q, answers in tuning.halves.relevant.items()
-    }
+    relevant = tuning.halves.relevant
+    best = {query: {p: 1.0 for p in relevant[query]} | {"39": 0.5} for query in relevant}
     wrong = {query: {"38": 1.0, "39": 0.5} for query in best}
     monkeypatch.setattr(tuning, "titles", type(tuning.titles)([], [], {}))
     for dense, bm25, weight in ((best, wrong, 0.6), (wrong, best, 0.0)):
@@ -63,10 +61,8 @@ def test_models_are_shown_side_by_side(index, tmp_path):
     (tmp_path / "q.tsv").write_text("a\trivers\nb\tjobs\n")
     arguments = ["search", index.folder, "--queries", tmp_path / "q.tsv", "--compare", "--depth", 1]
     out, _ = run(*arguments)
-    assert [line.split() for line in out.splitlines() if line[0].isalpha()] == [
-        ["a", "rivers"],
-        ["b", "jobs"],
-    ]
+    titles = [line.split() for line in out.splitlines() if line[0].isalpha()]
+    assert titles == [["a", "rivers"], ["b", "jobs"]]
     (heads,) = {line for line in out.splitlines() if line.startswith("┃")}
     assert heads.replace("┃", "").split() == index.labels
     rows = [json.loads(line) for line in run(*arguments, "--json")[0].splitlines()]
@@ -79,8 +75,7 @@ def test_models_are_shown_side_by_side(index, tmp_path):
 
 
 def test_a_short_model_has_short_chunks(texts, backbone, tmp_path):
-    retriever = tmp_path / "short"
-    shutil.copytree(backbone, retriever)
+    retriever = shutil.copytree(backbone, tmp_path / "short")
     make_encoder(retriever, 24)
     run("index", texts, "--model", retriever, "--output", tmp_path / "index")
     made = json.loads((tmp_path / "index/index.json").read_text())

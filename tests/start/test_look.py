@@ -70,4 +70,4 @@ def test_size_of_a_corpus_is_estimated_from_its_first_documents(tmp_path):
     assert estimate == pytest.approx(made.chunks, rel=0.15)
     inputs = {"mine": tmp_path / "chunks.parquet"}
     batches = make_batches(Batches(corpora=["mine"]), inputs, tmp_path / "batches.parquet")
-    assert estimate // 16 == pytest.approx(batches.batches, rel=0.15)
+    assert estimate // 16 == pytest.approx(batches["batches"], rel=0.15)

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,35 +16,30 @@ from revela.config.text import Batches, Pairs
 from revela.text import chunking, pairs
 from revela.text.batching import group_consecutive, make_batches, read_batches, read_jsonl
 from revela.text.commands import export_batches
+from revela.text.rows import write_parquet
 from tests.conftest import TEXTS
 
 
 def test_one_corpus_alone_is_sampled(tmp_path):
     counts = {"small": 8, "large": 80, "tiny": 5}
-    inputs = {
-        name: chunk_file(tmp_path / name, count, prefix=name) for name, count in counts.items()
-    }
+    inputs = {name: chunk_file(tmp_path / name, count, name) for name, count in counts.items()}
     settings = {"corpora": [*counts], "batch_size": 4, "sampled": "large"}
     batches, said = made(tmp_path, inputs, **settings, num_batches=10)
-    assert said.drawn == {"small": 2, "large": 7, "tiny": 1}
-    assert said.batches_before_sampling == 23
-    assert Counter(batch["source"] for batch in batches) == said.drawn
+    assert said["drawn"] == {"small": 2, "large": 7, "tiny": 1}
+    assert said["batches_before_sampling"] == 23
+    assert Counter(batch["source"] for batch in batches) == said["drawn"]
     with pytest.raises(RevelaError, match="num_batches 3: the corpora other than 'large' have 3"):
         made(tmp_path, inputs, **settings, num_batches=3)
     with pytest.raises(RevelaError, match="cannot sample 21 rows: only 20 are available"):
         made(tmp_path, inputs, **settings, num_batches=24)
 
 
-def chunk_file(path, count, prefix="c", per_document=5):
+def chunk_file(path, count, prefix="c"):
     rows = [
-        {
-            "document": str(n // per_document),
-            "position": n % per_document,
-            "text": f"{prefix}{n} {TEXTS[n % 5]}",
-        }
+        {"document": str(n // 5), "position": n % 5, "text": f"{prefix}{n} {TEXTS[n % 5]}"}
         for n in range(count)
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
+    write_parquet(path, chunking.SCHEMA, rows)
     return path
 
 
@@ -63,12 +59,11 @@ def test_groups_are_consecutive_and_only_the_rest_is_dropped(texts, size):
 def test_batches_span_documents_in_order(tmp_path):
     chunks = chunk_file(tmp_path / "c.parquet", 35)
     batches, counts = made(tmp_path, {"c": chunks}, corpora=["c"], batch_size=16)
-    texts = pq.read_table(chunks)["text"].to_pylist()
-    assert [t for b in batches for t in b["texts"]] == texts[:32]
-    documents = pq.read_table(chunks)["document"].to_pylist()
-    assert [d for b in batches for d in b["documents"]] == documents[:32]
+    for key in ("text", "document"):
+        expected = pq.read_table(chunks)[key].to_pylist()[:32]
+        assert [one for batch in batches for one in batch[f"{key}s"]] == expected
     assert {b["source"] for b in batches} == {"c"}
-    assert (counts.batches, counts.chunks_dropped) == (2, 3)
+    assert (counts["batches"], counts["chunks_dropped"]) == (2, 3)
 
 
 @pytest.mark.parametrize("kind", ["sample", "runs", "batches of a set"])
@@ -83,16 +78,21 @@ def test_a_seed_chooses(tmp_path, kind):
     first, same, other = (made(tmp_path, inputs, **settings, seed=s)[0] for s in (1, 1, 2))
     assert first == same != other
     if kind == "sample":
-        numbers = [int(batch["texts"][0].split()[0][1:]) for batch in first]
-        assert numbers == sorted(set(numbers))
+        (numbers,) = zip(*numbers_of(first, 1), strict=True)
+        assert numbers == (*sorted(set(numbers)),)
         assert len(numbers) == 30
+
+
+def numbers_of(batches, count):
+    """Return the numbers of the first chunks of each batch."""
+    return [[int(text.split()[0][1:]) for text in batch["texts"][:count]] for batch in batches]
 
 
 def test_runs_come_from_several_places(tmp_path):
     chunks = {"c": chunk_file(tmp_path / "c.parquet", 200)}
     settings = {"corpora": ["c"], "batch_size": 8, "run_length": 2, "seed": 1}
     batches, _ = made(tmp_path, chunks, **settings)
-    numbers = [[int(text.split()[0][1:]) for text in batch["texts"]] for batch in batches]
+    numbers = numbers_of(batches, 8)
     for batch in numbers:
         assert all(batch[n + 1] == batch[n] + 1 for n in range(0, 8, 2))
     assert sorted(n for batch in numbers for n in batch) == list(range(200))
@@ -111,7 +111,7 @@ def test_a_mixture_takes_so_many_of_each(tmp_path):
     batches, _ = made(tmp_path, sets, sample_from={"a": 3, "b": 5}, batch_size=4)
     assert [b["source"] for b in batches] == ["a"] * 3 + ["b"] * 5
     with pytest.raises(
-        RevelaError, match=r"batch set 'a' has batches of 4, not a multiple of batch_size 8"
+        RevelaError, match="batch set 'a' has batches of 4, not a multiple of batch"
     ):
         made(tmp_path, sets, sample_from={"a": 3}, batch_size=8)
 
@@ -123,9 +123,9 @@ def test_batches_of_a_set_are_split_or_truncated(tmp_path):
     inputs, settings = {"whole": whole}, {"sample_from": {"whole": 6}, "batch_size": 4}
     originals = list(read_batches(whole))
     halves, counts = made(tmp_path, inputs, **settings)
-    assert counts.batches == counts.batches_before_sampling == 12
+    assert counts["batches"] == counts["batches_before_sampling"] == 12
     first, counts = made(tmp_path, inputs, **settings, oversized="truncate")
-    assert counts.batches == counts.batches_before_sampling == 6
+    assert counts["batches"] == counts["batches_before_sampling"] == 6
     for key in ("texts", "documents"):
         assert [one for b in halves for one in b[key]] == [one for b in originals for one in b[key]]
         assert [b[key] for b in first] == [b[key][:4] for b in originals]
@@ -173,12 +173,11 @@ def test_pairs_and_their_negatives(tmp_path):
 
 def paired(tmp_path, documents, **settings):
     """Return pairs of the chunks of some documents: (id, text) each."""
-    path = tmp_path / "c.parquet"
+    path, output = tmp_path / "c.parquet", tmp_path / "pairs.parquet"
     rows = [{"document": name, "position": n, "text": t} for n, (name, t) in enumerate(documents)]
-    pq.write_table(pa.Table.from_pylist(rows, schema=chunking.SCHEMA), path)
-    settings = Pairs(corpora=["c"], **settings)
-    pairs.make_pairs(settings, {"c": path}, tmp_path / "pairs.parquet")
-    return pq.read_table(tmp_path / "pairs.parquet").to_pylist()
+    write_parquet(path, chunking.SCHEMA, rows)
+    pairs.make_pairs(Pairs(corpora=["c"], **settings), {"c": path}, output)
+    return pq.read_table(output).to_pylist()
 
 
 def chunk_of(text: str, whole: str = "") -> pairs.Chunk:
@@ -186,16 +185,13 @@ def chunk_of(text: str, whole: str = "") -> pairs.Chunk:
 
 
 def test_the_sentence_of_an_inverse_cloze_is_whole():
-    text = '"Is it 3.5 m?" she said. (Nobody.)\nself.x = np.sum(x)\n)\n\n"Yes … it is!" End'
-    sentences = {pairs.inverse_cloze(chunk_of(text), random.Random(n))[0] for n in range(100)}
-    assert sentences == {
-        '"Is it 3.5 m?"',
-        "she said.",
-        "(Nobody.)",
-        "self.x = np.sum(x)",
-        '"Yes … it is!"',
-        "End",
-    }
+    sentences = ['"Is it 3.5 m?"', "she said.", "(Nobody.)", "self.x = np.sum(x)", '"Yes … it is!"']
+    text = "{} {} {}\n{}\n)\n\n{} End".format(*sentences)
+    drawn = {pairs.inverse_cloze(chunk_of(text), random.Random(n))[0] for n in range(100)}
+    assert drawn == {*sentences, "End"}
+    query, positive = pairs.inverse_cloze(chunk_of("我喜欢河。你呢？"), random.Random(0))
+    assert {query, positive} == {"我喜欢河。", "你呢？"}
+    assert pairs.inverse_cloze(chunk_of("Only one here."), random.Random(0)) is None
 
 
 @given(st.text(alphabet='ab.!") \n', max_size=80), st.integers(0, 99))
@@ -217,7 +213,6 @@ def test_crops_are_spans_of_whole_words(text, seed):
 
 
 def test_crops_come_from_the_whole_document(tmp_path):
-    """The two spans of a pair come from anywhere in the document, not from one chunk."""
     documents = [(f"d{n // 20}", f"c{n % 20} " * 30) for n in range(100)]
     rows = paired(tmp_path, documents, negatives=1, inverse_cloze=0)
     apart = [not set(row["query"].split()) & set(row["positive"].split()) for row in rows]
@@ -231,18 +226,13 @@ def test_the_length_of_a_positive_does_not_identify_it(tmp_path, inverse_cloze):
         (f"d{n // 4}", "".join(f"{'word ' * choose.randint(2, 12)}end. " for _ in range(6)))
         for n in range(400)
     ]
-    ranks = [
-        (len(row["positive"].split()) > len(negative.split()))
-        + 0.5 * (len(row["positive"].split()) == len(negative.split()))
-        for row in paired(tmp_path, documents, negatives=5, inverse_cloze=inverse_cloze)
+    rows = paired(tmp_path, documents, negatives=5, inverse_cloze=inverse_cloze)
+    longer = [
+        len(row["positive"].split()) - len(negative.split())
+        for row in rows
         for negative in row["negatives"]
     ]
-    assert abs(sum(ranks) / len(ranks) - 0.5) < 0.05
-
-
-def test_pairs_need_two_documents(tmp_path):
-    with pytest.raises(RevelaError, match="at least two documents"):
-        paired(tmp_path, [("d", "A first one. A second one.")] * 5)
+    assert abs(np.sign(longer).mean()) < 0.1
 
 
 def test_negatives_of_a_document_that_is_nearly_the_whole_corpus(tmp_path):
@@ -259,22 +249,18 @@ def test_negatives_where_one_chunk_has_two_sentences(tmp_path, seed):
     assert len(paired(tmp_path, [(str(n), text) for n, text in enumerate(texts)], seed=seed)) == 201
 
 
-def test_inverse_cloze_of_scripts_without_spaces():
-    query, positive = pairs.inverse_cloze(chunk_of("我喜欢河。你呢？"), random.Random(0))
-    assert {query, positive} == {"我喜欢河。", "你呢？"}
-    assert pairs.inverse_cloze(chunk_of("Only one here."), random.Random(0)) is None
-
-
-def test_pairs_without_negatives(tmp_path):
-    rows = paired(tmp_path, [("d", "A first one. A second one.")] * 20, negatives=0)
+def test_negatives_need_two_documents(tmp_path):
+    documents = [("d", "A first one. A second one.")] * 20
+    rows = paired(tmp_path, documents, negatives=0)
     assert [row["negatives"] for row in rows] == [[]] * 20
-    assert list(rows[0]) == ["source", "query", "positive", "negatives"]
+    with pytest.raises(RevelaError, match="at least two documents"):
+        paired(tmp_path, documents)
 
 
 def test_documents_of_two_corpora_may_have_the_same_id(tmp_path):
     inputs = {n: chunk_file(tmp_path / f"{n}.parquet", 5, n) for n in ("x", "y")}
     settings = Pairs(corpora=["x", "y"], negatives=3)
-    assert pairs.make_pairs(settings, inputs, tmp_path / "pairs.parquet").pairs == 10
+    assert pairs.make_pairs(settings, inputs, tmp_path / "pairs.parquet")["pairs"] == 10
 
 
 @pytest.mark.parametrize("run_length", [None, 2])

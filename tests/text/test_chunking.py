@@ -18,6 +18,7 @@ from revela.config.text import FilesCorpus
 from revela.text import chunking, files
 from revela.text.chunking import chunk_corpus, chunk_text, train_punkt
 from tests.conftest import TEXTS
+from tests.text.test_corpora import rows_file
 
 PUNKT = train_punkt(TEXTS * 20)
 
@@ -78,30 +79,27 @@ def test_a_text_longer_than_a_window_is_cut_as_a_whole_one(text, window):
 def test_punkt_sees_texts_of_any_size_in_bounded_pieces(monkeypatch):
     """nltk gives up after five seconds of CPU time."""
     seen = []
-    for kind, name in (
-        (PunktSentenceTokenizer, "span_tokenize"),
-        (PunktLanguageVars, "word_tokenize"),
-    ):
+
+    def spy(kind, name):
         plain = getattr(kind, name)
-        monkeypatch.setattr(
-            kind, name, lambda self, text, plain=plain: seen.append(len(text)) or plain(self, text)
-        )
+        monkeypatch.setattr(kind, name, lambda self, x: seen.append(len(x)) or plain(self, x))
+
+    spy(PunktSentenceTokenizer, "span_tokenize")
+    spy(PunktLanguageVars, "word_tokenize")
     assert len(chunk_text("a. " * 200_000, PUNKT, 7)[0]) > 28_000
     train_punkt(["Rain falls. " * 10_000])
     assert max(seen) <= chunking._WINDOW
 
 
 def test_any_number_of_workers_gives_the_same_chunks(tmp_path):
-    path = tmp_path / "corpus.jsonl"
     rows = [{"text": " ".join(TEXTS) * (20 + n)} for n in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    corpus = FilesCorpus(source="files", path=str(path), max_words=20)
+    path = rows_file(tmp_path / "corpus.jsonl", rows)
+    corpus = FilesCorpus(source="files", path=path, max_words=20)
     tables = []
     for workers in (1, 3):
-        counts = chunk_corpus(corpus, tmp_path / f"{workers}.parquet", workers)
-        tables.append(pq.read_table(tmp_path / f"{workers}.parquet"))
-        assert counts.documents == 30
-        assert counts.chunks == tables[-1].num_rows
+        counts = chunk_corpus(corpus, tmp_path / "c.parquet", workers)
+        tables.append(pq.read_table(tmp_path / "c.parquet"))
+        assert (counts.documents, counts.chunks) == (30, tables[-1].num_rows)
     assert tables[0].equals(tables[1])
     of_ten = tables[0]["document"].to_pylist().index("corpus.jsonl:11")
     for most, documents in ((of_ten, 10), (of_ten - 1, 10), (of_ten + 1, 11), (10**6, 30)):
@@ -115,12 +113,9 @@ def test_workers_end_with_a_killed_process(tmp_path):
     """They would keep its output open, so that a job would wait for its log forever."""
     os.mkfifo(tmp_path / "corpus.jsonl")
     settings = json.dumps({"source": "files", "path": str(tmp_path / "corpus.jsonl")})
-    command = ["chunk", "--settings", settings, "--output", str(tmp_path / "c"), "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "revela", *command],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    )
+    command = [sys.executable, "-m", "revela", "chunk", "--settings", settings, "--workers", "2"]
+    command += ["--output", str(tmp_path / "c")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     try:
         with (tmp_path / "corpus.jsonl").open("w") as stream:
@@ -133,17 +128,16 @@ def test_workers_end_with_a_killed_process(tmp_path):
 
 
 def test_a_worker_that_is_killed_is_one_line(tmp_path, monkeypatch):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"text": "A river."}\n')
+    path = rows_file(tmp_path / "corpus.jsonl", [{"text": "A river."}])
     monkeypatch.setattr(chunking, "_initialize", lambda _: os._exit(9))
     with pytest.raises(RevelaError, match="a worker was killed, probably for lack of memory"):
-        chunk_corpus(FilesCorpus(source="files", path=str(path)), tmp_path / "c.parquet", 1)
+        chunk_corpus(FilesCorpus(source="files", path=path), tmp_path / "c.parquet", 1)
 
 
 def test_the_punkt_model_is_given_by_path_or_the_screen_says_which_it_is(tmp_path, capsys):
-    path, model = tmp_path / "corpus.jsonl", tmp_path / "english"
-    path.write_text(json.dumps({"text": "It rained on Xyz. Hills were wet. All day."}))
-    settings = {"source": "files", "path": str(path), "max_words": 5}
+    rows, model = [{"text": "It rained on Xyz. Hills were wet. All day."}], tmp_path / "english"
+    path = rows_file(tmp_path / "corpus.jsonl", rows)
+    settings = {"source": "files", "path": path, "max_words": 5}
     chunk_corpus(FilesCorpus(**settings), tmp_path / "a.parquet", 1)
     said = capsys.readouterr().out
     assert said.startswith("sentences are split by punkt trained on the first 1 documents: nltk's")
@@ -158,7 +152,7 @@ def test_the_punkt_model_is_given_by_path_or_the_screen_says_which_it_is(tmp_pat
     found = [pq.read_table(tmp_path / f"{name}.parquet")["text"].to_pylist() for name in "ab"]
     assert found[0] == ["It rained on Xyz.", "Hills were wet. All day."]
     assert found[1] == ["It rained on Xyz. Hills", "were wet. All day."]  # `xyz.` abbreviates
-    assert files.corpus_files(corpus) == [path, *(model / name for name in files.PUNKT)]
+    assert files.corpus_files(corpus) == [Path(path), *(model / name for name in files.PUNKT)]
     (model / files.PUNKT[0]).unlink()
     with pytest.raises(RevelaError, match=r"english: no Punkt model: no abbrev_types\.txt in it"):
         files.corpus_files(corpus)

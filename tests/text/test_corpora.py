@@ -25,8 +25,8 @@ from revela.text.fields import field_names
 from revela.text.files import text_files, unread_files
 
 
-def documents(skipped=None, **settings):
-    corpus = parse_settings(AnyCorpus, json.dumps(settings))
+def documents(skipped=None, source="files", **settings):
+    corpus = parse_settings(AnyCorpus, json.dumps(settings | {"source": source}, default=str))
     return list(read_documents(corpus, skipped or Skipped()))
 
 
@@ -49,7 +49,7 @@ def test_local_rows(tmp_path, name):
         pq.write_table(pa.Table.from_pylist(ROWS).append_column("when", far), path)
     else:
         rows_file(path, ROWS)
-    found = documents(source="files", path=str(path), fields=FIELDS)
+    found = documents(path=path, fields=FIELDS)
     assert [(d.id, d.title, d.text) for d in found] == [
         (str(row["key"]), row["head"], row["body"]) for row in ROWS
     ]
@@ -58,12 +58,12 @@ def test_local_rows(tmp_path, name):
 def test_a_text_that_cannot_be_read_and_a_name_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("A")
     with monkeypatch.context() as denied:
-        denied.setattr(Path, "read_text", mock.Mock(side_effect=PermissionError(13, "denied")))
-        with pytest.raises(RevelaError, match=r"a\.txt: cannot be read: denied"):
-            documents(source="files", path=str(tmp_path), on_bad_row="skip")
+        denied.setattr(Path, "read_bytes", mock.Mock(side_effect=PermissionError(13, "denied")))
+        with pytest.raises(RevelaError, match=r"a\.txt: denied"):
+            documents(path=tmp_path, on_bad_row="skip")
     Path(os.fsdecode(b"%s/caf\xe9.txt" % bytes(tmp_path))).write_text("B")
     with pytest.raises(RevelaError, match=r"caf\\udce9\.txt': rename it: its name is not UTF-8"):
-        documents(source="files", path=str(tmp_path))
+        documents(path=tmp_path)
 
 
 def test_rows_without_an_id_or_title_stay_apart(tmp_path):
@@ -71,9 +71,7 @@ def test_rows_without_an_id_or_title_stay_apart(tmp_path):
     rows += [{"id": None, "title": None, "text": text} for text in ("two", "three")]
     path = rows_file(tmp_path / "rows.jsonl", rows)
     for joined in (False, True):
-        found = documents(
-            source="files", path=path, fields={"id": "id", "title": "title"}, join_title=joined
-        )
+        found = documents(path=path, fields={"id": "id", "title": "title"}, join_title=joined)
         expected = [("a", "one"), ("rows.jsonl:2", "two"), ("rows.jsonl:3", "three")]
         assert [(d.id, d.text) for d in found] == expected
 
@@ -86,9 +84,9 @@ def test_ids_do_not_depend_on_where_the_texts_are(tmp_path, monkeypatch):
         rows_file(texts / "rows.jsonl", [{"text": "two"}])
         monkeypatch.chdir(tmp_path / home)
         for path in (str(texts), "texts", "./texts/", "../" + home + "/texts"):
-            found = documents(source="files", path=path)
+            found = documents(path=path)
             assert [d.id for d in found] == ["rows.jsonl:1", "sub/rows.jsonl:1"], path
-        (found,) = documents(source="files", path=str(texts / "sub" / "rows.jsonl"))
+        (found,) = documents(path=str(texts / "sub" / "rows.jsonl"))
         assert found.id == "rows.jsonl:1"
 
 
@@ -97,13 +95,15 @@ def test_consecutive_passages_of_a_title_are_joined(tmp_path):
     rows = [{"docid": str(n), "title": t, "text": x} for n, (t, x) in enumerate(passages)]
     path = rows_file(tmp_path / "corpus.jsonl.gz", rows)
     fields = {"id": "docid", "title": "title", "text": "text"}
-    found = documents(source="files", path=path, fields=fields, join_title=True)
+    found = documents(path=path, fields=fields, join_title=True)
     assert [(d.id, d.text) for d in found] == [("0", "one two"), ("2", "three"), ("3", "four")]
 
 
 @pytest.mark.parametrize(
     ("chosen", "ids"),
     [
+        ({"max_documents": 3}, "034"),
+        ({"max_documents": 3, "seed": 1}, "014"),
         ({"exclude": ["3", "none"], "max_documents": 9}, "0124"),
         ({"max_documents": {"first": 3}}, "012"),
         ({"max_documents": {"first": 30}}, "01234"),
@@ -111,7 +111,7 @@ def test_consecutive_passages_of_a_title_are_joined(tmp_path):
 )
 def test_documents_are_chosen(tmp_path, chosen, ids):
     path = rows_file(tmp_path / "rows.jsonl", ROWS)
-    found = documents(source="files", path=path, fields=FIELDS, **chosen)
+    found = documents(path=path, fields=FIELDS, **chosen)
     assert [d.id for d in found] == list(ids)
 
 
@@ -120,7 +120,7 @@ def test_shares_of_a_corpus_are_disjoint_and_complete(tmp_path):
     rows_file(path, [{"key": n, "head": "", "body": f"text {n}"} for n in range(500)])
 
     def ids(**settings):
-        found = documents(source="files", path=str(path), fields=FIELDS, **settings)
+        found = documents(path=path, fields=FIELDS, **settings)
         return [document.id for document in found]
 
     train, test = ids(share=(0, 0.9)), ids(share=(0.9, 1))
@@ -129,17 +129,6 @@ def test_shares_of_a_corpus_are_disjoint_and_complete(tmp_path):
     assert sorted(train + test, key=int) == ids() == [str(n) for n in range(500)]
     path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
     assert ids(share=(0.9, 1)) == test[::-1]  # whatever the other documents are
-
-
-def test_a_sample_is_seeded_and_in_order(tmp_path):
-    path = rows_file(tmp_path / "rows.jsonl", [{"text": f"{n:03}"} for n in range(100)])
-    samples = [
-        [d.text for d in documents(source="files", path=path, max_documents=10, seed=seed)]
-        for seed in (0, 0, 1)
-    ]
-    assert samples[0] == samples[1] != samples[2]
-    assert samples[0] == sorted(samples[0])
-    assert len(samples[0]) == 10
 
 
 def test_installed_packages():
@@ -158,9 +147,9 @@ def test_a_bad_row_is_an_error_or_skipped(tmp_path, line):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "also good"}\n')
     with pytest.raises(RevelaError, match=r"rows\.jsonl:2: "):
-        documents(source="files", path=str(path))
+        documents(path=path)
     skipped = Skipped()
-    found = documents(skipped, source="files", path=str(path), on_bad_row="skip")
+    found = documents(skipped, path=path, on_bad_row="skip")
     assert [d.text for d in found] == ["good", "also good"]
     assert skipped.count == len(skipped.examples) == 1
 
@@ -168,7 +157,7 @@ def test_a_bad_row_is_an_error_or_skipped(tmp_path, line):
 def test_a_file_that_was_cut(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 9999)[:60])
     with pytest.raises(RevelaError, match="cannot be read"):
-        documents(source="files", path=str(tmp_path / "cut.jsonl.gz"))
+        documents(path=str(tmp_path / "cut.jsonl.gz"))
 
 
 def test_a_hub_set_that_cannot_be_reached(tmp_path, monkeypatch):
@@ -195,7 +184,7 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
     path = rows_file(tmp_path / "corpus.jsonl", rows)
     skipped = Skipped()
     fields = {"title": "title", "text": "text"}
-    found = documents(skipped, source="files", path=path, fields=fields, join_title=True)
+    found = documents(skipped, path=path, fields=fields, join_title=True)
     assert found[0].text.split() == words
     assert skipped.copied_beginnings == (count % 100 > 0)
     assert found[1].text == "b c d"
@@ -204,7 +193,7 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
 def test_too_many_bad_rows_are_an_error(tmp_path):
     def read(rows):
         path = rows_file(tmp_path / "rows.jsonl", rows)
-        return documents(source="files", path=path, on_bad_row="skip")
+        return documents(path=path, on_bad_row="skip")
 
     bad, good = [{"text": ""}], [{"text": "good"}]
     with pytest.raises(RevelaError, match=r"180 of 9000 rows are bad, .*rows\.jsonl:1: .* empty"):
@@ -225,7 +214,7 @@ def test_texts_are_cleaned_and_what_is_odd_is_counted(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text("\ufeff" + "".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     skipped = Skipped()
-    found = documents(skipped, source="files", path=str(path), fields={"id": "key"})
+    found = documents(skipped, path=path, fields={"id": "key"})
     assert [document.text for document in found] == ["A river.", "Nulls in it.", "Another river."]
     assert (skipped.cleaned, skipped.wordless, skipped.repeated_ids) == (2, 1, 1)
 
@@ -271,7 +260,7 @@ def test_rows_are_told_by_content_whatever_the_name_and_encoding(tmp_path, name,
     for other in ("picture", "broken.gz"):
         (tmp_path / other).write_bytes(bytes(range(256)))
     for path in (tmp_path, tmp_path / name):
-        found = documents(source="files", path=str(path), fields={"id": "id"})
+        found = documents(path=path, fields={"id": "id"})
         assert [(d.id, d.text) for d in found] == [(str(n["id"]), n["text"]) for n in NEWS]
 
 
@@ -281,19 +270,19 @@ def test_tables_of_tabs(tmp_path):
     path = tmp_path / "rows.tsv"
     path.write_text(f'id\ttext\n1\t"To be\n2\t{book}\n\n3\n4\tMore of it.\n')
     skipped = Skipped()
-    found = documents(skipped, source="files", path=str(path), on_bad_row="skip")
+    found = documents(skipped, path=path, on_bad_row="skip")
     assert [d.text for d in found] == ['"To be', book, "More of it."]
     assert skipped.examples == [f"{path}:5: 1 cells below 2 names"]
     path.write_text('id\ttitle\ttext\n1\tT\t"To be\n or ""not"""\n2\tT\tto be\n\n')
-    quoted = documents(source="files", path=str(path))
+    quoted = documents(path=path)
     assert [d.text for d in quoted] == ['To be\n or "not"', "to be"]
     path.write_text("1\tTo be\n2\tor not\n")
     with pytest.raises(RevelaError, match=r"rows\.tsv: unknown format; allowed: .*with a header"):
-        documents(source="files", path=str(path))
+        documents(path=path)
     path.write_bytes(b"text\nGr\xfc\xdfe\n")
     with pytest.raises(RevelaError, match=r"rows\.tsv: not UTF-8: .* give the corpus `encoding:`"):
-        documents(source="files", path=str(path))
-    (found,) = documents(source="files", path=str(path), encoding="latin-1")
+        documents(path=path)
+    (found,) = documents(path=path, encoding="latin-1")
     assert found.text == "Grüße"
 
 
@@ -303,19 +292,19 @@ def test_a_snapshot_of_the_hub(tmp_path):
     pq.write_table(pa.Table.from_pylist(NEWS), tmp_path / "data" / "train-00000-of-00001.parquet")
     for name in ("README.md", "LICENSE.txt", "dataset_infos.json", ".gitattributes"):
         (tmp_path / name).write_text("{'about': 1}\n")
-    assert len(documents(source="files", path=str(tmp_path))) == 3
+    assert len(documents(path=tmp_path)) == 3
     (tmp_path / "notes.md").write_text("Some notes.")
     with pytest.raises(RevelaError, match=r"both files of rows and plain texts, such as notes\.md"):
-        documents(source="files", path=str(tmp_path))
+        documents(path=tmp_path)
     (tmp_path / "data/train-00000-of-00001.parquet").unlink()
-    names = [Path(d.id).name for d in documents(source="files", path=str(tmp_path))]
+    names = [Path(d.id).name for d in documents(path=tmp_path)]
     assert names == ["LICENSE.txt", "README.md", "notes.md"]
 
 
 def test_texts_of_other_encodings_are_read_or_told(tmp_path):
     for n in range(5):
         (tmp_path / f"{n}.txt").write_text(f"Grüße {n}", "utf-16" if n % 2 else "utf-8")
-    settings = {"source": "files", "path": str(tmp_path), "on_bad_row": "skip"}
+    settings = {"path": tmp_path, "on_bad_row": "skip"}
     assert [d.text for d in documents(**settings)] == [f"Grüße {n}" for n in range(5)]
     for name in ("5.txt", "6.txt"):
         (tmp_path / name).write_bytes(b"Gr\xfc\xdfe")
@@ -333,7 +322,7 @@ def test_texts_of_other_encodings_are_read_or_told(tmp_path):
 def test_a_file_of_which_most_rows_are_bad_is_an_error(tmp_path):
     for name, field in (("a", "text"), ("b", "body")):
         rows_file(tmp_path / f"{name}.jsonl", [{field: f"Rain {n}."} for n in range(3)])
-    settings = {"source": "files", "path": str(tmp_path), "on_bad_row": "skip"}
+    settings = {"path": tmp_path, "on_bad_row": "skip"}
     with pytest.raises(RevelaError, match=r"3 of 3 rows of .*b\.jsonl are bad, .*b\.jsonl:1: unkn"):
         documents(**settings)
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "broken\n{"text": "two"}\n')
@@ -384,7 +373,7 @@ def test_held_out_documents_stay_held_out():
 )
 def test_front_matter_is_not_text(tmp_path, text, title, body):
     (tmp_path / "a.md").write_text(text, encoding="utf-8")
-    (document,) = read_documents(FilesCorpus(source="files", path=str(tmp_path)), Skipped())
+    (document,) = documents(path=tmp_path)
     assert (document.id, document.title, document.text) == ("a.md", title, body)
 
 
@@ -393,9 +382,8 @@ def test_a_repeated_text_is_on_one_side_of_a_share(tmp_path):
         (tmp_path / f"{number}.txt").write_text(f"Text {number % 20}.")
     sides = []
     for share in ((0, 0.5), (0.5, 1)):
-        corpus = FilesCorpus(source="files", path=str(tmp_path), share=share, skip_repeated=True)
-        skipped = Skipped()
-        sides.append({document.text for document in read_documents(corpus, skipped)})
+        found = documents(skipped := Skipped(), path=tmp_path, share=share, skip_repeated=True)
+        sides.append({document.text for document in found})
         assert "20 repeated texts" in skipped.summary()
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 20
