@@ -240,14 +240,19 @@ def _in_order(
     """Yield each document with what `chunk_text` returns, in order, from all workers."""
     workers = min(workers, os.cpu_count() or 1)
     waiting: deque[tuple[list[Document], Future[Any]]] = deque()
+
+    def first() -> Iterator[Any]:
+        documents, made = waiting.popleft()
+        return zip(documents, made.result(), strict=True)
+
     # A pool's `map` would read the whole corpus ahead of its workers.
     with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(splitter,)) as pool:
-        for group in itertools.chain(groups, [[]]):
-            if group:
-                waiting.append((group, pool.submit(_chunk_group, group, max_words)))
-            while len(waiting) > (2 * workers if group else 0):
-                documents, made = waiting.popleft()
-                yield from zip(documents, made.result(), strict=True)
+        for group in groups:
+            waiting.append((group, pool.submit(_chunk_group, group, max_words)))
+            if len(waiting) > 2 * workers:
+                yield from first()
+        while waiting:
+            yield from first()
 
 
 _splitter_of_worker: Any = None
