@@ -197,8 +197,7 @@ def encode_rows(
 def prompt_tokens(encoder: SentenceTransformer, role: Role) -> int | None:
     """Return the length of a role's prompt if the pooling excludes it, else None."""
     excluded = any(not getattr(module, "include_prompt", True) for module in encoder)
-    prompt = prompt_of(encoder, role)
-    if not (excluded and prompt):
+    if not (excluded and (prompt := prompt_of(encoder, role))):
         return None
     features: dict[str, Any] = encoder.preprocess(["x"], prompt=prompt)
     return features.get("prompt_length")
