@@ -13,14 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from revela.common.errors import RevelaError, check_name, printable, unknown_name
-from revela.config.text import (
-    AnyCorpus,
-    FieldNames,
-    FilesCorpus,
-    First,
-    PackagesCorpus,
-    RowCorpus,
-)
+from revela.config.text import AnyCorpus, FieldNames, FilesCorpus, First, PackagesCorpus, RowCorpus
 from revela.text.fields import text_of
 from revela.text.files import text_files
 from revela.text.formats import is_plain

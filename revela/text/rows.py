@@ -117,10 +117,7 @@ def _lines(path: Path, encoding: str) -> Iterator[bytes]:
 
 
 def parquet_rows(
-    path: Path,
-    columns: list[str] | None = None,
-    schema: Any = None,
-    optional: Container[str] = (),
+    path: Path, columns: list[str] | None = None, schema: Any = None, optional: Container[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet file, all columns or some; see `check_columns` for a schema."""
     import pyarrow.parquet as pq  # not at the top: the workflow imports this module at each start

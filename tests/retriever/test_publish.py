@@ -42,13 +42,13 @@ def retriever(backbone, tmp_path, monkeypatch) -> Path:
     write_json(folder.parent / "manifest.json", manifest | {"revela": "0.1.0", "git_commit": "abc"})
 
     made = {
-        "batches/b": ({"corpora": ["c", "d"]}, ["chunks/c.parquet", "chunks/d.parquet"]),
-        "chunks/c": ({"source": "hub", "dataset": "some/texts"}, []),
-        "chunks/d": ({"source": "files", "path": "/home/me/texts"}, []),
+        "batches/b": {"corpora": ["c", "d"]},
+        "chunks/c": {"source": "hub", "dataset": "some/texts"},
+        "chunks/d": {"source": "files", "path": "/home/me/texts"},
     }
-    for name, (of, inputs) in made.items():
-        found = {"settings": of, "inputs": {f"results/{path}": "0" for path in inputs}}
-        write_json(results / f"{name}.manifest.json", found)
+    for name, of in made.items():
+        inputs = {f"results/chunks/{corpus}.parquet": "0" for corpus in of.get("corpora", ())}
+        write_json(results / f"{name}.manifest.json", {"settings": of, "inputs": inputs})
     write_json(results / "scores/mine/SciFact.json", {"task": "SciFact", "ndcg_at_10": 0.5})
     revision = {"revision": Source(str(folder)).fingerprint()}
     write_json(results / "scores/mine/SciFact.manifest.json", revision)

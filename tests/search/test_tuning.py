@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from revela.search.index import Index
 from revela.search.tuning import Tuning
 from tests.conftest import TEXTS, encoder_of, make_encoder
 from tests.search.test_index import run
@@ -78,5 +79,5 @@ def test_a_short_model_has_short_chunks(texts, backbone, tmp_path):
     retriever = shutil.copytree(backbone, tmp_path / "short")
     make_encoder(retriever, 24)
     run("index", texts, "--model", retriever, "--output", tmp_path / "index")
-    made = json.loads((tmp_path / "index/index.json").read_text())
+    made = Index(tmp_path / "index").described
     assert (made["max_length"], made["corpus"]["max_words"]) == (24, 12)

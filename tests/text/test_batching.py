@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from revela.common.errors import RevelaError
 from revela.config.text import Batches, Pairs
 from revela.text import chunking, pairs
-from revela.text.batching import group_consecutive, make_batches, read_batches, read_jsonl
+from revela.text.batching import make_batches, read_batches, read_jsonl
 from revela.text.commands import export_batches
 from revela.text.rows import write_parquet
 from tests.conftest import TEXTS
@@ -49,16 +49,10 @@ def made(tmp_path, inputs, **settings):
     return list(read_batches(output)), counts
 
 
-@given(st.lists(st.text(max_size=3), max_size=50), st.integers(1, 7))
-def test_groups_are_consecutive_and_only_the_rest_is_dropped(texts, size):
-    groups = list(group_consecutive(texts, size))
-    assert [text for group in groups for text in group] == texts[: len(texts) // size * size]
-    assert all(len(group) == size for group in groups)
-
-
 def test_batches_span_documents_in_order(tmp_path):
     chunks = chunk_file(tmp_path / "c.parquet", 35)
     batches, counts = made(tmp_path, {"c": chunks}, corpora=["c"], batch_size=16)
+    assert [len(batch["texts"]) for batch in batches] == [16, 16]
     for key in ("text", "document"):
         expected = pq.read_table(chunks)[key].to_pylist()[:32]
         assert [one for batch in batches for one in batch[f"{key}s"]] == expected

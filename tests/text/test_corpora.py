@@ -49,10 +49,8 @@ def test_local_rows(tmp_path, name):
         pq.write_table(pa.Table.from_pylist(ROWS).append_column("when", far), path)
     else:
         rows_file(path, ROWS)
-    found = documents(path=path, fields=FIELDS)
-    assert [(d.id, d.title, d.text) for d in found] == [
-        (str(row["key"]), row["head"], row["body"]) for row in ROWS
-    ]
+    found = [(d.id, d.title, d.text) for d in documents(path=path, fields=FIELDS)]
+    assert found == [(str(row["key"]), row["head"], row["body"]) for row in ROWS]
 
 
 def test_a_text_that_cannot_be_read_and_a_name_that_cannot_be_written(tmp_path, monkeypatch):
@@ -91,11 +89,10 @@ def test_ids_do_not_depend_on_where_the_texts_are(tmp_path, monkeypatch):
 
 
 def test_consecutive_passages_of_a_title_are_joined(tmp_path):
-    passages = [("A", "one"), ("A", "two"), ("B", "three"), ("A", "four")]
-    rows = [{"docid": str(n), "title": t, "text": x} for n, (t, x) in enumerate(passages)]
+    passages = zip("0123", "AABA", ("one", "two", "three", "four"), strict=True)
+    rows = [{"docid": name, "title": title, "text": text} for name, title, text in passages]
     path = rows_file(tmp_path / "corpus.jsonl.gz", rows)
-    fields = {"id": "docid", "title": "title", "text": "text"}
-    found = documents(path=path, fields=fields, join_title=True)
+    found = documents(path=path, fields={"id": "docid", "title": "title"}, join_title=True)
     assert [(d.id, d.text) for d in found] == [("0", "one two"), ("2", "three"), ("3", "four")]
 
 
@@ -132,8 +129,7 @@ def test_shares_of_a_corpus_are_disjoint_and_complete(tmp_path):
 
 
 def test_installed_packages():
-    found = documents(source="python-packages", packages=["nltk"])
-    ids = [d.id for d in found]
+    ids = [d.id for d in documents(source="python-packages", packages=["nltk"])]
     assert ids[0] == "nltk/README"
     assert "nltk/tokenize/punkt.py" in ids
     assert ids[1:] == sorted(ids[1:])
@@ -148,8 +144,7 @@ def test_a_bad_row_is_an_error_or_skipped(tmp_path, line):
     path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "also good"}\n')
     with pytest.raises(RevelaError, match=r"rows\.jsonl:2: "):
         documents(path=path)
-    skipped = Skipped()
-    found = documents(skipped, path=path, on_bad_row="skip")
+    found = documents(skipped := Skipped(), path=path, on_bad_row="skip")
     assert [d.text for d in found] == ["good", "also good"]
     assert skipped.count == len(skipped.examples) == 1
 
@@ -182,9 +177,7 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
     passages = [" ".join(filled[n : n + 100]) for n in range(0, len(filled), 100)]
     rows = [{"title": "A", "text": text} for text in passages] + [{"title": "B", "text": "b c d"}]
     path = rows_file(tmp_path / "corpus.jsonl", rows)
-    skipped = Skipped()
-    fields = {"title": "title", "text": "text"}
-    found = documents(skipped, path=path, fields=fields, join_title=True)
+    found = documents(skipped := Skipped(), path=path, fields={"title": "title"}, join_title=True)
     assert found[0].text.split() == words
     assert skipped.copied_beginnings == (count % 100 > 0)
     assert found[1].text == "b c d"
@@ -192,8 +185,7 @@ def test_the_copied_beginning_of_an_article_is_removed(tmp_path, count):
 
 def test_too_many_bad_rows_are_an_error(tmp_path):
     def read(rows):
-        path = rows_file(tmp_path / "rows.jsonl", rows)
-        return documents(path=path, on_bad_row="skip")
+        return documents(path=rows_file(tmp_path / "rows.jsonl", rows), on_bad_row="skip")
 
     bad, good = [{"text": ""}], [{"text": "good"}]
     with pytest.raises(RevelaError, match=r"180 of 9000 rows are bad, .*rows\.jsonl:1: .* empty"):
@@ -205,16 +197,11 @@ def test_too_many_bad_rows_are_an_error(tmp_path):
 
 
 def test_texts_are_cleaned_and_what_is_odd_is_counted(tmp_path):
-    rows = [
-        {"key": "a", "text": "\ufeffA river."},
-        {"key": "b", "text": "Nulls\0 in it."},
-        {"key": "c", "text": "… --- !?"},
-        {"key": "a", "text": "Another river."},
-    ]
-    path = tmp_path / "x.jsonl"
-    path.write_text("\ufeff" + "".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    skipped = Skipped()
-    found = documents(skipped, path=path, fields={"id": "key"})
+    texts = ("\ufeffA river.", "Nulls\0 in it.", "… --- !?", "Another river.")
+    rows = [{"key": key, "text": text} for key, text in zip("abca", texts, strict=True)]
+    path = Path(rows_file(tmp_path / "x.jsonl", rows))
+    path.write_text("\ufeff" + path.read_text())
+    found = documents(skipped := Skipped(), path=path, fields={"id": "key"})
     assert [document.text for document in found] == ["A river.", "Nulls in it.", "Another river."]
     assert (skipped.cleaned, skipped.wordless, skipped.repeated_ids) == (2, 1, 1)
 
@@ -226,9 +213,9 @@ def test_a_folder_is_read_whole_or_told(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("One sentence.")
     (tmp_path / "linked").symlink_to(tmp_path / "sub")
-    assert [str(file) for file in text_files(Path())] == ["B.TXT", "a.md", "sub/d.md"]
+    assert text_files(Path()) == [Path("B.TXT"), Path("a.md"), Path("sub/d.md")]
     assert unread_files(Path()) == ["f.csv", "linked (a link)"]
-    assert [str(file) for file in text_files(Path("results/tables"))] == ["results/tables/e.md"]
+    assert text_files(Path("results/tables")) == [Path("results/tables/e.md")]
     with monkeypatch.context() as denied:
         denied.setattr("os.scandir", mock.Mock(side_effect=PermissionError(13, "Denied", "sub")))
         with pytest.raises(RevelaError, match=r"^sub: Denied$"):
@@ -269,13 +256,11 @@ def test_tables_of_tabs(tmp_path):
     book = "A book. " * 50_000
     path = tmp_path / "rows.tsv"
     path.write_text(f'id\ttext\n1\t"To be\n2\t{book}\n\n3\n4\tMore of it.\n')
-    skipped = Skipped()
-    found = documents(skipped, path=path, on_bad_row="skip")
+    found = documents(skipped := Skipped(), path=path, on_bad_row="skip")
     assert [d.text for d in found] == ['"To be', book, "More of it."]
     assert skipped.examples == [f"{path}:5: 1 cells below 2 names"]
     path.write_text('id\ttitle\ttext\n1\tT\t"To be\n or ""not"""\n2\tT\tto be\n\n')
-    quoted = documents(path=path)
-    assert [d.text for d in quoted] == ['To be\n or "not"', "to be"]
+    assert [d.text for d in documents(path=path)] == ['To be\n or "not"', "to be"]
     path.write_text("1\tTo be\n2\tor not\n")
     with pytest.raises(RevelaError, match=r"rows\.tsv: unknown format; allowed: .*with a header"):
         documents(path=path)
@@ -308,15 +293,13 @@ def test_texts_of_other_encodings_are_read_or_told(tmp_path):
     assert [d.text for d in documents(**settings)] == [f"Grüße {n}" for n in range(5)]
     for name in ("5.txt", "6.txt"):
         (tmp_path / name).write_bytes(b"Gr\xfc\xdfe")
-    skipped = Skipped()
-    assert len(documents(skipped, **settings)) == 5
+    assert len(documents(skipped := Skipped(), **settings)) == 5
     assert f"{tmp_path}/5.txt: not utf-8: invalid start byte; if it is in" in skipped.summary()
     (tmp_path / "7.txt").write_bytes(b"%PDF-1.4")
     with pytest.raises(RevelaError, match=r"3 of 8 files are bad, .*5\.txt: not utf-8: .*encoding"):
         documents(**settings)
     (tmp_path / "7.txt").unlink()
-    found = documents(**settings | {"encoding": "cp1252"})
-    assert found[5].text == "Grüße"
+    assert documents(**settings, encoding="cp1252")[5].text == "Grüße"
 
 
 def test_a_file_of_which_most_rows_are_bad_is_an_error(tmp_path):
@@ -326,8 +309,7 @@ def test_a_file_of_which_most_rows_are_bad_is_an_error(tmp_path):
     with pytest.raises(RevelaError, match=r"3 of 3 rows of .*b\.jsonl are bad, .*b\.jsonl:1: unkn"):
         documents(**settings)
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "broken\n{"text": "two"}\n')
-    skipped = Skipped()
-    assert len(documents(skipped, **settings)) == 5
+    assert len(documents(skipped := Skipped(), **settings)) == 5
     assert "skipped 1 bad rows, first: " in skipped.summary()
     assert "b.jsonl:2: broken JSON" in skipped.summary()
 

@@ -1,6 +1,7 @@
 """Which fields of rows hold what, judged by their values."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,8 +32,7 @@ URL, DATE, HASH = "https://a.b/c-d", "Mon, 03 Mar 2024 10:00:00 GMT", "9f86d0818
 )
 def test_the_text_is_told_by_what_stands_in_it(tmp_path, row, fields):
     """The fields are id, title and text, where rows have them."""
-    path = tmp_path / "rows.jsonl"
-    rows_file(path, [row] * 3)
+    path = Path(rows_file(tmp_path / "rows.jsonl", [row] * 3))
     assert [*field_names([path]).model_dump(exclude_none=True).values()] == fields.split()
 
 
@@ -48,8 +48,7 @@ def test_the_text_is_told_by_what_stands_in_it(tmp_path, row, fields):
     ],
 )
 def test_none_or_two_texts_are_shown(tmp_path, row, message):
-    path = tmp_path / "rows.jsonl"
-    rows_file(path, [row] * 3)
+    path = Path(rows_file(tmp_path / "rows.jsonl", [row] * 3))
     with pytest.raises(RevelaError, match=message):
         field_names([path])
     assert field_names([path], text=next(iter(row))).text == next(iter(row))
@@ -63,9 +62,7 @@ def test_fields_are_judged_by_rows_from_all_over_and_from_each_file(tmp_path):
     rows_file(paths[0], late)
     assert field_names(paths[:1]).text == "body"
     rows_file(paths[1], [{"label": "c", "contents": PROSE}] * 3)
-    with pytest.raises(
-        RevelaError, match=r"b\.jsonl: has no field 'body' for the text: label, contents"
-    ):
+    with pytest.raises(RevelaError, match=r"b\.jsonl: has no field 'body' .*: label, contents"):
         field_names(paths)
     paths[0].write_text("{\n" + json.dumps({"body": PROSE}))
     assert field_names(paths[:1]).text == "body"
