@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
-from huggingface_hub.utils import httpx
+from huggingface_hub.utils import HFValidationError, httpx, validate_repo_id
 
 from revela.common.errors import RevelaError, reading
 from revela.common.hub import explained
@@ -26,8 +26,12 @@ def push(folder: Path, repository: str, private: bool, dry_run: bool) -> dict[st
             denies access.
     """
     check_is_retriever(folder)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository, re.ASCII):
-        raise RevelaError(f"{repository!r}: not ORGANISATION/NAME")
+    try:
+        validate_repo_id(repository)
+        if "/" not in repository:
+            raise HFValidationError("the organisation or user is missing")
+    except HFValidationError as error:
+        raise RevelaError(f"{repository!r}: not ORGANISATION/NAME: {error}") from error
     token = os.environ.get("HF_TOKEN")
     if not (token or dry_run):
         raise RevelaError("set HF_TOKEN in the environment to upload")
