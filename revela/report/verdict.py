@@ -23,7 +23,8 @@ def verdict(config: Config, name: str) -> str:
 
     An adapted system whose gain is significant in the table, adjusted for its other rows, makes it
     worth it: if several are, the one that a hybrid of the table chose on other queries, else the
-    best. A table of the user's own texts also says what to do next.
+    best. Other encoders and hybrids with a significant gain are named as well. A table of the
+    user's own texts also says what to do next.
     """
     table = config.table(name)
     lines = _means(table, read_analysis(Path(paths.made("tables", name))))
@@ -45,7 +46,8 @@ def verdict(config: Config, name: str) -> str:
         says = "is not shown to be worth it: the difference may be chance"
     encoders = [m for m in lines if isinstance(config.models.get(m), EncoderModel) and m != start]
     better = [model for model in encoders if _sign(lines[model]) > 0]
-    shown = [*([chosen] if chosen in trained else trained), *better]
+    hybrids = [model for model in lines if model in config.hybrids and _sign(lines[model]) > 0]
+    shown = [*([chosen] if chosen in trained else trained), *better, *hybrids]
     figures = (f"{rows[m]} {lines[m]['score']:.1f}, {difference(lines[m])}" for m in shown)
     untouched = f"{rows[start]} {lines[start]['score']:.1f}"
     measure = table.measure.replace("ndcg_at_", "nDCG@")

@@ -95,6 +95,12 @@ def test_a_better_encoder_is_named(said):
     assert "Other 54.0, +4.0 (+3.0 to +5.0), p = 0.001. Other is the better start" in text
 
 
+def test_a_hybrid_that_gains_is_named_even_if_adapting_does_not(said):
+    text = said("one", one=(2.0, 0.2), best=(9.0, 0.001))
+    assert text.startswith("t: adapting Start is not shown to be worth it")
+    assert "One 52.0, +2.0 (+1.0 to +3.0), p = 0.2; Best 59.0, +9.0 (+8.0 to +10.0)" in text
+
+
 def test_a_choice_on_queries_of_the_table_is_no_choice(said):
     text = said("one", "mine", one=(2.0, 0.2), two=(3.0, 0.3))
     assert text.startswith("t: adapting Start is not shown to be worth it")  # by the adjusted p
