@@ -213,7 +213,7 @@ def read_qrels(
     for place, row in _judgements(paths):
         try:
             query, document, score = row[0], row[1], float(row[2])
-            if len(row) > 3 or "_" in row[2] or score % 1:
+            if len(row) > 3 or "_" in row[2] or not abs(score) < 2**31 or score % 1:
                 raise ValueError
         except (IndexError, ValueError) as error:
             expected = "expected query-id, corpus-id and an integer score, separated by tabs"
