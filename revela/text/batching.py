@@ -37,8 +37,7 @@ def make_batches(settings: Batches, inputs: dict[str, Path], output: Path) -> di
     if chunks:
         batches, available = _of_corpora(settings, inputs, chunks)
     else:
-        batches = _ready_made(settings, inputs)
-        available = sum(1 for _ in _ready_made(settings, inputs))
+        batches, available = _ready_made(settings, inputs)
     if settings.num_batches is not None and not settings.sampled:
         batches = rows.take(batches, available, settings.num_batches, settings.seed)
     if not (written := rows.write_parquet(output, SCHEMA, batches)):
@@ -78,11 +77,19 @@ def _of_corpora(
     return batches, available
 
 
-def _ready_made(settings: Batches, inputs: dict[str, Path]) -> Iterator[dict[str, Any]]:
+def _ready_made(settings: Batches, inputs: dict[str, Path]) -> tuple[Iterator[dict[str, Any]], int]:
+    """Return batches of other sets or of files, and their number."""
     if settings.sample_from:
-        return _sampled(settings, inputs)
+        available = sum(settings.sample_from.values())
+        if settings.oversized == "split":
+            available = sum(
+                count * len(next(read_batches(inputs[name]))["texts"]) // settings.batch_size
+                for name, count in settings.sample_from.items()
+            )
+        return _sampled(settings, inputs), available
     files = [Path(settings.file)] if settings.file else [*inputs.values()]
-    return chain.from_iterable(read_jsonl(file, settings) for file in files)
+    available = sum(1 for file in files for _ in read_jsonl(file, settings))
+    return chain.from_iterable(read_jsonl(file, settings) for file in files), available
 
 
 def read_batches(path: Path) -> Iterator[dict[str, Any]]:
