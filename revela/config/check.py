@@ -143,10 +143,8 @@ def _check_tasks(where: str, suite: AnyBenchmark, config: Config) -> None:
 
 def _check_hybrid(where: str, config: Config, hybrid: HybridModel) -> None:
     for number, part in enumerate(hybrid.of):
-        allowed, kind = (
-            ("encoder", "api") if number else ("bm25s", "lucene"),
-            config.model(part).kind,
-        )
+        kind = config.model(part).kind
+        allowed = ("encoder", "api") if number else ("bm25s", "lucene")
         if kind not in allowed:
             raise RevelaError(
                 f"{where}.of: {part!r} is of kind {kind}; allowed here: {' or '.join(allowed)}"

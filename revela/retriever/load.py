@@ -26,8 +26,15 @@ _TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"
 # Shapes suffice; `load` brings the weights. transformers opens them all the same.
 _ON_META: dict[str, Any] = {"device_map": "meta", "use_safetensors": True}
 _POOLING = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
-_SETTINGS = {"__version__", "model_type", "prompts", "requirements", "similarity_fn_name"}
-_SETTINGS |= {"truncate_dim", "default_prompt_name"}  # that is for neither queries nor documents
+_SETTINGS = {
+    "__version__",
+    "default_prompt_name",  # for neither queries nor documents
+    "model_type",
+    "prompts",
+    "requirements",
+    "similarity_fn_name",
+    "truncate_dim",
+}
 _NO_LIMIT = 1_000_000  # tokens; tokenizers without a maximum length report a larger one
 
 

@@ -68,12 +68,12 @@ class Skipped:
     def check(self, rows: int) -> None:
         """Raise a RevelaError if too many of some rows were skipped."""
         most = max(min(_BAD_ROWS, rows / 2), rows * _BAD_SHARE)
-        _check_bad(self.count, most, f"{rows} rows", "".join(self.examples[:1]))
+        if self.count > most:
+            raise _too_many(self.count, f"{rows} rows", self.examples[0])
 
 
-def _check_bad(bad: int, most: float, of: str, first: str) -> None:
-    if bad > most:
-        raise RevelaError(f"{bad} of {of} are bad, too many to skip; the first: {first}")
+def _too_many(bad: int, of: str, first: str) -> RevelaError:
+    return RevelaError(f"{bad} of {of} are bad, too many to skip; the first: {first}")
 
 
 def read_documents(
@@ -183,10 +183,10 @@ def _checked(files: _Files, corpus: RowCorpus, skipped: Skipped) -> Iterator[Doc
             # Splits by id must not depend on where the texts are.
             yield replace(document, id=document.id.removeprefix(above), text=text)
         here = total - before
-        if name:
-            _check_bad(bad, max(1, here / 2), f"{here} rows of {name}", first)
-        else:
-            _check_bad(bad, (here - 1) / 3, f"{here} files", first)
+        if not name and bad and 3 * bad >= here:
+            raise _too_many(bad, f"{here} files", first)
+        if name and 2 * bad > here > 1:
+            raise _too_many(bad, f"{here} rows of {name}", first)
     skipped.check(total)
 
 

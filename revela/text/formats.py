@@ -19,8 +19,12 @@ ALLOWED = "JSON lines (any name, one object a line), .json, .parquet, .csv or .t
 _HEAD = 100_000  # bytes that tell the format
 _NAME = re.compile(r"[^\W\d][\w .:/-]{0,63}")  # of a column
 _ASIDE = re.compile(r"(readme|licen[cs]e|notice|copying|dataset_infos?)([._-]|$)", re.IGNORECASE)
-_MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # begins with UTF-16's
-_MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 def is_plain(file: Path) -> bool:

@@ -90,7 +90,8 @@ def _has_quotes(head: list[str], between: str) -> bool:
     with contextlib.suppress(csv.Error):  # a quote is a mark of the text, or the cell goes on
         for cells in reader:
             end = reader.line_num
-            widths |= {len(cells)} - {0}
+            if cells:
+                widths.add(len(cells))
     whole = len(head) < _HEAD
     return len(widths) == 1 and (end == reader.line_num if whole else end > _HEAD // 2)
 
