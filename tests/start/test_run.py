@@ -111,7 +111,8 @@ def test_a_stopped_run_leaves_the_folder_unlocked(folder, tmp_path, number):
         _, printed = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "stopping; the same command resumes\n" in printed
-    assert "chunk mine was stopped\n" in printed
+    if number == signal.SIGTERM:  # a hangup may end the job before Snakemake hears of it
+        assert "chunk mine was stopped\n" in printed
     again = run(tmp_path, CONFIG, BATCHES)
     assert again.returncode == 0, again.stderr
 
