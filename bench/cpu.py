@@ -78,7 +78,9 @@ def main() -> None:
     keep_freed_memory()
     source, texts = Source(MODEL), texts_of_mixed_lengths(TEXTS)
     ours = read_encoder(source, EncodingKeys(), lambda kind: load_model(source, kind))
-    for part in (ours, theirs := SentenceTransformer(MODEL, device="cpu")):
+    theirs = SentenceTransformer(MODEL, device="cpu")
+    theirs.max_seq_length = MAX_LENGTH
+    for part in (ours, theirs):
         for module in part.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0  # to compare losses
