@@ -6,10 +6,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from revela.common.errors import RevelaError
 
 KINDS = {"model": "model", "data set": "dataset"}  # names used by the hub's client
+
+_SECONDS = 10  # timeout of a request for a description
 
 # Only the user should ask a public service to convert a model.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
@@ -74,6 +77,26 @@ def converted_revision(name: str) -> str | None:
     requests = get_repo_discussions(name, author="SFconvertbot", discussion_type="pull_request")
     numbers = [request.num for request in requests if "safetensors" in request.title]
     return f"refs/pr/{max(numbers)}" if numbers else None
+
+
+def repository_files(
+    what: str, name: str, revision: str | None = None
+) -> tuple[str, dict[str, int]]:
+    """Return the commit of a model or data set on the hub, and its files with their sizes in bytes.
+
+    Raises:
+        RevelaError: the hub cannot be reached or denies access.
+    """
+    from huggingface_hub import HfApi
+
+    at: Any = {"repo_id": name, "repo_type": KINDS[what]}
+    with explained(what, name):
+        info: Any = HfApi().repo_info(
+            **at, revision=revision, files_metadata=True, timeout=_SECONDS
+        )
+        if info.gated:  # its description is public, its files are not
+            HfApi().auth_check(**at)
+        return str(info.sha), {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
 def find_file(

@@ -69,11 +69,8 @@ class Config(Settings):
     @property
     def language_models(self) -> list[str]:
         """The names of experiments that train a language model."""
-        return [
-            name
-            for name, entry in self.experiments.items()
-            if entry.objective.name == "revela" and not entry.objective.freeze_language_model
-        ]
+        entries = self.experiments.items()
+        return [name for name, entry in entries if entry.objective.trains_language_model]
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -207,10 +204,20 @@ class Config(Settings):
         benchmark = self.hybrids[hybrid].tuned_on or self.tasks[task]
         return [other for other in self.benchmarks[benchmark].tasks if other != task]
 
+    def measured(self, table: str) -> list[tuple[str, str]]:
+        """Return the models and tasks whose scores a table shows."""
+        entry = self.table(table)
+        models = itertools.chain(*(row.model for row in entry.rows))
+        return list(itertools.product(models, entry.tasks()))
+
+    def fused_of(self, hybrid: str, task: str) -> list[tuple[str, str]]:
+        """Return the models and tasks whose runs a hybrid is made from on a task."""
+        tasks = [task, *self.tuning_tasks(hybrid, task)]
+        return list(itertools.product(self.hybrids[hybrid].of, tasks))
+
     def fused(self, hybrid: str, task: str) -> dict[str, str]:
         """Return the runs `MODEL/TASK` and the judgements `TASK` that a hybrid is made from."""
-        tuning, parts = self.tuning_tasks(hybrid, task), self.hybrids[hybrid].of
-        pairs = itertools.product(parts, [task, *tuning])
+        pairs, tuning = self.fused_of(hybrid, task), self.tuning_tasks(hybrid, task)
         runs = {f"{part}/{other}": paths.run(part, other) for part, other in pairs}
         return runs | {other: paths.judgements(other) for other in tuning}
 
@@ -258,17 +265,13 @@ class Config(Settings):
 
         Those of a hybrid are tasks of its parts, too.
         """
-        asked: set[tuple[str, str]] = set()
-        for table in map(self.table, self.tables):
-            models = itertools.chain(*(row.model for row in table.rows))
-            asked |= set(itertools.product(models, table.tasks()))
+        asked = {pair for table in self.tables for pair in self.measured(table)}
         for name, figure in self.figures.items():
             if isinstance(figure, LearningFigure):
                 asked |= {(model, figure.task) for model in self._figure_inputs(name)}
         for model, task in list(asked):
-            if hybrid := self.hybrids.get(model):
-                tuning = self.tuning_tasks(model, task)
-                asked |= set(itertools.product(map(str, hybrid.of), [task, *tuning]))
+            if model in self.hybrids:
+                asked |= set(self.fused_of(model, task))
         tasks = self.retrieval_tasks
         return {
             model: [task for task in tasks if (model, task) in asked]

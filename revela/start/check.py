@@ -7,36 +7,31 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from revela.common.errors import RevelaError, check_name, errors_at
-from revela.common.hub import KINDS, converted_revision, explain, explained
 from revela.config import Config, load_config, paths
 from revela.config.catalogue import lm_eval_data_set, lm_eval_task_files
 from revela.config.names import ModelName, ModelRef, references
 from revela.config.text import HubFiles
 from revela.retriever.source import Source
+from revela.start.downloads import (
+    Repository,
+    bytes_to_download,
+    download_models,
+    download_tasks,
+)
 from revela.start.local import check_local
-from revela.text.downloads import files_on_hub
 
-_SECONDS = 10  # timeout of a request to the hub
 _GB = 1024**3
-_OF_A_MODEL = ["*.safetensors", "*.json", "*.txt", "*.model"]
-_MADE_BY_ALL = ("tables", "listings", "costs", "figures")
+_MADE_BY_ALL = ("tables", "listings", "figures")
 
 
-class Repository(NamedTuple):
-    """A model or data set on the hub."""
-
-    what: str
-    name: str
-    revision: str | None = None
-    files: str = ""  # pattern of the files that are needed
-    wanted: HubFiles | None = None  # or the files that a corpus or a batch set needs
+Need = Repository | HubFiles | str
+"""What a step needs from outside; a text says what this machine lacks."""
 
 
 def check(
@@ -67,12 +62,12 @@ def check(
 
     needs = _needs(checked, targets)
     problems = {need: users for need, users in needs.items() if isinstance(need, str)}
-    repositories = [need for need in needs if isinstance(need, Repository)]
+    on_hub = [need for need in needs if not isinstance(need, str)]
     size = 0
     with ThreadPoolExecutor(16) as pool:
-        for repository, answer in zip(repositories, pool.map(_look_up, repositories), strict=True):
+        for need, answer in zip(on_hub, pool.map(bytes_to_download, on_hub), strict=True):
             if isinstance(answer, str):
-                problems[answer] = needs[repository]
+                problems[answer] = needs[need]
             else:
                 size += answer
     cache = Path(constants.HF_HOME).absolute()
@@ -85,33 +80,16 @@ def check(
         print(f"{problem} (needed by {first}{more})", file=sys.stderr)
     if problems:
         raise RevelaError(f"{config}: {len(problems)} needs of the targets are not met, see above")
-    print(f"{len(repositories)} models and data sets can be read, {size / _GB:.1f} GB to download")
+    print(f"{len(on_hub)} models and data sets can be read, {size / _GB:.1f} GB to download")
     if download:
-        _download(checked, needs)
+        models = [need for need in on_hub if isinstance(need, Repository) and need.what == "model"]
+        users = (user.split() for names in needs.values() for user in names)
+        tasks = dict.fromkeys(task for _, _, *rest in users for task in rest)
+        download_models(models)
+        download_tasks(checked, tasks)
 
 
-def _download(config: Config, needs: dict[Repository | str, list[str]]) -> None:
-    """Load models and evaluation data into the caches; the rule `download` does so for corpora."""
-    from huggingface_hub import snapshot_download
-
-    for need in needs:
-        if isinstance(need, Repository) and need.what == "model":
-            with explained(need.what, need.name):
-                snapshot_download(need.name, revision=need.revision, allow_patterns=_OF_A_MODEL)
-    users = (user.split() for names in needs.values() for user in names)
-    for task in dict.fromkeys(task for section, _, *rest in users for task in rest):
-        suite = config.task(task)
-        if suite.source == "mteb":
-            from revela.evaluation import benchmarks, measure
-
-            measure.judgements(benchmarks.load_task(suite, task, None, Path()))
-        elif suite.source == "lm-eval":
-            from revela.evaluation import lm_eval
-
-            lm_eval.load_task(suite, task)
-
-
-def _needs(config: Config, targets: list[str]) -> dict[Repository | str, list[str]]:
+def _needs(config: Config, targets: list[str]) -> dict[Need, list[str]]:
     """Return repositories, and what this machine lacks, each with the entries that need it."""
     known, needs = config.targets(), defaultdict(list)
     every = [path for path, (section, *_) in known.items() if section in _MADE_BY_ALL]
@@ -130,26 +108,21 @@ def _needs(config: Config, targets: list[str]) -> dict[Repository | str, list[st
 
 def _inputs(config: Config, section: str, name: str, task: str = "") -> list[str]:
     if section == "tables":
-        table = config.table(name)
-        models = [model for row in table.rows for model in row.model]
-        return [paths.scores(model, task) for model in models for task in table.tasks()]
+        return [paths.scores(*pair) for pair in config.measured(name)]
     if section == "scores" and name in config.hybrids:
-        tasks = [task, *config.tuning_tasks(name, task)]
-        return [paths.scores(part, other) for part in config.hybrids[name].of for other in tasks]
+        return [paths.scores(*pair) for pair in config.fused_of(name, task)]
     if section == "scores":
         made = config.inputs("models", name) | config.inputs("benchmarks", config.tasks[task])
         return list(made.values())
     return list(config.inputs(section, name).values())
 
 
-def _needs_of(
-    config: Config, section: str, name: str, task: str = ""
-) -> Iterator[Repository | str]:
+def _needs_of(config: Config, section: str, name: str, task: str = "") -> Iterator[Need]:
     """Yield the repositories that an entry's step loads, and what this machine lacks for it."""
     entry: Any = config.model(name) if section == "scores" else getattr(config, section)[name]
     if wanted := getattr(entry, "hub_files", None):
         if not Path(paths.download(section, name)).exists():
-            yield Repository("data set", wanted.dataset, wanted.revision, wanted=wanted)
+            yield wanted
     elif section == "corpora" and entry.source == "python-packages":
         yield from _not_installed(*entry.packages)
     elif section == "experiments":
@@ -159,7 +132,7 @@ def _needs_of(
         yield from _needs_of_task(config.task(task), task)
 
 
-def _needs_of_model(config: Config, name: str, entry: Any) -> Iterator[Repository | str]:
+def _needs_of_model(config: Config, name: str, entry: Any) -> Iterator[Need]:
     if entry.kind == "api" and not os.environ.get(entry.key):
         yield f"{entry.key} is not in the environment"
     if entry.kind == "lucene":
@@ -183,54 +156,22 @@ def _weights(entry: Any) -> Iterator[Repository]:
             yield Repository("model", source.name, source.revision, "*.safetensors")
 
 
-def _needs_of_task(suite: Any, task: str) -> Iterator[Repository | str]:
+def _needs_of_task(suite: Any, task: str) -> Iterator[Need]:
     if suite.source == "mteb":
         import mteb
 
         described = mteb.get_task(task).metadata.dataset
-        yield Repository("data set", described["path"], described.get("revision"), "*")
+        yield Repository("data set", described["path"], described.get("revision"))
     elif suite.source == "ir_datasets":
         yield from _not_installed("ir_datasets")
     elif suite.source == "lm-eval":
         yield from _not_installed("lm_eval")
         file = lm_eval_task_files(suite.path).get(task)
         if file and "/" in (path := lm_eval_data_set(file) or ""):
-            yield Repository("data set", path, None, "*")
+            yield Repository("data set", path)
 
 
 def _not_installed(*packages: str) -> Iterator[str]:
     for package in packages:
         if importlib.util.find_spec(package.partition(".")[0]) is None:
             yield f"the package {package} is not installed"
-
-
-def _look_up(repository: Repository) -> int | str:
-    """Return how many bytes of a repository the cache lacks, or why it cannot be read."""
-    from huggingface_hub import HfApi, constants, file_download, try_to_load_from_cache
-    from huggingface_hub.utils import httpx
-
-    what, name, revision, pattern, wanted = repository
-    at: Any = {"repo_id": name, "repo_type": KINDS[what]}
-    try:
-        asked: Any = {"revision": revision, "files_metadata": True, "timeout": _SECONDS}
-        info: Any = HfApi().repo_info(**at, **asked)
-        if info.gated:  # its description is public, its files are not
-            HfApi().auth_check(**at)
-        files = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        kept = [file for file in files if fnmatch(file, pattern)]
-        if wanted:
-            _, files = files_on_hub(wanted)
-            kept = [*files]
-        if what == "model" and not kept and (revision or not converted_revision(name)):
-            return f"model {name!r} has no safetensors weights"
-        new = [f for f in kept if not try_to_load_from_cache(**at, filename=f, revision=info.sha)]
-        return sum(files[file] for file in new)
-    except (ConnectionError, httpx.TransportError) as error:
-        folder = Path(constants.HF_HUB_CACHE, file_download.repo_folder_name(**at))
-        commit = revision if revision and len(revision) == 40 else "*"
-        there = any(folder.glob(f"snapshots/{commit}/{pattern}")) if pattern else False
-        return 0 if there else explain(what, name, error)
-    except RevelaError as error:
-        return str(error)
-    except Exception as error:
-        return explain(what, name, error)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.common.errors import RevelaError, check_name
-from revela.common.hub import explained
+from revela.common.hub import explained, repository_files
 from revela.common.outputs import read_json, write_json
 from revela.config.text import HubFiles
 
@@ -16,12 +16,10 @@ def files_on_hub(wanted: HubFiles) -> tuple[str, dict[str, int]]:
         RevelaError: the hub cannot be reached or denies access, or there is no such split or file.
     """
     import datasets
-    from huggingface_hub import HfApi
 
     name = wanted.dataset
+    commit, sizes = repository_files("data set", name, wanted.revision)
     with explained("data set", name):
-        info = HfApi().dataset_info(name, revision=wanted.revision, files_metadata=True)
-        commit = str(info.sha)
         names = [wanted.file] if wanted.file else []
         if not names:
             builder = datasets.load_dataset_builder(name, wanted.subset, revision=commit)
@@ -29,7 +27,6 @@ def files_on_hub(wanted: HubFiles) -> tuple[str, dict[str, int]]:
             check_name(f"data set {name!r}", "split", wanted.split, [*splits])
             start = f"hf://datasets/{name}@{commit}/"
             names = [file.removeprefix(start) for file in splits[wanted.split]]
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
         for file in names:
             check_name(f"data set {name!r}", "file", file, sizes)
     return commit, {file: sizes[file] for file in names}

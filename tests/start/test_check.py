@@ -14,7 +14,7 @@ from revela.common.errors import RevelaError
 from revela.config import parse_config
 from revela.config.text import HubFiles
 from revela.start import check
-from revela.start.check import Repository
+from revela.start.downloads import Repository, bytes_to_download
 from tests.conftest import revela
 from tests.rehearsal.hub import serving
 
@@ -63,7 +63,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 def needs(*targets: str) -> dict[str, list[str]]:
     """Return the names of repositories and the lacks of this machine, each with its users."""
     found = check._needs(parse_config(CONFIG, "c"), list(targets))
-    return {need.name if isinstance(need, Repository) else need: u for need, u in found.items()}
+    names = {need: getattr(need, "name", getattr(need, "dataset", need)) for need in found}
+    return {names[need]: users for need, users in found.items()}
 
 
 def test_a_target_needs_what_all_that_it_is_made_of_needs(folder):
@@ -152,18 +153,18 @@ def test_what_is_to_be_downloaded(folder, hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for pattern, expected in {"rows.jsonl": size, "*": 2 * size}.items():
-        assert check._look_up(Repository("data set", "some/texts", None, pattern)) == expected
+        assert bytes_to_download(Repository("data set", "some/texts", None, pattern)) == expected
     monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **at: split(at["revision"]))
     for wanted, expected in {"train": size, "tset": "unknown split 'tset'; did you"}.items():
         files = HubFiles(dataset="some/texts", split=wanted)
-        found = check._look_up(Repository("data set", "some/texts", wanted=files))
+        found = bytes_to_download(files)
         assert found == expected or expected in found
     weights = (folder / "hub/models/some/model/model.safetensors").stat().st_size
-    assert check._look_up(Repository("model", "some/model", None, "*.safetensors")) == weights
+    assert bytes_to_download(Repository("model", "some/model", None, "*.safetensors")) == weights
 
 
 def test_the_disk_may_have_too_little_room(folder, monkeypatch):
-    monkeypatch.setattr(check, "_look_up", lambda _: 9 * 1024**3)
+    monkeypatch.setattr(check, "bytes_to_download", lambda _: 9 * 1024**3)
     for free, code in ((28, 0), (26, 1)):
         disk = SimpleNamespace(free=free * 1024**3)
         monkeypatch.setattr("shutil.disk_usage", lambda _, disk=disk: disk)

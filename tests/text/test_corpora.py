@@ -161,7 +161,7 @@ def test_a_hub_set_that_cannot_be_reached(tmp_path, monkeypatch):
             download(HubFiles(dataset="somebody/something", file=file), tmp_path / "listing.json")
 
     error = datasets.exceptions.DatasetNotFoundError("'x' is a gated dataset on the Hub.")
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", mock.Mock(side_effect=error))
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", mock.Mock(side_effect=error))
     with pytest.raises(RevelaError, match=r"is gated: accept its terms .* HF_TOKEN"):
         download(HubFiles(dataset="somebody/something"), tmp_path / "listing.json")
 

@@ -229,14 +229,7 @@ def folder_option(task):
 
 def table_scores(table, path=paths.scores, tasks=CONFIG.tasks):
     """Return the scores that a table's measured rows need."""
-    entry = CONFIG.table(table)
-    return [
-        path(model, task)
-        for row in entry.rows
-        for model in row.model
-        for task in entry.tasks()
-        if task in tasks
-    ]
+    return [path(model, task) for model, task in CONFIG.measured(table) if task in tasks]
 
 
 def name_failed():
