@@ -25,7 +25,7 @@ from revela.retriever.tokenizer import appends_eos, check_vocabulary, standalone
 _TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 # Shapes suffice; `load` brings the weights. transformers opens them all the same.
 _ON_META: dict[str, Any] = {"device_map": "meta", "use_safetensors": True}
-_POOLING = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+_POOLING = {"last": "lasttoken"}  # other names are the same
 _SETTINGS = {
     "__version__",
     "default_prompt_name",  # for neither queries nor documents
@@ -141,7 +141,9 @@ def _changed(made: list[Any], keys: EncodingKeys) -> list[Any]:
     if keys.append_eos and not appends_eos(transformer.tokenizer):
         transformer.processor = standalone(transformer.tokenizer, True)
     if keys.pooling:
-        pooling = modules.Pooling(transformer.get_embedding_dimension(), _POOLING[keys.pooling])
+        pooling = modules.Pooling(
+            transformer.get_embedding_dimension(), _POOLING.get(keys.pooling, keys.pooling)
+        )
         made = [pooling if isinstance(module, modules.Pooling) else module for module in made]
     if keys.normalize is not None:
         made = [module for module in made if not isinstance(module, modules.Normalize)]

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from bench.common import encoder_around
 from revela.common.errors import RevelaError
-from revela.config.encoding import EncodingKeys
+from revela.config.encoding import EncodingKeys, Pooling
 from revela.inbatch.packing import flash_takes
 from revela.retriever import encode as encoding
 from revela.retriever.encode import embed, encode, native_dtype, pad, positions, tokenize
@@ -123,7 +124,7 @@ def test_the_first_half_is_of_prefix_and_text(backbone):
         assert first == [*full[: (len(full) - 1) // 2], encoder.tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+@pytest.mark.parametrize("pooling", get_args(Pooling))
 def test_encoding_many_texts_equals_encoding_each(backbone, pooling, monkeypatch, both_ways):
     monkeypatch.setitem(encoding._TOKENS_PER_BATCH, "cpu", 150)  # several batches
     model = encoder_of(backbone, pooling=pooling)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from revela.cli import app
 from revela.common.errors import RevelaError
-from revela.config.encoding import Encoding
+from revela.config.encoding import Encoding, Pooling
 from revela.config.evaluation import EncoderModel
 from revela.config.training import Experiment
 from revela.retriever.encode import encode
@@ -112,7 +113,7 @@ def saved(settings: Experiment, path: Path) -> SentenceTransformer:
 
 def test_as_trained_in_sentence_transformers(backbones, tmp_path):
     """Each kind of tokenizer with each pooling, and with weights and adapters in turn."""
-    kinds = itertools.product(STYLES, ("last", "mean", "cls"))
+    kinds = itertools.product(STYLES, get_args(Pooling))
     texts = [*TEXTS, "jobs", "  spaces \n", " \n\t ", "", "naïve (作业 №7)", "1 " * 300]
     for number, (style, pooling) in enumerate(kinds):
         kind = f"{style} {pooling}"
