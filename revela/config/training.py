@@ -43,12 +43,19 @@ class Lora(Settings):
 class TrainingObjective(Settings):
     """Base of the objectives."""
 
+    title: ClassVar[str]
     on_pairs: ClassVar[bool] = False  # trains on pairs of texts; else on batches of chunks
+
+    @property
+    def trains_language_model(self) -> bool:
+        """Whether a language model is trained and saved, too."""
+        return False
 
 
 class RevelaObjective(TrainingObjective):
     """In-batch attention (paper, section 3)."""
 
+    title: ClassVar[str] = "Revela"
     name: Literal["revela"]
     temperature: Temperature = Field(1e-4, description="temperature of the in-batch similarities")
     reading: Literal["sum", "joint"] = Field(
@@ -73,6 +80,11 @@ class RevelaObjective(TrainingObjective):
     gather_across_devices: bool = False
     """chunks attend to those of all GPUs, so B grows with their number"""
 
+    @property
+    def trains_language_model(self) -> bool:
+        """Whether a language model is trained and saved, too."""
+        return not self.freeze_language_model
+
     @model_validator(mode="before")
     @classmethod
     def _without_value_norm(cls, given: Any) -> Any:
@@ -93,6 +105,7 @@ class RevelaObjective(TrainingObjective):
 class ReplugObjective(TrainingObjective):
     """Distillation of a frozen language model's likelihoods (paper, appendix B.3)."""
 
+    title: ClassVar[str] = "REPLUG"
     name: Literal["replug"]
     retriever_temperature: Temperature = 1e-3
     """temperature of the retriever's distribution"""
@@ -105,6 +118,7 @@ class ReplugObjective(TrainingObjective):
 class ContrieverObjective(TrainingObjective):
     """InfoNCE with the negatives of a pair and in-batch negatives (paper, appendix C.1)."""
 
+    title: ClassVar[str] = "Contriever"
     on_pairs: ClassVar[bool] = True
     name: Literal["contriever"]
     temperature: Temperature = 0.01

@@ -106,7 +106,7 @@ def causal_lm(language_model: Any, length: int) -> Any:
         raise ValueError(f"{name} attends to {window} tokens only, but {length} are needed")
     if model.config._attn_implementation == NAME:
         return model
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_dropout"):
         if getattr(config, key, None):
             raise ValueError(f"{name} has {key}, which in-batch attention does not support")
     if (getattr(config, "logit_scale", None) or getattr(config, "logits_scaling", None) or 1) != 1:

@@ -131,7 +131,7 @@ def make_card(folder: Path, location: str, merged: bool = False) -> str | None:
     return _TEXT.format(
         data=data.to_yaml(),
         name=name,
-        objective=experiment.objective.name.capitalize(),
+        objective=experiment.objective.title,
         backbone=backbone if on_hub else f"{local['retriever']}, not on the hub",
         location=location,
         max_length=encoder.max_seq_length,

@@ -1,10 +1,12 @@
 """What a GPU computes at once: batches of a forward pass, and activations kept or recomputed."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from revela.config.training import Experiment
+from revela.config.training import ContrieverObjective, Experiment
 from revela.retriever.source import Source
 
 _TOKENS = 20_480  # of a forward pass: with fewer, small models wait for the host
@@ -13,17 +15,23 @@ _SHARE = 0.6  # of a GPU's memory, for activations
 
 
 def rows_at_once(
-    experiment: Experiment, chunks: int, most: int, checkpointing: bool | None
+    experiment: Experiment, row: Mapping[str, Any], most: int, checkpointing: bool | None
 ) -> tuple[int, bool]:
     """Return the rows of a forward pass, and whether activations are recomputed.
 
     If they are not given (0, None), a GPU's memory decides: activations are recomputed only if
-    those of one batch do not fit, and a forward pass has as many batches as fit, up to about 20,000
-    tokens. `chunks` are those of a row. Revela's batches divide a process's share of a step.
+    those of one batch (on pairs, of all texts encoded together) do not fit, and a forward pass has
+    as many batches as fit, up to about 20,000 tokens. `row` is one of the data. Revela's batches
+    divide a process's share of a step.
     """
     objective = experiment.objective
     batch = 0.0  # bytes of activations
-    tokens = 2 * chunks * experiment.max_length  # both forms of each chunk; its e and h rows
+    if isinstance(objective, ContrieverObjective):
+        texts = experiment.batches_per_device * (2 + len(row["negatives"]))
+        texts = min(texts, objective.encode_batch_size or texts)
+    else:
+        texts = 2 * len(row["texts"])  # both forms of each chunk; its e and h rows
+    tokens = texts * experiment.max_length
     if torch.cuda.is_available():
         trained = [experiment.retriever, experiment.language_model]
         names = filter(None, trained if objective.name == "revela" else trained[:1])

@@ -15,6 +15,7 @@ from revela.common.errors import RevelaError, reading
 from revela.common.memory import keep_freed_memory, return_freed_memory
 from revela.common.versions import STAGE_VERSIONS
 from revela.config.training import Experiment
+from revela.inbatch.decoder import causal_lm
 from revela.inbatch.joint import joint_lm
 from revela.retriever.card import make_card
 from revela.retriever.encode import (
@@ -47,6 +48,8 @@ from revela.training.trainlog import LOG
 
 MADE = ("retriever", "language_model", "steps")
 """Folders written by a training."""
+
+_OBJECTIVES: Any = {"revela": Revela, "replug": Replug, "contriever": Contriever}
 
 
 def train(
@@ -89,9 +92,8 @@ def train(
         set_seed(experiment.seed)
         _name_run(output, work)
         rows = _rows(experiment, data)
-        chunks = len(rows[0].get("texts", ()))
         at_once, recomputed = rows_at_once(
-            experiment, chunks, batches_per_forward, gradient_checkpointing
+            experiment, rows[0], batches_per_forward, gradient_checkpointing
         )
         # Before the models: ZeRO-3 shards weights while they are loaded.
         arguments = training_arguments(experiment, work, at_once, zero_stage, workers)
@@ -175,7 +177,7 @@ def _fit(
     )
     trainer.run(checkpoint_minutes)
     save(output / "retriever-unchecked")
-    if isinstance(module, Revela) and not module.settings.freeze_language_model:
+    if experiment.objective.trains_language_model:
         model, tokenizer = module.language_model, collate.language_model_tokenizer
 
         def write(folder: Path, state: dict[str, torch.Tensor]) -> None:
@@ -240,14 +242,16 @@ def _build(experiment: Experiment, sharded: bool, gradient_checkpointing: bool) 
     limit_length(retriever, experiment.max_length)
     # The collator tokenizes in other processes, which need no weights.
     tokenizing = read_encoder(source, experiment.encoding)
-    if objective.name == "contriever":
-        return Contriever(retriever, objective), PairCollator(experiment, tokenizing)
+    kind = _OBJECTIVES[objective.name]
+    if objective.on_pairs:
+        return kind(retriever, objective), PairCollator(experiment, tokenizing)
     reads = Source(str(experiment.language_model))
     collate = BatchCollator(experiment, tokenizing, load_tokenizer(reads))
-    trained = objective.name == "revela" and not objective.freeze_language_model
-    language_model = load(reads, lambda one: load_language_model(one, weights), trained)
-    if objective.name == "revela" and objective.reading == "joint":
-        with reading(reads.name, "a language model for reading: joint"):
-            joint_lm(language_model, experiment.max_length)
-    kinds: Any = {"replug": Replug, "revela": Revela}
-    return kinds[objective.name](retriever, language_model, objective), collate
+    language_model = load(
+        reads, lambda one: load_language_model(one, weights), objective.trains_language_model
+    )
+    joint = objective.name == "revela" and objective.reading == "joint"
+    what = "reading: joint" if joint else objective.title
+    with reading(reads.name, f"a language model for {what}"):
+        (joint_lm if joint else causal_lm)(language_model, experiment.max_length)
+    return kind(retriever, language_model, objective), collate

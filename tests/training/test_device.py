@@ -62,5 +62,11 @@ def test_what_a_gpu_computes_at_once(gigabytes, shapes, rows, monkeypatch, tmp_p
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
     names = {key: str(folder) for key, folder in models.items()}
     settings = experiment("a/b", max_length=160, batches_per_step=32, **names)
-    assert rows_at_once(settings, 16, 0, None) == rows
-    assert rows_at_once(settings, 16, 2, True) == (2, True)
+    batch = {"texts": 16 * ["a"]}
+    assert rows_at_once(settings, batch, 0, None) == rows
+    assert rows_at_once(settings, batch, 2, True) == (2, True)
+    on_pairs = {"name": "contriever", "encode_batch_size": 64 if gigabytes == 141 else None}
+    changes = {"objective": on_pairs, "batches_per_step": 256, "batches_per_device": 64}
+    settings = experiment("a/b", max_length=160, **changes, **names)
+    recomputed = rows_at_once(settings, {"negatives": ["a"]}, 0, None)
+    assert recomputed == (64, gigabytes in (24, 80) and shapes[0] != (30, 576))

@@ -1,8 +1,10 @@
 """Trainings that cannot start or continue say why in one line."""
 
 import errno
+import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -38,6 +40,16 @@ def test_what_cannot_be_trained_is_refused(backbone, data, tmp_path, changes, me
     with pytest.raises(RevelaError, match=message):
         train(experiment(backbone, **changes), data, tmp_path / "m")
     assert not (tmp_path / "m" / "retriever").exists()
+
+
+@pytest.mark.parametrize("name", ["Revela", "REPLUG"])
+def test_a_language_model_that_cannot_be_packed_is_refused(backbone, data, tmp_path, name):
+    shutil.copytree(backbone, other := tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
+    settings = experiment(backbone, objective={"name": name.lower()}, language_model=str(other))
+    with pytest.raises(RevelaError, match=f"other: not a .* for {name}: .* attention_dropout"):
+        train(settings, data, tmp_path / "m")
 
 
 def test_documents_are_read_only_where_chunks_name_them(backbone, data, tmp_path):
