@@ -23,8 +23,8 @@ def verdict(config: Config, name: str) -> str:
 
     An adapted system whose gain is significant in the table, adjusted for its other rows, makes it
     worth it: if several are, the one that a hybrid of the table chose on other queries, else the
-    best. Other encoders and hybrids with a significant gain are named as well. A table of the
-    user's own texts also says what to do next.
+    best. Other encoders and hybrids with a significant gain are named as well. If the texts are the
+    user's own, it also says what to do next, unless another table has real queries.
     """
     table = config.table(name)
     lines = _means(table, read_analysis(Path(paths.made("tables", name))))
@@ -51,22 +51,34 @@ def verdict(config: Config, name: str) -> str:
     figures = (f"{rows[m]} {lines[m]['score']:.1f}, {difference(lines[m])}" for m in shown)
     untouched = f"{rows[start]} {lines[start]['score']:.1f}"
     measure = table.measure.replace("ndcg_at_", "nDCG@")
-    adapting = f"{name}: adapting {rows[start].removesuffix(' untouched')} {says}"
+    cut = _is_cut_from_texts(config, name)
+    by = "by tasks cut from the texts, " if cut else ""
+    adapting = f"{name}: {by}adapting {rows[start].removesuffix(' untouched')} {says}"
     text = f"{adapting}. {measure}: {'; '.join([untouched, *figures])}."
     if better:
         text += f" {rows[better[0]]} is the better start: name it first."
-    return f"{text}{_next(config, table, name, shown[0], bool(gaining))}"
+    others = [other for other, entry in config.tables.items() if entry.compared_to == start]
+    real = [other for other in others if not _is_cut_from_texts(config, other)]
+    if cut and real:
+        return f"{text} What counts is {real[0]}, with real queries."
+    return f"{text}{_next(config, start, shown[0], bool(gaining), cut)}"
 
 
-def _next(config: Config, table: Table, name: str, trained: str, gains: bool) -> str:
-    """Return the commands that come next, if the table is of the user's own texts."""
-    suites = [config.benchmarks[config.tasks[task]] for task in table.tasks()]
-    made = [config.corpora[suite.corpus] for suite in suites if isinstance(suite, TextsBenchmark)]
-    model = config.models.get(str(table.compared_to))
-    if not made or not isinstance(made[0], FilesCorpus) or not isinstance(model, EncoderModel):
+def _is_cut_from_texts(config: Config, table: str) -> bool:
+    suites = (config.benchmarks[config.tasks[task]] for task in config.table(table).tasks())
+    return any(isinstance(suite, TextsBenchmark) for suite in suites)
+
+
+def _next(config: Config, start: str, trained: str, gains: bool, cut: bool) -> str:
+    """Return the commands that come next, if the texts are the user's own."""
+    data = config.experiments[trained].data
+    corpora: list[str] = getattr(config, data.section)[data].corpora
+    name = corpora[0] if corpora else ""
+    corpus, model = config.corpora.get(name), config.models.get(start)
+    if not isinstance(corpus, FilesCorpus) or not isinstance(model, EncoderModel):
         return ""
     encoder, adapted = shlex.quote(model.retriever), paths.retriever(trained)
-    index = f"  revela index {shlex.quote(made[0].path)} --model"
+    index = f"  revela index {shlex.quote(corpus.path)} --model"
     lines = ["\nNext:"]
     if gains:
         lines += [f"  revela export {adapted} {name}-encoder"]
@@ -74,12 +86,13 @@ def _next(config: Config, table: Table, name: str, trained: str, gains: bool) ->
     else:
         lines += [f"{index} {encoder} --output {name}-index"]
         lines += [f'  revela search {name}-index "A QUESTION"']
-    lines += [
-        "Tasks cut from the texts themselves flatter: real questions may gain less. To know, give",
-        "`revela new` judged questions (--collection), or compare the answers to yours:",
-        f"{index} {encoder} --model {adapted} --output {name}-both",
-        f"  revela search {name}-both --queries FILE --compare",
-    ]
+    if cut:
+        lines += [
+            "Real questions may gain more, less or nothing. To know, give `revela new` judged ones",
+            "(--collection), or compare the answers to yours:",
+            f"{index} {encoder} --model {adapted} --output {name}-both",
+            f"  revela search {name}-both --queries FILE --compare",
+        ]
     return "\n".join(lines)
 
 

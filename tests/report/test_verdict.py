@@ -54,7 +54,9 @@ def test_a_gain_is_told_with_the_commands_that_come_next(said):
     text = said("one", one=(2.0, 0.03), two=(3.0, 0.001))
     first, *others = text.splitlines()
     gain = "nDCG@10: Start 50.0; One 52.0, +2.0 (+1.0 to +3.0), p = 0.03."
-    assert first == f"t: adapting Start is worth it. {gain}"  # not of the best reported one
+    assert (
+        first == f"t: by tasks cut from the texts, adapting Start is worth it. {gain}"
+    )  # not of the best reported one
     assert others[1:3] == [
         "  revela export results/models/one/retriever t-encoder",
         "  revela index 'my texts' --model t-encoder --output t-index",
@@ -62,8 +64,19 @@ def test_a_gain_is_told_with_the_commands_that_come_next(said):
     compared = "--model my/start --model results/models/one/retriever --output t-both"
     assert f"  revela index 'my texts' {compared}" in others
     assert "  revela search t-both --queries FILE --compare" in others
-    assert "flatter" in text
     assert "--collection" in text
+
+
+def test_real_queries_count_more_than_tasks_cut_from_the_texts(said, monkeypatch):
+    real = {"source": "folder", "path": ".", "tasks": ["real"]}
+    monkeypatch.setitem(CONFIG["benchmarks"], "r", real)
+    monkeypatch.setitem(CONFIG["tables"], "r", CONFIG["tables"]["t"] | {"benchmark": "r"})
+    text = said("one", one=(5.0, 0.001))
+    assert text.endswith("p = 0.001. What counts is r, with real queries.")
+    Path("results/tables/t_significance.csv").rename("results/tables/r_significance.csv")
+    text = verdict(parse_config(CONFIG, "c.yaml"), "r")
+    assert text.startswith("r: adapting Start is worth it. ")
+    assert text.endswith("\n  revela index 'my texts' --model t-encoder --output t-index")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +89,7 @@ def test_a_gain_is_told_with_the_commands_that_come_next(said):
 )
 def test_no_gain_is_told_as_plainly(said, chosen, difference, says):
     text = said(chosen, one=difference, two=(0.1, 0.9))
-    assert text.startswith(f"t: adapting Start {says}")
+    assert text.startswith(f"t: by tasks cut from the texts, adapting Start {says}")
     assert f"One {50 + difference[0]:.1f}, {difference[0]:+.1f} (" in text
     assert ("Two 50.1" in text) == (chosen == "start")
     assert "\nNext:\n  revela index 'my texts' --model my/start --output t-index\n" in text
@@ -86,7 +99,7 @@ def test_no_gain_is_told_as_plainly(said, chosen, difference, says):
 @pytest.mark.parametrize("chosen", ["two", "start"])
 def test_a_gain_that_the_table_shows_is_not_hidden_by_the_choice(said, chosen):
     text = said(chosen, one=(2.4, 0.0004), two=(1.2, 0.08))
-    assert text.startswith("t: adapting Start is worth it. nDCG@10: Start 50.0; One 52.4, +2.4 (")
+    assert "adapting Start is worth it. nDCG@10: Start 50.0; One 52.4, +2.4 (" in text
     assert "revela export results/models/one/retriever" in text
 
 
@@ -97,13 +110,17 @@ def test_a_better_encoder_is_named(said):
 
 def test_a_hybrid_that_gains_is_named_even_if_adapting_does_not(said):
     text = said("one", one=(2.0, 0.2), best=(9.0, 0.001))
-    assert text.startswith("t: adapting Start is not shown to be worth it")
+    assert text.startswith(
+        "t: by tasks cut from the texts, adapting Start is not shown to be worth it"
+    )
     assert "One 52.0, +2.0 (+1.0 to +3.0), p = 0.2; Best 59.0, +9.0 (+8.0 to +10.0)" in text
 
 
 def test_a_choice_on_queries_of_the_table_is_no_choice(said):
     text = said("one", "mine", one=(2.0, 0.2), two=(3.0, 0.3))
-    assert text.startswith("t: adapting Start is not shown to be worth it")  # by the adjusted p
+    assert text.startswith(
+        "t: by tasks cut from the texts, adapting Start is not shown to be worth it"
+    )  # by the adjusted p
     assert "Two 53.0, +3.0" in text
 
 
