@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from revela.config.training import ContrieverObjective, Experiment
+from revela.config.training import Experiment
 from revela.retriever.source import Source
 
 _TOKENS = 20_480  # of a forward pass: with fewer, small models wait for the host
@@ -26,9 +26,9 @@ def rows_at_once(
     """
     objective = experiment.objective
     batch = 0.0  # bytes of activations
-    if isinstance(objective, ContrieverObjective):
+    if objective.on_pairs:
         texts = experiment.batches_per_device * (2 + len(row["negatives"]))
-        texts = min(texts, objective.encode_batch_size or texts)
+        texts = min(texts, getattr(objective, "encode_batch_size", None) or texts)
     else:
         texts = 2 * len(row["texts"])  # both forms of each chunk; its e and h rows
     tokens = texts * experiment.max_length
