@@ -249,7 +249,8 @@ def test_new_config_runs_through_to_its_verdict(encoder, measured):
     Path("my-notes.yaml").write_text(re.sub(r", my-notes-\S*titles: titles", "", text))
     command = ["revela", "run", "my-notes.yaml", "--cores", "2"]
     ran = subprocess.run(command, check=True, timeout=900, stdout=subprocess.PIPE, text=True)
-    assert re.search(r"\nmy-notes: adapting tiny (is|makes) .*\nNext:\n  revela", ran.stdout)
+    said = r"\nmy-notes: by tasks cut from the texts, adapting tiny (is|makes) .*\nNext:\n  revela"
+    assert re.search(said, ran.stdout)
     table = pd.read_csv("results/tables/my-notes.csv", index_col="system")
     assert (table["source"] == "measured").all()
     assert table["my-notes-halves"].between(0, 100).all()

@@ -1,5 +1,6 @@
 """Shared by all rules: the checked configuration, and the part of it that each job gets."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -120,7 +121,8 @@ wildcard_constraints:
 def stop_jobs(*_):
     """End the jobs of this machine, then as on Ctrl-C; Snakemake would wait for their success."""
     for process in psutil.Process().children(recursive=True):
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):  # a hangup ends them, too
+            process.terminate()
     raise KeyboardInterrupt
 
 
@@ -229,7 +231,9 @@ def folder_option(task):
 
 def table_scores(table, path=paths.scores, tasks=CONFIG.tasks):
     """Return the scores that a table's measured rows need."""
-    return [path(model, task) for model, task in CONFIG.measured(table) if task in tasks]
+    return [
+        path(model, task) for model, task in CONFIG.measured(table) if task in tasks
+    ]
 
 
 def name_failed():
