@@ -60,7 +60,7 @@ def verdict(config: Config, name: str) -> str:
     others = [other for other, entry in config.tables.items() if entry.compared_to == start]
     real = [other for other in others if not _is_cut_from_texts(config, other)]
     if cut and real:
-        return f"{text} What counts is {real[0]}, with real queries."
+        return f"{text} The table {real[0]}, of real queries, decides."
     return f"{text}{_next(config, start, shown[0], bool(gaining), cut)}"
 
 

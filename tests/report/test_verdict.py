@@ -72,7 +72,7 @@ def test_real_queries_count_more_than_tasks_cut_from_the_texts(said, monkeypatch
     monkeypatch.setitem(CONFIG["benchmarks"], "r", real)
     monkeypatch.setitem(CONFIG["tables"], "r", CONFIG["tables"]["t"] | {"benchmark": "r"})
     text = said("one", one=(5.0, 0.001))
-    assert text.endswith("p = 0.001. What counts is r, with real queries.")
+    assert text.endswith("p = 0.001. The table r, of real queries, decides.")
     Path("results/tables/t_significance.csv").rename("results/tables/r_significance.csv")
     text = verdict(parse_config(CONFIG, "c.yaml"), "r")
     assert text.startswith("r: adapting Start is worth it. ")
