@@ -68,6 +68,13 @@ def test_the_paper_is_planned_on_a_cluster(clone):
     assert "gpu" not in asked(printed, "batch")
     profile = yaml.safe_load((clone / "workflow/profiles/slurm/config.yaml").read_text())
     assert profile["resources"]["disk_gb"] < 31 * profile["jobs"]
+    assert {"chunk", "train", "evaluate"} <= set(profile["preemptible-rules"])
+
+
+def test_downloads_alone_are_planned_as_documented(clone):
+    page = (ROOT / "docs/cluster.md").read_text()
+    (line,) = re.findall(r"^snakemake (.*--until.*?) +#", page, re.MULTILINE)
+    assert jobs(plan(clone, *line.split())) == {"download": "3", "total": "3"}
 
 
 def test_several_nodes_and_the_names_of_a_cluster_are_an_overlay(clone):
