@@ -118,6 +118,7 @@ def test_what_stands_in_the_wrong_row_is_not_held_against_a_measurement(paper, t
     """The published scores of the API models, four of which the paper prints at other tasks."""
     table = paper["coir"]
     published = {
+        "Ada-2": [8.70, 28.88, 58.32, 74.21, 69.13, 53.34, 26.04, 72.40, 47.12, 17.74],
         "Voyage-2": [26.52, 29.79, 69.26, 81.79, 73.45, 72.77, 27.28, 87.68, 65.35, 28.74],
         "UniX 0.1B": [1.4, 25.1, 50.5, 60.2, 58.4, 41.8, 31.0, 44.7, 36.0, 24.2],
     }
@@ -125,9 +126,8 @@ def test_what_stands_in_the_wrong_row_is_not_held_against_a_measurement(paper, t
     for system, scores in published.items():
         measured.loc[system] = [*scores, sum(scores) / 10]
     lines = reported.compare(table, measured)
-    voyage = lines.loc["Voyage-2"].set_index("task")["verdict"]
-    assert set(voyage.drop("SOQA")) == {"reproduced"}
-    assert voyage["SOQA"] == "misplaced"  # its published score does not agree with the mean
+    for system in ("Ada-2", "Voyage-2"):
+        assert set(lines.loc[system]["verdict"]) == {"reproduced"}
     assert set(lines.loc["UniX 0.1B"]["note"]) == {"copied", ""}
 
 
