@@ -141,9 +141,11 @@ def judgements(
     from revela.evaluation import measure
 
     with _working(cache, "judgements", task) as work:
-        judged = measure.judgements(load_task(benchmark, task, folder, work))
+        loaded = load_task(benchmark, task, folder, work)
+        judged = measure.judgements(loaded)
     write_json(output, judged)
-    facts = {"task": task, "queries": len(judged)}
+    commits = data_commits(benchmark, loaded)
+    facts = {"task": task, "queries": len(judged), "commits": commits}
     return Made(f"{task}: {len(judged)} judged queries", facts, _files(benchmark, folder))
 
 
@@ -197,7 +199,8 @@ def fuse(
     fused = {"retriever": best, "weight": weight, "tuned_on": list(tuning)}
     write_json(output, measured.scores | {"fused": fused})
     summary = f"{name} on {task}: {measured.summary}; weight of {best}: {weight}"
-    return Made(summary, {"task": task, "fused": fused}, _files(benchmark, folder))
+    facts = {"task": task, "fused": fused, "commits": data_commits(benchmark, loaded)}
+    return Made(summary, facts, _files(benchmark, folder))
 
 
 def _link(source: Path, path: Path) -> None:
