@@ -1,9 +1,11 @@
 """Configuration: every mistake gives one line with file, key, value and allowed values."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
+import mteb
 import pytest
 
 from revela.common.errors import RevelaError
@@ -42,8 +44,24 @@ def test_the_experiments_are_those_of_the_paper():
         else:
             # The authors' code normalises the values of every Qwen2 language model.
             qwen = "Qwen" in experiment.language_model and not name.endswith("-as-written")
-            assert (objective.temperature, objective.value_norm) == (1e-4, not on_code or qwen)
+            value_norm = not on_code or qwen or name.endswith("-v-norm")
+            assert (objective.temperature, objective.value_norm) == (1e-4, value_norm)
             assert (experiment.learning_rate, experiment.steps) == (1e-4, None)
+
+
+def test_backbones_and_corpora_are_pinned():
+    """All but Wikipedia, whose commit the authors do not name; CodeRAG-Bench as mteb has it."""
+    config = load_config(ROOT / "config.yaml")
+    released = (model for name, model in config.models.items() if name.startswith("released-"))
+    for entry in (*config.experiments.values(), *released):
+        for model in (entry.retriever, getattr(entry, "language_model", None)):
+            if isinstance(model, ModelRef) and model.is_hub_name:
+                assert re.fullmatch(r".+@[0-9a-f]{40}", model), model
+    assert {name for name, corpus in config.corpora.items() if not corpus.revision} == {"wikipedia"}
+    for task in ("StackoverflowPosts", "LibraryDocumentationSolutions", "OnlineTutorials"):
+        data = mteb.get_task(f"CodeRAG{task}").metadata.dataset
+        pinned = {c.revision for c in config.corpora.values() if c.dataset == data["path"]}
+        assert pinned == {data["revision"]}
 
 
 def test_steps_are_those_of_the_paper():
