@@ -128,7 +128,7 @@ def write_config(
         config, name, chunks_of((1 - kept) * documents, words, corpus.max_words)
     )
     write_text(output, text)
-    made_of = f"{texts}: {documents:,.0f} documents, {documents * words:,.0f} words"
+    made_of = f"{texts}: about {documents:,.0f} documents, {documents * words:,.0f} words"
     made_of += "" if is_plain(files[0]) else f" in field {fields.text!r}"
     made_of += f"; language of BM25: {language}"
     if bad_rows := skipped.summary():

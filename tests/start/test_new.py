@@ -56,7 +56,7 @@ def notes(count: int, text: str = " ".join(TEXTS), folder: str = "my notes") -> 
 def test_config_for_a_folder_of_markdown(encoder):
     out = new(notes(200), "--encoder", encoder)
     words = 200 * (5 + len(" ".join(TEXTS).split()))
-    assert f"my notes: 200 documents, {words:,} words; " in out
+    assert f"my notes: about 200 documents, {words:,} words; " in out
     assert "held out: about 40 documents, for halves and titles\n" in out
     assert f" steps from {encoder}; about 1 min 30 s on this machine (a step: " in out
     assert out.endswith("my-notes.yaml: read it, then: revela run my-notes.yaml\n")
