@@ -11,7 +11,7 @@ STAGE_VERSIONS = {
     "evaluate_lm": 1,
     "judgements": 1,
     "fuse": 1,
-    "table": 3,
+    "table": 4,
     "compare": 2,
     "listing": 1,
     "figure": 1,

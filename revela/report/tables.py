@@ -136,8 +136,8 @@ def analysis_to_markdown(table: Table, analysis: pd.DataFrame) -> str:
 
 
 def analysis_to_csv(analysis: pd.DataFrame) -> str:
-    """Return intervals and tests as CSV: figures × 100 with two decimals, p with four."""
-    return analysis.round(_ANALYSIS_DIGITS).to_csv(index=False)
+    """Return intervals and tests as CSV, with digits enough to be rounded again as in the table."""
+    return analysis.to_csv(index=False, float_format="%.6g")
 
 
 def _cells(

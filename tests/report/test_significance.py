@@ -1,5 +1,6 @@
 """Intervals and significance tests, compared with plain loops on small tables."""
 
+import io
 import itertools
 import math
 import statistics
@@ -226,6 +227,13 @@ def test_a_best_score_that_is_not_significant_is_marked(tmp_path, transposed):
     assert "‡" not in tables.to_markdown(table, frame)
     plain = table.model_copy(update={"bold": "none"})
     assert "‡" not in tables.to_markdown(plain, frame, analysis)
+
+
+def test_an_analysis_that_is_read_again_rounds_as_it_did_before():
+    """4.946 as 4.95 would be 5.0 in words and 4.9 in the table."""
+    line = dict.fromkeys(significance.COLUMNS, 4.946)
+    read = pd.read_csv(io.StringIO(tables.analysis_to_csv(pd.DataFrame([line]))))
+    assert f"{read['difference'][0]:.1f}" == "4.9"
 
 
 def test_nothing_is_marked_without_a_comparison(scores):
