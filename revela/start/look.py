@@ -38,7 +38,7 @@ def look(corpus: FilesCorpus, skipped: Skipped) -> tuple[float, float, list[Docu
         raise RevelaError(f"{corpus.path}: has no documents")
     documents: float = len(sample)
     if len(sample) == _SAMPLE:
-        documents = sum(map(_rows_of, text_files(Path(corpus.path))))
+        documents = sum(map(rows_of, text_files(Path(corpus.path))))
     words = sum(len(word_pattern(doc.text).findall(doc.text)) for doc in sample)
     return documents, words / len(sample), sample
 
@@ -102,7 +102,7 @@ def chunks_of(documents: float, words: float, max_words: int) -> float:
     return documents * (words / (CHUNK_FILL * max_words) + 0.5)
 
 
-def _rows_of(file: Path) -> float:
+def rows_of(file: Path) -> float:
     """Return the number of rows of a file, estimated from its first 2 MB if it is longer."""
     if is_plain(file):
         return 1

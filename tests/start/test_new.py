@@ -15,6 +15,7 @@ from revela.common.errors import RevelaError
 from revela.config import load_config
 from revela.config.encoding import EncodingKeys
 from revela.start import new as module
+from revela.start.estimate import passages
 from revela.text.corpora import Document
 from tests.conftest import TEXTS, make_encoder
 
@@ -183,7 +184,7 @@ def rows(count: int, per_title: int = 1) -> None:
 
 def test_passages_of_a_text_are_on_one_side(encoder):
     rows(600, per_title=4)
-    assert "rows.jsonl: 150 documents" in new("rows.jsonl", "--encoder", encoder)
+    assert "rows.jsonl: about 150 documents" in new("rows.jsonl", "--encoder", encoder)
     assert load_config(Path("rows.yaml")).corpora["rows-aside"].join_title
 
 
@@ -200,6 +201,7 @@ def test_config_for_rows_with_fields_and_a_collection(encoder):
     assert config.table("r").tasks() == ["r-halves", "r-titles"]
     assert config.table("r-asked").tasks() == ["asked"]
     assert config.tables["r-asked"].rows == config.tables["r"].rows
+    assert passages(config, held_out=10) == 10 + 10 + 1  # halves, titles, "d"
     Path("mine/asked/qrels.tsv").write_text("q\td\t1\nq\td\t0\n")
     with pytest.raises(RevelaError, match=r"asked/qrels\.tsv:2: 'q' and 'd' have relevance 0 here"):
         new("rows.jsonl", "--collection", "mine/asked", "--output", "again.yaml")
