@@ -180,6 +180,23 @@ def test_time_left_is_estimated_by_rule(capsys, monkeypatch):
     ]
 
 
+def test_the_longer_of_two_jobs_foretells_the_third(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    handler = progress.LogHandler(None, None)
+    handler.emit(
+        logging.makeLogRecord({"event": LogEvent.RUN_INFO, "stats": {"evaluate": 3, "total": 3}})
+    )
+    for number, seconds in enumerate((12.0, 400.0, 0.0), start=1):
+        job = {"jobid": number, "job_id": number, "rule_name": "evaluate", "log": []}
+        job["wildcards"] = {"model": f"m{number}"}
+        handler.emit(logging.makeLogRecord({"event": LogEvent.JOB_INFO} | job))
+        now += seconds
+        if seconds:
+            handler.emit(logging.makeLogRecord({"event": LogEvent.JOB_FINISHED} | job))
+    assert handler._under_way() == "[2/3] evaluate m3: 0 s; about 6 min 40 s left"
+
+
 def test_steps_of_a_running_training_and_its_own_time_left(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     now = 0.0
