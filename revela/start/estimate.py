@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from revela.config.evaluation import EncoderModel
+from revela.config.evaluation import EncoderModel, FolderBenchmark
 from revela.config.file import Config
 from revela.config.text import First
 from revela.evaluation.collections import collection_files
@@ -63,13 +63,13 @@ def run_time(config: Config, name: str, held_out: float) -> tuple[float, str]:
             steps.append(f"{experiment.objective.name} {seconds:.1f} s")
         texts = [row["text"] for row in parquet_rows(made[name])][:_CHUNKS]
         encoders = [model for model in config.models.values() if isinstance(model, EncoderModel)]
+        count = passages(config, held_out)
         for model in encoders:
             encoder = load_encoder(model, "bfloat16", devices()[0])
             start = time.monotonic()
             encode(encoder, texts, "passage", 512)
             times = 1 + len(config.experiments) * (model is encoders[0])  # it is adapted by each
-            each = (time.monotonic() - start) / len(texts)
-            total += each * passages(config, held_out) * times
+            total += (time.monotonic() - start) / len(texts) * count * times
     at_once = os.cpu_count() or 1 if devices()[0] == "cpu" else 1  # jobs
     jobs = len({config.first_of_job(task) for task in config.retrieval_tasks})
     return total + _JOB * jobs * len(config.evaluated) / at_once, ", ".join(steps)
@@ -78,9 +78,10 @@ def run_time(config: Config, name: str, held_out: float) -> tuple[float, str]:
 def passages(config: Config, held_out: float) -> float:
     """Return how many passages a model encodes; a document of a collection counts as a chunk."""
     count = 0.0
-    for task, suite in config.tasks.items():
-        if config.benchmarks[suite].source == "folder":
-            corpus, _, _ = collection_files(Path(str(config.collection(task))))
+    for task in config.retrieval_tasks:
+        suite = config.benchmarks[config.tasks[task]]
+        if isinstance(suite, FolderBenchmark):
+            corpus, _, _ = collection_files(Path(suite.path) / task)
             count += sum(map(rows_of, corpus))
         elif not config.shares_corpus(task):
             count += held_out
