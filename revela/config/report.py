@@ -80,7 +80,7 @@ class Table(Captioned):
     notes: str | None = Field(
         None,
         description="CSV of system, task, note on its printed figure (`copied` from another paper, "
-        "`misplaced`: that of another task) and the right figure, if it is known",
+        "`misplaced`: that of another task) and, if misplaced, the right figure",
     )
     mean: str = Field("Mean", description="heading of the mean, here and in the reported file")
     bold: Literal["table", "group", "none"] = "table"

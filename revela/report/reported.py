@@ -50,10 +50,9 @@ def check_means(table: Table) -> pd.DataFrame:
 def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
     """Compare printed figures with `tables.measured_figures`, one row per system and task.
 
-    A mean is compared with the `recomputed` one (see `check_means`), a figure with the `note`
-    `misplaced` with the right one, and the mean of its system, which others computed, as printed.
-    The verdict is `reproduced` within the table's tolerance, else `higher`, `lower`, `not measured`
-    or, if the right figure is unknown, `misplaced`.
+    A figure with the `note` `misplaced` is compared with the right one, a mean with that of the
+    right figures. The verdict is `reproduced` within the table's tolerance, else `higher`, `lower`
+    or `not measured`.
     """
     is_printed = [row.reported is not None for row in table.rows]
     right = printed_figures(table)[is_printed].rename_axis(columns="task")
@@ -69,13 +68,11 @@ def compare(table: Table, measured: pd.DataFrame) -> pd.DataFrame:
                 notes.loc[name, task] = noted["note"]
                 if noted["note"] == "misplaced":
                     right.loc[name, task] = noted["published"]
-    sound = ~(notes == "misplaced").any(axis=1)
-    right.loc[sound, table.mean] = row_means(right[sound].drop(columns=table.mean))
+    right[table.mean] = row_means(right.drop(columns=table.mean))
     lines["note"] = notes.stack().to_numpy()
     lines["measured"] = measured[is_printed].stack().to_numpy()
     gap = lines["measured"] - right.stack().to_numpy()
-    cases = [lines["measured"].isna(), gap.isna(), gap.abs() <= table.tolerance, gap > 0]
+    cases = [lines["measured"].isna(), gap.abs() <= table.tolerance, gap > 0]
     lines["difference"] = gap
-    verdicts = ["not measured", "misplaced", "reproduced", "higher"]
-    lines["verdict"] = np.select(cases, verdicts, "lower")
+    lines["verdict"] = np.select(cases, ["not measured", "reproduced", "higher"], "lower")
     return lines
