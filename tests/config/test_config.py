@@ -108,7 +108,8 @@ def test_the_study_matches_chunks_and_steps():
     config = load_config(ROOT / "config.study.yaml")
     for name, experiment in config.experiments.items():
         size = 1 if experiment.data in config.pairs else config.batches[experiment.data].batch_size
-        steps, seeds = (400, 1) if name.startswith("study-long-") else (32, 3)
+        steps = 400 if name.startswith("study-long-") else 32
+        seeds = 1 if name.startswith(("study-long-", "study-choice")) else 3
         assert (size * experiment.batches_per_step, experiment.steps) == (64, steps), name
         assert len(config.seeds_of(ModelName.parse(name).experiment)) == seeds, name
 
