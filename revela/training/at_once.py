@@ -9,9 +9,9 @@ import torch
 from revela.config.training import Experiment
 from revela.retriever.source import Source
 
-_TOKENS = 20_480  # of a forward pass: with fewer, small models wait for the host
-_BYTES = 65  # of activations, for each token, layer and column, with LoRA on all projections
-_SHARE = 0.6  # of a GPU's memory, for activations
+_TOKENS = 40_960  # of a forward pass: with fewer, small models wait for the host
+_BYTES = 65  # of activations, a token, layer and column, with LoRA: measured on an H200
+_SHARE = 0.65  # of a GPU's memory, for activations
 
 
 def rows_at_once(
@@ -21,8 +21,8 @@ def rows_at_once(
 
     If they are not given (0, None), a GPU's memory decides: activations are recomputed only if
     those of one batch (on pairs, of all texts encoded together) do not fit, and a forward pass has
-    as many batches as fit, up to about 20,000 tokens. `row` is one of the data. Revela's batches
-    divide a process's share of a step.
+    as many batches as fit, up to 40,000 tokens, or half as many if it recomputes. `row` is one of
+    the data. Revela's batches divide a process's share of a step.
     """
     objective = experiment.objective
     batch = 0.0  # bytes of activations
@@ -41,7 +41,7 @@ def rows_at_once(
     if objective.name != "revela" or objective.gather_across_devices:
         return experiment.batches_per_device, checkpointing
     if not most and batch:
-        most = _TOKENS // tokens if checkpointing else min(_TOKENS // tokens, int(1 / batch))
+        most = _TOKENS // 2 // tokens if checkpointing else min(_TOKENS // tokens, int(1 / batch))
     share = experiment.batches_per_step // int(os.environ.get("WORLD_SIZE", "1"))
     return max([n for n in range(1, most + 1) if share % n == 0], default=1), checkpointing
 

@@ -46,6 +46,7 @@ def test_a_step_runs_on_a_device_and_keeps_to_its_budget(found, objective):
         (141, [(16, 2048), (16, 2048)], (4, False)),
         (24, [(16, 2048), (16, 2048)], (4, True)),
         (80, [(30, 576), (30, 576)], (4, False)),
+        (141, [(30, 576), (30, 576)], (8, False)),
         (0, [(16, 2048), (16, 2048)], (1, False)),  # no GPU
     ],
 )
