@@ -86,7 +86,7 @@ def draw_trend(figure: TrendFigure, tables: dict[str, Path]) -> Figure:
         axis.margins(x=0.12, y=0.15)
     look = {"color": "#444444", "linestyle": "", "marker": "o"}
     handles = [line for group, line in lines.items() if group]
-    for key, label in sources.items() if len(sources) > 1 else ():
+    for key, label in sources.items() if "reported" in sources else ():
         inside = "white" if key == "reported" else None
         handles.append(Line2D([], [], **look, label=label, markerfacecolor=inside))
     drawing.legend(handles=handles, loc="outside upper center", ncols=5)
